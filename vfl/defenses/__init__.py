@@ -1,9 +1,10 @@
 """Defenses: changes to labels, models, cuts and gradients that reduce their leakage.
 
-Several are joined with ``+``: ``make("layer_norm+none")``.
+A spec joins several defenses with ``+``: ``make("layer_norm+none")``.
 
-To add a defense: one file with a subclass of `Defense`, one line below (or, from another package,
-an entry point in the group ``vfl.defenses``), and the contract tests of `vfl.testing`.
+To add a defense, write one file with a subclass of `Defense`, add one line to `DEFENSES` below, and
+run the contract tests of `vfl.testing`. Another package registers its defense by an entry point in
+the group ``vfl.defenses``.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ DEFENSES: Registry[Defense] = Registry(
 
 
 def make(spec: str) -> Defense:
-    """The defense a spec names; ``a+b`` applies a, then b.
+    """Build the defense that a spec names; the spec ``a+b`` applies defense a, then defense b.
 
     Raises:
-        SpecError: an unknown name or option, with the nearest known one, or two members of which
-            one makes the other's promise untrue.
+        SpecError: a name or an option is unknown (the error shows the nearest known name), or one
+            member of the chain makes another member's promise untrue.
     """
     members = [DEFENSES.make(part) for part in parts(spec)]
     return members[0] if len(members) == 1 else Chain(members)

@@ -1,6 +1,6 @@
-"""The defense contract: hooks along a round, each called at one of the two parties.
+"""The defense contract: hooks of one training round, each called at one of the two parties.
 
-Order of the hooks in one training round, in which data pass them:
+Order in which one training round calls the hooks:
 
     label party, once    prepare, labels
     either, once         wrap_bottom, then fit (feature party); merged, wrap_top (label party)
@@ -11,17 +11,19 @@ Order of the hooks in one training round, in which data pass them:
                          gradient -> codec
     feature party        ... -> received -> backward pass
 
-    In a U-shape, where a cut comes back to the feature party, it passes `restorer` on arrival.
+    In a U-shape, the feature party passes the returned cut through the layers of `restorer`.
 
-Before any of it, at a feature party whose consent is asked: `working_bytes` and `fit_epochs` state
-the resources that the hooks will take. `wrap_bottom` is called there with a bottom on meta tensors.
+A feature party consents to the needed memory and time before it calls any of these hooks. For this,
+`working_bytes` and `fit_epochs` state the resources that the hooks will take, and the party calls
+`wrap_bottom` once with a bottom on meta tensors.
 
-A defense overrides the hooks that it needs. What protects draws from `context.secret`, which
-belongs to the party the hook runs at, never from the run's seed. Columns of the label party's own
-never leave it: their bottom is not wrapped, and their cut is not in a loss.
+A defense overrides the hooks that it needs. Random numbers that protect data come from
+`context.secret`, the secret of the party at which the hook runs, and never from the run's seed. If
+the label party also has columns, their cut never leaves the label party. So no defense wraps the
+bottom of these columns, and their cut is not among the `cuts` of `loss`.
 
-Below the contract: `Chain` joins several defenses; members can refuse labels without meaning for
-them, and other members or models that would make a promise untrue.
+`Chain` joins several defenses. A member can refuse a kind of labels that it cannot protect, and it
+can refuse other members or models that would make its promise untrue.
 """
 
 from __future__ import annotations
@@ -42,16 +44,17 @@ Side = Literal["feature", "label", "both"]
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
 
-#: Inputs and labels; None if a party lacks them.
+#: Inputs and labels of a batch; None if a party has no inputs or no labels.
 Batch = tuple[Tensor | None, Tensor | None]
-#: Decoded cuts by feature party.
+#: Decoded cuts, by name of the feature party.
 Cuts = Mapping[str, Tensor]
-#: A scalar that is added to the party's own loss; None adds nothing.
+#: A scalar to add to the party's own loss; None adds nothing.
 Loss = Tensor | None
 
-#: Largest batch on which `Defense.fit` trains a bottom, if `fit_epochs` is above 0.
+#: Largest batch size with which `Defense.fit` trains a bottom, if `fit_epochs` is above 0.
 FIT_ROWS = 128
-#: Limits of epsilon, epochs, steps and rows in an option; a larger value is a mistake or an attack.
+#: Upper limits of the options epsilon, epochs, steps and rows; a larger value is a mistake or an
+#: attack.
 MOST_EPSILON = 10_000.0
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
@@ -60,13 +63,14 @@ MOST_ROWS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LabelKind:
-    """Kind of the labels in a session; no single label changes it.
+    """Properties of a session's labels; no single label changes them.
 
     Attributes:
         classes: number of classes; None for a regression, whose labels are numbers.
-        weighted: whether rows or classes weigh differently in the loss.
-        epochs: number of epochs of the training; None if unknown.
-        calibrated: whether answers are calibrated by labels of validation rows.
+        weighted: whether some rows or classes have a larger weight in the loss than others.
+        epochs: number of epochs of the training; None if it is not known.
+        calibrated: whether the label party calibrates its answers with the labels of validation
+            rows.
     """
 
     classes: int | None
@@ -76,22 +80,24 @@ class LabelKind:
 
 
 class Defense:
-    """One defense; its constructor takes hyper-parameters, and every hook does nothing by default.
+    """Base class of defenses. A constructor takes hyper-parameters; by default hooks do nothing.
 
     Attributes:
-        side: parties that must run the defense. "both" means that both parties build it from the
+        side: the party that must run the defense. "both" means that both parties build it from the
             same spec.
-        label_free: whether its hooks at the label party ignore labels, so that a promise about
-            labels still holds afterwards.
-        rows_apart: whether no hook mixes rows, so that a promise about a row still holds.
-        once: not twice in a chain, for both would make the same draws.
-        reads_cuts: whether its `loss`, if it has one, reads the cuts of the parties.
-        fit_epochs: epochs over its rows that `fit` trains the bottom for.
+        label_free: whether the hooks at the label party ignore labels, so that another member's
+            promise about labels still holds after them.
+        rows_apart: whether no hook mixes rows, so that another member's promise about one row still
+            holds.
+        once: whether a chain may contain the defense only once, because two copies would make the
+            same random draws.
+        reads_cuts: whether the method `loss` reads the cuts of the feature parties.
+        fit_epochs: number of epochs for which `fit` trains the bottom.
         unaligned: whether `fit` also receives the party's rows outside all sessions.
-        of_words: whether it changes words, so that the bottom must have a word embedding.
-        separate_rows: models, "bottom" or "top", that must compute each row of outputs from one row
-            alone; a promise about a row depends on it. vfl tests these models before a session
-            starts.
+        of_words: whether the defense replaces words, so that the bottom must have a word embedding.
+        separate_rows: models ("bottom", "top") that must compute each row of their outputs from one
+            row of inputs alone, because the promise about a row depends on this. vfl tests these
+            models for this property before a session starts.
     """
 
     side: ClassVar[Side] = "both"
@@ -105,35 +111,36 @@ class Defense:
     separate_rows: frozenset[str] = frozenset()
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
-        """Return the most bytes that the hooks at a feature party allocate in a training.
+        """Return the most bytes that the hooks at a feature party allocate during a training.
 
-        Count the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`. vfl itself counts
-        a few arrays of the cut's size, and `wrap_bottom` by running its result. It is computed
-        before any allocation; the party refuses sizes above its consent.
+        The result covers the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`. vfl
+        itself adds a few arrays of the cut's size, and measures `wrap_bottom` by running the
+        wrapped bottom. vfl calls this method before any allocation; the feature party refuses sizes
+        above the limit of its consent.
 
         Args:
-            rows: rows of a batch.
-            columns: columns of the party's inputs, all axes of a row together.
+            rows: batch size.
+            columns: number of the party's input columns: the product of all axes of a row.
             width: width of the cut before or after the codec, whichever is larger.
         """
         return 0
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        """Refuse other members of a chain that would make this defense's promise untrue.
+        """Refuse other members of the chain that would make this defense's promise untrue.
 
         Raises:
-            SpecError: a member contradicts the promise; the error names it.
+            SpecError: another member contradicts the promise; the error names this member.
         """
 
     def prepare(self, kind: LabelKind) -> None:
-        """Receive the kind of labels, at the label party, before any other hook runs there.
+        """Receive the kind of the labels; the label party calls this before any other hook.
 
         Raises:
-            SpecError: the defense has no meaning for such labels.
+            SpecError: the defense cannot protect labels of this kind.
         """
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
-        """Return the training labels that the label party uses; axes (rows,), called once."""
+        """Return the labels that the label party trains on, axes (rows,); called only once."""
         return labels
 
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
@@ -141,51 +148,52 @@ class Defense:
         return bottom
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
-        """Fit to the feature party's own training inputs once, before the first step.
+        """Fit the wrapped bottom to the party's training inputs, once, before the first step.
 
-        All that is learned is in `bottom`, so that it is saved with the party's weights.
+        The learned weights must be part of `bottom`, so that checkpoints of the party contain them.
 
         Args:
-            bottom: the module from `wrap_bottom`, with the wraps of other defenses around it.
-            inputs: axes (rows, ...), on the CPU, in ascending order of the rows, with rows outside
-                all sessions at the end; without labels.
-            secret: the feature party's.
+            bottom: the module from `wrap_bottom`, inside the wrappers of later defenses.
+            inputs: training inputs without labels, axes (rows, ...), on the CPU. Rows are in
+                ascending order; rows outside all sessions come last.
+            secret: the feature party's secret.
         """
 
     def merged(self, widths: Sequence[int]) -> None:
-        """Receive the widths of the merged cut's parts, at the label party, before `wrap_top`.
+        """Receive the widths of the merged cut's parts; the label party calls it before `wrap_top`.
 
         Args:
-            widths: one width for each party with a cut, in merge order, including the party's own;
-                only the total width if the merger mixes parties.
+            widths: one width for each party with a cut, in merge order, including the label party's
+                own cut; only the total width if the merger mixes the parties' cuts.
 
         Raises:
-            SpecError: the defense has no meaning for such a merged cut.
+            SpecError: the defense cannot work with such a merged cut.
         """
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
-        """The top the label party really trains; `width` is that of the merged cut."""
+        """Return the top that the label party trains; `width` is the width of the merged cut."""
         return top
 
     def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
-        """Select the rows of the next training batch to learn from, at the label party.
+        """Return a mask of the rows in the next training batch that the label party learns from.
 
         Args:
-            indices: positions of the rows among the labels that `labels` received; int64, axes
+            indices: positions of the batch's rows in the labels that `labels` received; int64, axes
                 (rows,).
-            epoch: number of the epoch, counted from 1.
+            epoch: number of the current epoch, counted from 1.
 
         Returns:
-            bool, axes (rows,), or None for all rows. Losses and metrics omit other rows.
+            Mask of type bool, axes (rows,); None selects all rows. Losses and metrics leave out the
+            other rows.
         """
         return None
 
     def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
-        """Return the batch a party trains on: its inputs and, at the label party, its labels."""
+        """Return the batch that a party trains on: its inputs and, at the label party, labels."""
         return inputs, labels
 
     def embedding(self, cut: Tensor, context: StepContext) -> Tensor:
-        """Return the cut to encode, at the feature party; differentiable."""
+        """Return the cut that the feature party encodes; the computation is differentiable."""
         return cut
 
     def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Loss:
@@ -193,36 +201,37 @@ class Defense:
         return None
 
     def logits(self, logits: Tensor, context: StepContext) -> Tensor:
-        """The output that is really used, at the label party; differentiable."""
+        """Return the logits that the label party uses for loss and answers; differentiable."""
         return logits
 
     def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
-        """Return the targets of a training batch in the task loss.
+        """Return the targets of a training batch for the task loss.
 
         Args:
-            targets: labels of axes (rows,), or the targets of an earlier defense.
-            classes: columns of the logits.
-            context: step, and the label party's private draws.
+            targets: labels of axes (rows,), or targets that an earlier member returned.
+            classes: number of columns of the logits.
+            context: context of the step, with the label party's secret.
 
         Returns:
-            Labels of axes (rows,), or probabilities of axes (rows, classes).
+            Labels of axes (rows,), or class probabilities of axes (rows, classes).
         """
         return targets
 
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
-        """A scalar the label party adds to the task loss; `cuts` as decoded, by feature party."""
+        """Return a scalar that the label party adds to the task loss; `cuts` holds decoded cuts."""
         return None
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
-        """Return the gradient that the label party encodes for one party's cut."""
+        """Return the gradient of one party's cut that the label party encodes and sends."""
         return grad
 
     def restorer(self, sent: int, returned: int) -> nn.Module | None:
-        """Return layers that repair what comes back in a U-shape; None for none.
+        """Return layers that repair the cut that returns in a U-shape; None if it needs no repair.
 
-        They belong to the feature party and train with its last layers. Their `forward(returned,
-        cut, sent)` reads the cut that came back, the party's cut, and the same as `embedding` gave
-        it, axes (rows, ..., width) each; it keeps the axes of `returned`.
+        The layers belong to the feature party, which trains them together with its last layers.
+        Their `forward(returned, cut, sent)` reads the cut that came back, the party's cut before
+        this defense, and the cut after `embedding`. Each has axes (rows, ..., width); the result
+        has the axes of `returned`.
 
         Args:
             sent: width of the party's cut.
@@ -233,19 +242,20 @@ class Defense:
     def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
         """Return the gradient that the feature party uses in place of the received one.
 
-        Both detached, axes (rows, width); with a codec that changes the width, its width.
+        Both tensors are detached and have axes (rows, width). If the codec changes the width, this
+        is the codec's width.
 
         Raises:
-            PeerError: the gradient is one that no honest label party would send.
+            PeerError: no honest label party would send such a gradient.
         """
         return grad
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the guarantees; empty if none can be stated."""
+        """Return the defense's privacy guarantees; empty if it has none that can be stated."""
         return ()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Return the state that changes during training; checkpoints of the party contain it."""
+        """Return the state that changes in training; the party's checkpoints contain this state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -253,7 +263,7 @@ class Defense:
 
 
 class Chain(Defense):
-    """Several defenses; each hook calls the members in the given order."""
+    """Several defenses as one; each hook calls the members in the given order."""
 
     def __init__(self, members: Sequence[Defense]) -> None:
         self.members = tuple(members)
@@ -355,21 +365,21 @@ class Chain(Defense):
 
 
 def uses(defense: Defense, *hooks: str) -> list[str]:
-    """Return those of the hooks that a defense, or a member of a chain, overrides."""
+    """Return the names among `hooks` that a defense, or a member of a chain, overrides."""
     if isinstance(defense, Chain):
         return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
     return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
 
 
 def protects(defense: Defense, side: Side) -> bool:
-    """Return whether a defense, or a member of a chain, protects messages from one party.
+    """Return whether a defense, or a member of a chain, protects the messages that one party sends.
 
-    It states a guarantee against that party, or changes a cut, a batch or a gradient before it is
-    sent.
+    The defense must run at this party. It must also state a guarantee, or change a cut, a batch or
+    a gradient before the party sends it.
 
     Args:
         defense: the defense.
-        side: "feature" or "label".
+        side: the party: "feature" or "label".
     """
     if isinstance(defense, Chain):
         return any(protects(member, side) for member in defense.members)
@@ -383,17 +393,17 @@ def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class Undefended(Defense):
-    """The baseline that defenses are compared with; every hook does nothing."""
+    """A defense whose hooks all do nothing: the baseline for comparisons."""
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def require_classes(defense: str, kind: LabelKind) -> int:
-    """The number of classes.
+    """Return the number of classes.
 
     Raises:
-        SpecError: the labels are numbers.
+        SpecError: the labels are numbers of a regression.
     """
     if kind.classes is None:
         raise SpecError(
@@ -405,7 +415,7 @@ def require_classes(defense: str, kind: LabelKind) -> int:
 
 
 def require_two_classes(defense: str, kind: LabelKind) -> None:
-    """Refuse labels that are not of two classes.
+    """Refuse a task with another number of classes than two.
 
     Raises:
         SpecError: the task has another number of classes; the error states it.
@@ -421,7 +431,7 @@ def require_two_classes(defense: str, kind: LabelKind) -> None:
 
 
 def require_equal_weights(defense: str, kind: LabelKind) -> None:
-    """Refuse rows or classes of different weights.
+    """Refuse unequal weights of rows or classes in the loss.
 
     Raises:
         SpecError: weights are unequal, so the gradient of one label would depend on other labels.
@@ -435,10 +445,11 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
 
 
 def require_uncalibrated(defense: str, kind: LabelKind) -> None:
-    """Refuse calibrated answers if a defense promises something about labels against everyone.
+    """Refuse calibrated answers, for a defense that protects labels from all parties.
 
     Raises:
-        SpecError: the calibration curves are fitted to validation labels, which no noise covers.
+        SpecError: answers are calibrated; calibration curves are fitted to exact validation labels,
+            which no noise protects.
     """
     if kind.calibrated:
         raise SpecError(
@@ -450,16 +461,17 @@ def require_uncalibrated(defense: str, kind: LabelKind) -> None:
 
 
 def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *early: str) -> None:
-    """Refuse members that let a row's gradient depend on labels which no noise covers.
+    """Refuse other members whose hooks make a row's gradient depend on labels without noise.
 
     Args:
-        what: the setting that excludes such members, for the message.
+        what: the setting that excludes such members; the error message names it.
         members: the other members of the chain.
-        cure: cure that the message names.
-        early: further hooks to refuse, because they see labels that are not disclosed yet.
+        cure: a fix that the error message suggests.
+        early: names of further hooks to refuse, because they run while some labels are still
+            secret.
 
     Raises:
-        SpecError: a member reads labels; the error names it.
+        SpecError: a member reads labels; the error names this member.
     """
     for member in members:
         if member.side == "feature" or member.label_free:
@@ -470,10 +482,10 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
 
 
 def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
-    """Refuse members that may mix rows before the noise is added.
+    """Refuse other members that may mix rows before the noise is added.
 
     Raises:
-        SpecError: a member mixes rows; the error names it.
+        SpecError: a member may mix rows; the error names this member.
     """
     for member in members:
         if uses(member, hook) and not member.rows_apart:
@@ -483,10 +495,11 @@ def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
 
 
 def refuse_batch_norm(module: nn.Module, defense: str) -> None:
-    """Refuse a model in which one row's output depends on the others.
+    """Refuse a model with batch normalisation, in which one row's output depends on other rows.
 
     Raises:
-        SpecError: a member makes rows depend on each other, so clipping each row bounds nothing.
+        SpecError: the model has batch normalisation, so clipping each row does not bound one row's
+            influence.
     """
     if any(isinstance(part, _BATCH_NORMS) for part in module.modules()):
         raise SpecError(

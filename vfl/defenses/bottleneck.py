@@ -1,4 +1,4 @@
-"""Mutual information bottleneck: the top sees a noisy code that says little about the cut."""
+"""Mutual information bottleneck: the top reads a noisy code with little information on the cut."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vfl.defenses.base import Cuts, Defense, Loss
 
 
 def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
-    """KL(N(mean, deviation^2) || N(0, 1)), summed over the width and averaged over rows, in nats.
+    """Return KL(N(mean, deviation^2) || N(0, 1)) in nats: summed over width, averaged over rows.
 
     Args:
-        mean: axes (rows, width).
-        deviation: the same axes, above 0.
+        mean: means of the code, axes (rows, width).
+        deviation: standard deviations of the code, axes (rows, width), above 0.
 
     >>> divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
     tensor(0.5000)
@@ -26,7 +26,7 @@ def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 class NoisyTop(nn.Module):
-    """A top after a Gaussian code: mean + deviation x noise in training, the mean otherwise.
+    """A top that reads a Gaussian code: mean + deviation x noise in training, else the mean.
 
     Args:
         top: module that reads the code.
@@ -41,7 +41,7 @@ class NoisyTop(nn.Module):
         self.information: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Return outputs of axes (rows, outputs); in training, store the code's `information`."""
+        """Return outputs, axes (rows, outputs); training stores the divergence in `information`."""
         code = self.mean(cut)
         if self.training:
             deviation = softplus(self.deviation(cut) - 0.5) + 1e-6
@@ -52,17 +52,20 @@ class NoisyTop(nn.Module):
 
 
 class Bottleneck(Defense):
-    """Puts a Gaussian code before the label party's top, and penalises its information.
+    """Puts a Gaussian code before the label party's top, and penalises the code's information.
 
-    It adds alpha x KL(code || N(0, 1)), an upper bound of the mutual information of merged cut and
-    code, to its loss. Source: Zou et al. 2023 (MID), with the variational bound of Alemi et al.
-    2017. What a top does not use, its gradients do not teach the bottoms. The code's layers train
-    with the top and are saved with it; the noise in training comes from the label party's secret, a
-    prediction has none. The cut itself is sent as it is: An attacker with labelled rows can still
-    use what the bottoms learned. It makes no promise that could be stated.
+    N(0, 1)), an upper bound of the mutual information of merged cut and code, to its loss.||It adds
+    alpha x KL(code || N(0, 1)) to the label party's loss. The divergence is an upper bound of the
+    mutual information between the merged cut and the code. || N(0, 1)), an upper bound of the
+    mutual information of merged cut and code, to its loss. Source: Zou et al. 2023 (MID), with the
+    variational bound of Alemi et al. 2017. The bottoms do not learn features that the top does not
+    use, because gradients do not ask for them. The code's layers train with the top and are saved
+    with it. In training, the noise comes from the label party's secret; predictions use no noise.
+    The feature party sends its cut unchanged, so an attacker with labelled rows can still use the
+    features that the bottoms learned. The defense states no guarantee.
 
     Args:
-        alpha: price of a nat.
+        alpha: weight of the divergence in the loss, per nat.
 
     >>> wrapped = Bottleneck().wrap_top(nn.Identity(), width=2).eval()
     >>> torch.equal(wrapped(torch.ones(1, 2)), wrapped(torch.ones(1, 2)))

@@ -1,4 +1,4 @@
-"""Principal components of random features: a bottom that is computed and never trained."""
+"""Principal components of random features: a bottom that is fitted once and never trained."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 _BLOCK_ROWS = 4096
-#: Arrays of float64 that `fit` holds at once: of axes (features, features), with the workspace of
-#: the decomposition, and of a block's rows.
+#: Number of float64 arrays that `fit` holds at once: arrays of axes (features, features), with the
+#: workspace of the decomposition, and arrays with one block of rows.
 _SQUARES, _BLOCKS = 8, 5
 
 
 def fit_bytes(rows: int, columns: int, features: int) -> int:
-    """The most bytes that `Components.fit`, and a pass over a batch afterwards, allocate.
+    """Return the most bytes that `Components.fit`, and a later forward pass of a batch, allocate.
 
     Args:
-        rows: rows of a batch.
-        columns: columns of the inputs.
+        rows: batch size.
+        columns: number of input columns.
         features: see `Components`.
     """
     values = features or columns
@@ -30,13 +30,14 @@ def fit_bytes(rows: int, columns: int, features: int) -> int:
 class Components(nn.Module):
     """The first principal components of relu((x - mean) W), or of x itself.
 
-    W is random and normal with variance 2 / columns (Rahimi & Recht 2008 in spirit, He et al. 2015
-    for the variance). All components are scaled by one factor so that their mean variance is 1; if
-    there are fewer than `width`, the rest of the output is 0.
+    The entries of W are normal random numbers with variance 2 / columns. Random features follow the
+    idea of Rahimi and Recht 2008; the variance is that of He et al. 2015. One factor scales all
+    components so that their mean variance is 1. If there are fewer components than `width`, the
+    remaining outputs are 0.
 
     Args:
-        width: components.
-        features: columns of W; 0 uses the number of inputs.
+        width: number of components.
+        features: number of columns of W; 0 computes the components of the inputs themselves.
     """
 
     center: Tensor
@@ -53,13 +54,13 @@ class Components(nn.Module):
         self.register_buffer("offset", torch.zeros(width))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Components of rows of axes (rows, ...), axes (rows, width)."""
-        if self.axes.is_meta:  # meta tensors have no fitted values, and `fit_bytes` counts them
+        """Return the components, axes (rows, width), of inputs of axes (rows, ...)."""
+        if self.axes.is_meta:  # meta tensors hold no fitted values; `fit_bytes` counts the memory
             return inputs.new_empty(len(inputs), len(self.offset))
         return self._featured(inputs) @ self.axes - self.offset
 
     def fit(self, inputs: Tensor, draw: torch.Generator) -> None:
-        """Set everything from training inputs of axes (rows, ...), in blocks of rows."""
+        """Compute all buffers from training inputs of axes (rows, ...), in blocks of rows."""
         columns = inputs[0].numel()
         self.center = inputs.flatten(1).mean(dim=0).to(self.offset)
         random = torch.randn(columns, self.features, generator=draw) * (2 / columns) ** 0.5
@@ -73,7 +74,7 @@ class Components(nn.Module):
         self._keep(mean, scatter / len(inputs))
 
     def _keep(self, mean: Tensor, covariance: Tensor) -> None:
-        """Take the largest components, each with its largest entry positive."""
+        """Store the largest components; their signs make each one's largest entry positive."""
         variances, vectors = strongest_first(covariance)
         width = min(len(self.offset), len(variances))
         axes = vectors[:, :width]
@@ -93,7 +94,7 @@ class Components(nn.Module):
             yield self._featured(block.to(self.offset)).double().cpu()
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Resize the buffers to the loaded sizes, which depend on the inputs of `fit`."""
+        """Resize the buffers to the saved sizes, which depend on the inputs of `fit`."""
         for name in ("center", "weights", "axes"):
             if (saved := state.get(prefix + name)) is not None:
                 setattr(self, name, torch.empty_like(saved).to(self.offset))
@@ -101,21 +102,21 @@ class Components(nn.Module):
 
 
 def principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The principal components of rows of axes (rows, features), the strongest first.
+    """Return the principal components of rows of axes (rows, features), the largest variance first.
 
     Returns:
-        The result is the centred rows; the variance along each direction; and the directions, axes
-        (features, components), of which there are no more than rows. All float64: squares lose half
-        of the digits.
+        The centred rows; the variance along each direction; and the directions, axes (features,
+        components). There are at most as many directions as rows. All results are float64, because
+        squaring halves the number of correct digits.
     """
     centred = (rows - rows.mean(0)).double()
-    if len(rows) < centred.shape[1]:  # a large picture has a covariance of many gigabytes
+    if len(rows) < centred.shape[1]:  # avoids a huge covariance matrix
         _, spread, directions = torch.linalg.svd(centred, full_matrices=False)
         return centred, spread.square() / len(rows), directions.T
     return centred, *strongest_first(centred.T @ centred / len(rows))
 
 
 def strongest_first(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of a matrix, and its eigenvectors as columns, largest first."""
+    """Return a symmetric matrix's eigenvalues, largest first, and its eigenvectors as columns."""
     values, vectors = torch.linalg.eigh(covariance)
     return values.flip(0), vectors.flip(1)

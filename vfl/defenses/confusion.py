@@ -20,21 +20,23 @@ _STEPS = 200
 class Confusion(Defense):
     """The label party trains on soft labels from its own autoencoder, and decodes the outputs.
 
-    Source: Zou et al. 2022 (CAE). Before the first step, a code for each class y (the result of an
-    encoder of one-hot labels) and a decoder C -> 6C -> C are trained to minimise
+    Source: Zou et al. 2022 (CAE). Before the first step, the label party trains a code for each
+    class y, and a decoder C -> 6C -> C. (The paper computes codes with an encoder of one-hot
+    labels.) Training minimises
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 
-    so that codes are far from the true class and uncertain, and can still be decoded. The paper
-    prints -CE(y, code) for the middle term, which has no lower bound and makes the codes of
-    different classes equal. Only the label party runs it, and draws from its own secret; codes and
-    decoder are its state. Gradients disclose codes. An attacker with a few labelled rows learns the
-    class of each code, so labels leak from cuts as much as without this defense. It makes no
-    promise that could be stated.
+    so that a code gives its true class a low probability, is uncertain, and can still be decoded.
+    The paper prints -CE(y, code) as the middle term. That term has no lower bound and makes the
+    codes of different classes equal. Only the label party runs this defense. Random numbers come
+    from its secret; codes and decoder are the defense's state. Gradients disclose the codes. An
+    attacker with a few labelled rows learns the class of each code, so labels leak from cuts as
+    much as without this defense. The defense states no guarantee.
 
     Args:
-        contrast: weight of the distance between a code and its own class.
-        entropy: weight of the codes' entropy; a larger weight makes codes harder to learn.
+        contrast: weight of the penalty on a code's probability of its own class.
+        entropy: weight of the codes' entropy; a larger weight makes the codes harder for the top to
+            learn.
 
     >>> context = StepContext(0, True, Secret(bytes(32)))
     >>> codes = Confusion().targets(torch.tensor([0, 1]), 3, context)
@@ -87,7 +89,8 @@ class Confusion(Defense):
 
     def _train(self, classes: int, secret: Secret) -> None:
         with scoped(secret.number("confusion")), torch.enable_grad():
-            # It starts on the far side: with two classes there is no path around the middle.
+            # Codes start with a low probability of their own class: with two classes, training
+            # cannot get there past the uniform code.
             table = nn.Parameter(torch.randn(classes, classes) - 3 * torch.eye(classes))
             decoder = _decoder(classes)
             steps = optim.Adam([table, *decoder.parameters()], lr=0.02)
@@ -106,6 +109,6 @@ class Confusion(Defense):
 
 
 def _decoder(classes: int) -> nn.Module:
-    """Decoder from a code to the logits of the true classes."""
+    """Return a decoder from a code to the logits of the true classes."""
     hidden = 6 * classes
     return nn.Sequential(nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, classes))

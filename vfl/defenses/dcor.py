@@ -1,4 +1,4 @@
-"""Distance correlation, and its use on cut and labels or on cut and inputs."""
+"""Distance correlation, and two defenses that reduce it: cut with labels, or cut with inputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from vfl.compression import StepContext
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, Loss
 
-#: Squared distances end here: the root of 0 has no finite slope, and a rounded square may be < 0.
+#: Least squared distance: the square root has an infinite slope at 0, and rounding may make a
+#: squared distance negative.
 _LEAST_SQUARE = 1e-8
-#: Matrices of axes (rows, rows) that the correlation and its gradient hold at once; measured, 6.4.
+#: Number of (rows, rows) matrices that the correlation and its gradient hold at once; measured,
+#: 6.4.
 _MATRICES = 8
 
 
 def distances(rows: Tensor) -> Tensor:
-    """Euclidean distance of every row to every row; axes (rows, rows), the diagonal 0."""
+    """Return Euclidean distances between all pairs of rows; axes (rows, rows), diagonal 0."""
     flat = rows.flatten(1)
     squares = flat.square().sum(dim=1)
     gram = flat @ flat.T
@@ -26,21 +28,21 @@ def distances(rows: Tensor) -> Tensor:
 
 
 def label_distances(labels: Tensor) -> Tensor:
-    """Return distances of one-hot classes (sqrt 2 or 0), or of numeric labels."""
+    """Return distances between labels: sqrt 2 or 0 for classes, |a - b| for numbers."""
     if labels.is_floating_point():
         return (labels[:, None] - labels).abs()
     return torch.ne(labels[:, None], labels) * 2**0.5
 
 
 def distance_correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Squared distance correlation of a batch, from distances; 0 means not dependent at all.
+    """Return the squared distance correlation of two variables in a batch; 0 means independent.
 
-    sum(A B) / sqrt(sum(A^2) sum(B^2)) of the doubly centred distances A and B (Szekely et al.
-    2007; thesis eq 4-23, 4-24, which is the square).
+    It is sum(A B) / sqrt(sum(A^2) sum(B^2)) for the doubly centred distances A and B of the two
+    variables (Szekely et al. 2007; thesis eq 4-23 and 4-24; this is the square).
 
     Args:
-        one: distances, axes (rows, rows).
-        other: distances of the same rows by another variable, axes (rows, rows).
+        one: distances between rows in the first variable, axes (rows, rows).
+        other: distances between the same rows in the second variable, axes (rows, rows).
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0]])
     >>> round(distance_correlation(distances(rows), distances(-2 * rows)).item(), 4)
@@ -60,10 +62,11 @@ def _centred(values: Tensor) -> Tensor:
 class LabelCorrelation(Defense):
     """The label party adds alpha x dCor^2(cut, labels) of each feature party's cut to its loss.
 
-    Source: Sun et al. 2022; thesis eq 4-23, its baseline. A batch gives an estimate: larger ones
-    give better gradients. Only the label party runs it, while it trains; it has no state. Its
-    weakness: Classes move into directions of little variance, which fine-tuning does not use, but
-    an attacker who standardises the cut does. It promises nothing that could be stated.
+    Source: Sun et al. 2022; thesis eq 4-23, where it is the baseline. Each batch gives an estimate
+    of the correlation; larger batches give better gradients. Only the label party runs this
+    defense, in training; it has no state. Its weakness: the cut still separates the classes, but in
+    directions of little variance. An attacker who fine-tunes does not use these directions, but an
+    attacker who standardises the cut does. The defense states no guarantee.
 
     Args:
         alpha: weight in the label party's loss.
@@ -88,13 +91,13 @@ class LabelCorrelation(Defense):
 class NoPeek(Defense):
     """A feature party adds alpha x dCor^2(cut, inputs) to its own loss.
 
-    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes rows harder to reconstruct from their
-    cuts, and does not protect labels. Only the feature party runs it, while it trains; it has no
-    state. The estimate of a batch gets worse with the width of the cut. It promises nothing that
-    could be stated.
+    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes it harder to reconstruct a row's inputs
+    from its cut, but does not protect labels. Only the feature party runs this defense, in
+    training; it has no state. A batch estimates the correlation less exactly if the cut is wider.
+    The defense states no guarantee.
 
     Args:
-        alpha: weight relative to the gradient from the label party.
+        alpha: weight of the correlation, relative to the gradient from the label party.
 
     >>> import torch
     >>> cut, inputs = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[1.0], [3.0], [7.0]])

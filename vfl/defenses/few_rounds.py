@@ -28,18 +28,18 @@ from vfl.defenses.label_free import Anchored, LabelFree, Pretrained
 from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
-#: The loss is of true labels, and a feature party learns what follows from it.
+#: Validation loss depends on true labels, and a feature party could infer labels from its effects.
 _UNJUDGED = "no validation loss ends the training or chooses its weights"
 
 
 class Bounded(nn.Module):
-    """A model that learns while `learns` is true, and afterwards runs as in evaluation.
+    """A bottom that learns while `learns` is true, and afterwards runs in evaluation mode.
 
     Args:
         model: the bottom.
 
     Attributes:
-        learns: returns whether the next training batch may still change the model.
+        learns: whether the next training batch may still change the bottom.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,11 +48,11 @@ class Bounded(nn.Module):
         self.learns = True
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the model's outputs; axes (rows, ...) in, (rows, width) out."""
+        """Return the bottom's outputs, axes (rows, width), for inputs of axes (rows, ...)."""
         if self.learns or not self.training:
             outputs: Tensor = self.model(inputs)
             return outputs
-        self.model.eval()  # keep batch-norm statistics, and use no dropout
+        self.model.eval()  # batch-norm statistics stay, no dropout
         with torch.no_grad():
             outputs = self.model(inputs)
         return outputs
@@ -61,29 +61,31 @@ class Bounded(nn.Module):
 class FewRounds(Defense):
     """Bottoms start without labels, learn from a bounded number of gradients, and are then frozen.
 
-    Before the first step a bottom learns from its owner's rows only, as with `LabelFree`. It
-    receives gradients in exchanges numbered below `steps`. After that the label party sends zeros,
-    and the bottom is frozen, even if the label party sends other values. So only the rows of those
-    batches disclose anything about their labels, and each row in few batches. The top continues to
-    learn from the labels of all rows.
+    Before the first step a bottom learns from its owner's rows only, as a `LabelFree` bottom does.
+    It then learns from the gradients of the first `steps` exchanges. In later exchanges the label
+    party sends zeros, and the bottom is frozen even if the label party sends other values. So only
+    rows in the batches of these exchanges disclose anything about their labels, and each such row
+    is in few batches. The top continues to learn from the labels of all rows.
 
-    With `epsilon`, the first exchanges use randomised labels (Warner 1965; see `LabelDP`), drawn
-    once for every row. The top learns from these first, so all messages to a feature party depend
-    only on them. It learns from true labels when it no longer sends gradients. That is label
-    differential privacy against feature parties, not against users who query the top.
+    With `epsilon`, the first `steps` exchanges use randomised labels (Warner 1965; see `LabelDP`),
+    which the label party draws once for every row. During these exchanges the top learns only from
+    the randomised labels, so all messages to a feature party depend only on them. The top learns
+    from true labels after the last exchange that returns a gradient. The result is label
+    differential privacy against feature parties, but not against users who query the top.
 
-    Our own design. Sun et al. 2023 ("Communication-efficient vertical federated learning with
-    limited overlapping samples") also combine few exchanges with local learning, to save bytes.
-    Without an epsilon, its leakage about rows of the first exchanges is measured and not bounded.
+    This design is our own. Sun et al. 2023 ("Communication-efficient vertical federated learning
+    with limited overlapping samples") also combine few exchanges with local learning, to save
+    bytes. Without `epsilon`, leakage about the rows of the first exchanges is measured, not
+    bounded.
 
     Args:
-        steps: number of exchanges that return a gradient, from the first of the session.
-            Exchanges of an evaluation between two epochs count as well. 0 is a label-free bottom.
-        epsilon: epsilon of one label against feature parties; None sends exact gradients.
-        kind: first objective of the bottom; a kind of `LabelFree` that learns.
-        epochs: epochs of this objective over the rows.
-        mask: share of a row's values that are hidden or replaced in a view, 0 to 0.9.
-        unaligned: whether self-supervision also uses the rows outside all sessions.
+        steps: number of exchanges that return a gradient, counted from the start of the session.
+            Exchanges of an evaluation between two epochs count too. 0 gives a label-free bottom.
+        epsilon: epsilon of one label against feature parties; None uses exact labels.
+        kind: objective of the bottom before the first step; a kind of `LabelFree` that learns.
+        epochs: number of epochs over the party's rows with this objective.
+        mask: share of a row's values that a view hides or replaces, 0 to 0.9.
+        unaligned: whether the bottom also learns from the party's rows outside all sessions.
 
     >>> defense = FewRounds(steps=20, epsilon=1)
     >>> defense.gradient(torch.ones(1, 2), torch.tensor([0]), StepContext(20)).tolist()
@@ -91,8 +93,7 @@ class FewRounds(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: another member of the chain makes the bottom, or reads labels while an epsilon is
-            set.
+        SpecError: an option is out of range.
     """
 
     side = "both"
@@ -122,7 +123,7 @@ class FewRounds(Defense):
         self.fit_epochs = epochs
         self._classes = 0
         self._bottom: Bounded | None = None
-        self._answers: Tensor | None = None  # of all training rows, at the label party
+        self._answers: Tensor | None = None  # randomised labels of all training rows
         self._indices: Tensor | None = None
 
     def working_bytes(self, rows: int, columns: int, width: int) -> int:

@@ -1,4 +1,4 @@
-"""Gradients averaged over groups of rows, or cut down to the largest values of each row."""
+"""Two defenses of gradients: averages over groups of rows, and each row's largest values only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from vfl.privacy import PrivacyStatement
 
 
 class GradientAveraging(Defense):
-    """Divides rows into random groups; each row receives the mean gradient of its group.
+    """Divides a batch into random groups; each row receives the mean gradient of its group.
 
-    The groups are derived from the label party's secret, again in every step, and independently of
-    labels: a mean over the rows of one class would show which rows share it.
+    Every step draws new groups from the label party's secret. The groups do not depend on labels:
+    if each group held rows of one class, equal gradients would show which rows share a class.
 
     Args:
-        rows: rows per group; 0 takes the whole batch, from which a bottom learns little. The means
-            of many exchanges are equations of their rows: `batch_sums` solves them.
+        rows: rows per group; 0 makes one group of the whole batch, and then a bottom learns little.
+            The group means of many exchanges are linear equations in the rows' gradients; the
+                attack `batch_sums` solves them.
 
     >>> grad, one_group = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
     >>> averaged(grad, one_group).tolist()
@@ -55,11 +56,11 @@ class GradientAveraging(Defense):
 
 
 def averaged(grad: Tensor, groups: Tensor) -> Tensor:
-    """Return each row's mean over the rows of its group.
+    """Return, for each row, the mean gradient of its group.
 
     Args:
-        grad: axes (rows, width).
-        groups: group of every row, counted from 0 without a gap; axes (rows,).
+        grad: gradients, axes (rows, width).
+        groups: number of each row's group, from 0 without gaps; axes (rows,).
     """
     if not len(grad):
         return grad
@@ -69,14 +70,14 @@ def averaged(grad: Tensor, groups: Tensor) -> Tensor:
 
 
 class GradientSparsification(Defense):
-    """The values of largest magnitude of each row of the gradient; the rest are zeros.
+    """Keeps the gradient values of largest magnitude in each row, and sets all others to zero.
 
-    It drops gradients as Aji and Heafield (2017) do, but does not add dropped values to a later
-    step, because that step has other rows. A weak defense: The signs of kept values disclose
-    labels.
+    It drops small values as Aji and Heafield (2017) do. Unlike them, it does not add dropped values
+    to step, because that step has other rows. It is a weak defense, because the signs of the kept
+    values disclose labels.
 
     Args:
-        share: share of each row's values to keep, rounded up.
+        share: share of each row's values to keep; the number of kept values is rounded up.
 
     >>> kept(torch.tensor([[1.0, -4.0, 2.0, 3.0]]), share=0.5).tolist()
     [[0.0, -4.0, 0.0, 3.0]]
@@ -101,7 +102,7 @@ class GradientSparsification(Defense):
 
 
 def kept(grad: Tensor, share: float) -> Tensor:
-    """The largest `share` of each row's values, by magnitude; axes (rows, width)."""
+    """Keep the `share` of each row's values with the largest magnitude; axes (rows, width)."""
     most = math.ceil(share * grad.shape[1])
     indices = grad.abs().topk(most, dim=1).indices
     return torch.zeros_like(grad).scatter(1, indices, grad.gather(1, indices))

@@ -1,8 +1,8 @@
-"""Randomised response: random labels replace some training labels before any model uses them.
+"""Randomised response: replaces some training labels at random before any model uses them.
 
-`LabelDP` draws all of them once before the training. `TwoStageLabelDP` draws those of some rows
-later: The predictions of the top, after learning from the other rows, are the prior of these
-labels.
+`LabelDP` randomises all labels once, before the training. `TwoStageLabelDP` randomises the labels
+of some rows later. By then the top has learned from the other rows, and its predictions are the
+prior for the late labels.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ from vfl.privacy import PrivacyStatement
 
 
 class LabelDP(Defense):
-    """Each training label is replaced at random before the first step (Warner 1965).
+    """Replaces each training label at random before the first step (Warner 1965).
 
-    Without a prior, a label is replaced with probability `flip` by another one, all equally likely;
-    epsilon = ln((1 - flip)(K - 1) / flip) for K classes. With a public `prior`, RRWithPrior (Ghazi
-    et al. 2021, algorithm 2): answers are among the likely classes only, whose number maximises the
-    expected share of true labels.
+    Without a prior, a label becomes another class with probability `flip`, and all other classes
+    are equally likely. For K classes, epsilon = ln((1 - flip)(K - 1) / flip). With a public
+    `prior`, the defense uses RRWithPrior (Ghazi et al. 2021, algorithm 2). It answers only with the
+    k most probable classes, where k maximises the expected share of true labels.
 
-    Validation and test labels stay exact. With two classes and no prior, a prediction q means (q -
-    flip) / (1 - 2 flip).
+    Validation and test labels stay exact. With two classes and no prior, the top learns randomised
+    labels: if it predicts q for class 1, the probability of the true class 1 is (q - flip) / (1 - 2
+    flip).
 
-    It is the one promise that holds for everything that follows: all epochs, messages and weights.
+    The guarantee holds for everything computed from the randomised labels: all epochs, messages and
+    weights.
 
     Args:
-        epsilon: epsilon of one label.
-        flip: probability of another label; instead of `epsilon`.
-        prior: publicly known shares of the classes, joined by dashes, in the order of the sorted
-            classes; they must not come from the training labels.
+        epsilon: epsilon of one label; exclusive with `flip`.
+        flip: probability of replacing a label by another class; exclusive with `epsilon`.
+        prior: publicly known share of each class, joined by dashes, in the order of the sorted
+            classes; these shares must not come from the training labels.
 
     >>> defense = LabelDP(flip=0.1)
     >>> defense.prepare(LabelKind(classes=10))
@@ -124,7 +126,7 @@ class LabelDP(Defense):
 
 
 def _promise(against: str, epsilon: float) -> PrivacyStatement:
-    """Return the guarantee for one label; weights and predictions follow by post-processing."""
+    """Return the guarantee for one label; weights and predictions are post-processing of labels."""
     return PrivacyStatement(
         "labels",
         against,
@@ -137,7 +139,7 @@ def _promise(against: str, epsilon: float) -> PrivacyStatement:
 
 
 def flip_of(epsilon: float, classes: int) -> float:
-    """Return the probability of replacing a label that gives `epsilon`.
+    """Return the probability of replacing a label at which randomised response gives `epsilon`.
 
     >>> round(flip_of(math.log(9), classes=10), 4)  # 9 / (9 + 9)
     0.5
@@ -148,13 +150,13 @@ def flip_of(epsilon: float, classes: int) -> float:
 def respond(
     labels: np.ndarray, classes: int | np.ndarray, flip: float | np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Replace some labels by other ones, each with the same probability.
+    """Replace some labels by other classes; all other classes are equally likely.
 
     Args:
-        labels: codes, axes (rows,).
-        classes: number of classes; an array has the number of each row, axes (rows,).
-        flip: probability of replacing a label; an array has one entry per row, axes (rows,).
-        draws: uniform on [0, 1), axes (rows, 2).
+        labels: class codes, axes (rows,).
+        classes: number of classes; an array states the number for each row, axes (rows,).
+        flip: probability of replacing a label; an array states it for each row, axes (rows,).
+        draws: uniform random numbers in [0, 1), axes (rows, 2).
     """
     shift = 1 + np.floor(draws[:, 1] * (classes - 1)).astype(labels.dtype)
     return np.where(draws[:, 0] < flip, (labels + shift) % classes, labels)
@@ -163,15 +165,16 @@ def respond(
 def respond_with_prior(
     labels: np.ndarray, priors: np.ndarray, epsilon: float, draws: np.ndarray
 ) -> np.ndarray:
-    """RRWithPrior: randomised response restricted to the most probable classes.
+    """Apply RRWithPrior: randomised response restricted to the k most probable classes.
 
-    A label among them stays with probability e^epsilon / (e^epsilon + k - 1), and otherwise becomes
-    one of the others with equal probability; a label that is not among them becomes any of them
-    with equal probability.
+    A label among these k classes stays with probability e^epsilon / (e^epsilon + k - 1); otherwise
+    it becomes another one of the k classes, all equally likely. A label outside the k classes
+    becomes any of the k classes with equal probability.
 
     Args:
-        labels: codes, axes (rows,).
-        priors: shares of the classes, axes (rows, classes), or (1, classes) for all rows.
+        labels: class codes, axes (rows,).
+        priors: probabilities of the classes, axes (rows, classes), or (1, classes) if all rows have
+            the same.
         epsilon: epsilon of one label.
         draws: see `respond`.
     """
@@ -186,9 +189,10 @@ def respond_with_prior(
 
 
 def answers_of(priors: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's classes by probability, and the number that keeps most labels true.
+    """Return each row's classes by falling probability, and the number k of them to answer with.
 
-    Ghazi et al. 2021, algorithm 2; axes (rows, classes) give (rows, classes) and (rows,).
+    This number k keeps most labels true in expectation (Ghazi et al. 2021, algorithm 2). For priors
+    of axes (rows, classes), the results have axes (rows, classes) and (rows,).
     """
     order = np.argsort(-priors, axis=1, kind="stable")
     reached = np.cumsum(np.take_along_axis(priors, order, axis=1), axis=1)
@@ -207,22 +211,23 @@ def _shares(text: str) -> np.ndarray:
 
 
 class TwoStageLabelDP(Defense):
-    """Randomises some labels before the first step, and the others later with a prior.
+    """Randomises some labels before the first step, and the others later, with a prior.
 
-    In the first stage nothing is learned from the late rows: their gradients are zero. The top's
-    prediction for each of them, in the last epoch of the stage, is then the prior of its randomised
-    answer (RRWithPrior), and training continues with all rows. The top never saw these labels, and
-    every label is randomised once, so epsilon holds for each label as with `label_dp`: everything
-    else, including the priors, only processes answers. It is public which rows are late.
+    In the first stage, late rows have zero gradients, so no model learns from them. Then the label
+    party randomises their labels with RRWithPrior. The prior of a late row is the top's prediction
+    for this row in the last epoch of the first stage. The second stage trains with all rows. The
+    top has not seen the late labels before, and every label is randomised exactly once. So epsilon
+    holds for each label, as in `label_dp`: the priors and all messages are post-processing of
+    randomised labels. Zero gradients show every party which rows are late.
 
-    Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, the case of
-    two stages of their LP-MST. In the source the prior comes from a pass over the late rows; here
-    it comes from outputs of their batches, so that no further message is sent.
+    Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, which is
+    LP-MST with two stages. The paper computes the prior in a separate pass over the late rows. This
+    class uses the outputs of their training batches, so it sends no further message.
 
     Args:
         epsilon: epsilon of one label.
-        epochs: epochs of the first stage; the training must have more.
-        share: share of the rows in the first stage.
+        epochs: number of epochs in the first stage; the training must have more epochs.
+        share: share of the rows whose labels are used in the first stage.
 
     >>> defense = TwoStageLabelDP(epsilon=2, epochs=1)
     >>> defense.prepare(LabelKind(classes=10))
@@ -248,7 +253,7 @@ class TwoStageLabelDP(Defense):
         self._classes = 0
         self._exact: np.ndarray | None = None
         self._answers = torch.empty(0, dtype=torch.int64)
-        self._outputs = torch.empty(0)  # the top's last output for each row, until the second stage
+        self._outputs = torch.empty(0)  # the top's last output for each row, in stage one
         self._indices: Tensor | None = None
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
@@ -274,7 +279,7 @@ class TwoStageLabelDP(Defense):
         self._late = draws[:, 0] >= self.share
         flip = flip_of(self.epsilon, self._classes)
         answers = respond(self._exact, self._classes, flip, self._draws)
-        answers[self._late] = 0  # these labels have no meaning, and nothing learns from them
+        answers[self._late] = 0  # placeholders, because no model learns from late rows
         self._answers = torch.from_numpy(answers).to(labels.dtype)
         self._outputs = torch.zeros(len(labels), self._classes)
         return self._answers.clone()
@@ -313,7 +318,7 @@ class TwoStageLabelDP(Defense):
         self._answers, self._outputs = answers.clone(), state["seen"].clone()
 
     def _answer(self) -> None:
-        """Randomise the labels of the late rows; the top's predictions are their priors."""
+        """Randomise the labels of the late rows, with the top's predictions as priors."""
         assert self._exact is not None, "labels comes first"
         late = self._late
         priors = torch.softmax(self._outputs.double(), dim=1).numpy()[late]

@@ -1,9 +1,9 @@
-"""Bottoms made without labels.
+"""Defenses whose bottoms start without labels.
 
-`LabelFree` bottoms never learn from a label: the trivial reference for every defense of labels.
-`Anchored` bottoms stay near their principal components: In `Anchored` bottoms a large part never
-learns, and a small one does. `Pretrained` bottoms start without labels and then learn, which helps
-if few rows have labels.
+`LabelFree` bottoms never learn from a label; they are the simplest reference for defenses that
+protect labels. `Anchored` bottoms consist of a large part that never learns (principal components)
+and a small part that learns from labels. `Pretrained` bottoms start without labels and then learn
+from labels; this helps if few rows have labels.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
 Kind = Literal["random", "pca", Learned]
-#: A covariance matrix of more columns takes minutes to decompose.
+#: Decomposing a covariance matrix of more columns takes minutes.
 _MOST_FEATURES = 4096
 
 
 class Frozen(nn.Module):
-    """A model whose weights and statistics never change in training.
+    """A model whose weights and batch statistics never change in training.
 
     Args:
-        model: the model, which always runs as in evaluation: without dropout, with fixed batch
+        model: the model. It always runs in evaluation mode, without dropout and with fixed batch
             statistics.
     """
 
@@ -45,7 +45,7 @@ class Frozen(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the model's outputs, without a graph."""
+        """Return the model's outputs without an autograd graph."""
         with torch.no_grad():
             outputs: Tensor = self.model(inputs)
         return outputs
@@ -54,24 +54,26 @@ class Frozen(nn.Module):
 class LabelFree(Defense):
     """Bottoms are made without labels and never change; the label party returns zero gradients.
 
-    random: the bottom at its first weights. "pca": principal components of `features` random
-    features of the inputs (0: of the inputs) replace the bottom. With the other kinds, the bottom
-    learns from the feature party's own training rows, see `vfl.defenses.self_supervision.learn`:
-    autoencoder (Vincent et al. 2008), scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg
-    (Bardes et al. 2022), vime (Yoon et al. 2020). All random draws use the feature party's secret,
-    before the first step, and are saved with its weights. Both sides run it: the gradient of the
-    label party is zero, and a feature party ignores any other gradient. Only the top learns labels.
+    "random" keeps the bottom at its initial weights. "pca" replaces the bottom by principal
+    components of `features` random features of the inputs, or of the inputs themselves if
+    `features` is 0. With the other kinds, the bottom learns without labels from the feature party's
+    training rows (see `vfl.defenses.self_supervision.learn`): autoencoder (Vincent et al. 2008),
+    scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg (Bardes et al. 2022), vime (Yoon et
+    al. 2020). All of this happens before the first step. Random numbers come from the feature
+    party's secret, and the result is saved with its weights. Both parties run this defense: the
+    label party sends a zero gradient, and the feature party ignores any other gradient. Only the
+    top learns from labels.
 
     Args:
         kind: "random", "pca", "autoencoder", "scarf", "simclr", "vicreg" or "vime".
-        features: number of random features of pca, up to 4096.
-        epochs: epochs over the rows, for kinds that learn.
-        mask: share of a row's values that are hidden or replaced, 0 to 0.9, for kinds that learn.
-        unaligned: whether the bottom also learns from the party's own rows outside all sessions.
+        features: number of random features for "pca", up to 4096.
+        epochs: number of epochs over the rows, for kinds that learn.
+        mask: share of a row's values to hide or replace, 0 to 0.9, for kinds that learn.
+        unaligned: whether the bottom also learns from the party's rows outside all sessions.
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: another joined defense acts through gradients, which do not exist here.
+        SpecError: another member of the chain works through gradients, which are zero here.
 
     >>> LabelFree("random").gradient(torch.ones(1, 2), torch.tensor([0]), StepContext()).tolist()
     [[0.0, 0.0]]
@@ -108,9 +110,9 @@ class LabelFree(Defense):
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         for member in (*before, *after):
             if isinstance(member, LabelFree):
-                continue  # the chain's own error reports duplicates
+                continue  # the chain itself reports duplicates
             gradients = uses(member, "gradient", "local_loss", "received")
-            # A member that also changes the top or the batch has a loss on more than cuts.
+            # A member that also changes the top or the batch may use its loss to train the top.
             of_cuts = uses(member, "loss") and not uses(member, "wrap_top", "batch")
             if gradients or of_cuts:
                 raise SpecError(
@@ -143,22 +145,23 @@ class LabelFree(Defense):
 
 
 class Pretrained(Defense):
-    """The bottom first learns from its owner's rows without labels, and then from labels as usual.
+    """The bottom first learns without labels from its owner's rows, and then from labels as usual.
 
-    It learns before the first step from the training rows and the rows outside all sessions: those
-    that other parties lack. So it needs fewer labels. It defends nothing: It is in this file
-    because its bottoms start like those of `LabelFree`, which are then frozen.
+    Before the first step the bottom learns from the party's training rows, and from its rows
+    outside all sessions, which other parties lack. So the training needs fewer labels. This class
+    protects nothing. It is in this file because its bottoms start like `LabelFree` bottoms, but are
+    not frozen afterwards.
 
     Args:
         kind: a kind of `LabelFree` that learns.
-        epochs: over the rows.
-        mask: share of a row's values that is hidden or replaced, 0 to 0.9.
-        unaligned: whether it sees the rows that no session has.
+        epochs: number of epochs over the rows.
+        mask: share of a row's values to hide or replace, 0 to 0.9.
+        unaligned: whether the bottom also learns from the party's rows outside all sessions.
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: `LabelFree` or `Anchored` stands in the same chain and makes the bottom in
-            another way.
+        SpecError: `LabelFree` or `Anchored` is in the same chain and makes the bottom in another
+            way.
 
     >>> Pretrained(epochs=5).fit_epochs
     5
@@ -198,14 +201,13 @@ class Pretrained(Defense):
 
 
 class AnchoredBottom(nn.Module):
-    """components(x) + rate * learned(x).
+    """A bottom with the output components(x) + rate * learned(x).
 
     Args:
-        components: principal components of the inputs; training does not change them.
-        learned: a bottom.
-        rate: factor of the learned output. Optimisers such as Adam, which scale steps by the size
-            of gradients, take equal steps at any rate, so the cut's change is proportional to
-            `rate`.
+        components: principal components of the inputs, which training does not change.
+        learned: the bottom that training changes.
+        rate: factor of the trained bottom's output. An optimiser such as Adam takes steps of the
+            same size at any `rate`, so the cut changes in proportion to `rate`.
     """
 
     def __init__(self, components: Components, learned: nn.Module, rate: float) -> None:
@@ -215,7 +217,7 @@ class AnchoredBottom(nn.Module):
         self.rate = rate
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Axes (rows, ...) in, (rows, width) out."""
+        """Return the cut, axes (rows, width), for inputs of axes (rows, ...)."""
         cut: Tensor = self.components(inputs) + self.rate * self.learned(inputs)
         return cut
 
@@ -223,16 +225,17 @@ class AnchoredBottom(nn.Module):
 class Anchored(Defense):
     """Cuts are principal components of the inputs, plus a small learned part.
 
-    Components are a label-free bottom: any party with the inputs can compute them. They lose little
-    accuracy, and a linear bottom (``bottom = "mlp:hidden=none"``) restores it: each step moves the
-    cut by `rate` times the usual amount. With `potential:norm=no` joined to it, the added part
-    discloses fewer labels. This is vfl's own design; the idea is fine-tuning that stays near its
-    start (Li et al. 2018, L2-SP), with label-free components as the start. Only feature parties run
-    it. Components come from the party's own training rows before the first step and are saved with
-    its weights. Its leakage is measured, not bounded: it states no guarantee.
+    The components form a label-free bottom: any party that has the inputs can compute them. The
+    components alone lose little accuracy, and a linear learned part (``bottom =
+    "mlp:hidden=none"``) restores it. Each step moves the cut by `rate` times the amount of a bottom
+    without this defense. If `potential:norm=no` joins the chain, the learned part discloses fewer
+    labels. This design is vfl's own. Its idea is fine-tuning that stays near the starting point (Li
+    et al. 2018, L2-SP); here label-free components are the starting point. Only feature parties run
+    this defense. Before the first step, each one computes the components from its training rows;
+    its weights include them. Leakage is measured, not bounded, so the defense states no guarantee.
 
     Args:
-        rate: scale of the learned part, relative to components of mean variance 1.
+        rate: scale of the learned part; the components have mean variance 1.
 
     >>> bottom = Anchored(rate=0.5).wrap_bottom(nn.Identity(), width=2)
     >>> Anchored().fit(bottom, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), Secret(bytes(32)))
@@ -262,4 +265,4 @@ class Anchored(Defense):
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         anchored = next(part for part in bottom.modules() if isinstance(part, AnchoredBottom))
-        anchored.components.fit(inputs, torch.Generator())  # components of no features draw nothing
+        anchored.components.fit(inputs, torch.Generator())  # without features, no draws

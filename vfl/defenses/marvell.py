@@ -1,7 +1,8 @@
-"""Noise on the gradients of two classes (Li et al. 2022).
+"""Two defenses that add noise to the gradients of two classes (Li et al. 2022).
 
-`Marvell` is the Gaussian noise that makes both classes look most alike. `MaxNorm` is noise along
-each row's own gradient, until all norms look like the largest.
+`Marvell` adds the Gaussian noise that makes the gradients of both classes hardest to tell apart.
+`MaxNorm` adds noise along each row's gradient, so that expected norms equal the batch's largest
+norm.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _STEPS = 30
 
 
 class Gradients(NamedTuple):
-    """Parameters of the noise: the gradients of a batch, as two isotropic Gaussians.
+    """A model of a batch's gradients: one isotropic Gaussian for each class.
 
     Attributes:
-        distance2: squared distance of the classes' means.
-        spread0, spread1: variance of a class around its mean, per unit of the cut.
+        distance2: squared distance between the classes' mean gradients.
+        spread0, spread1: variance of the gradients of class 0 and of class 1 around their mean, per
+            unit of the cut.
         share1: share of rows of class 1.
-        width: units of the cut.
+        width: number of units of the cut.
     """
 
     distance2: float
@@ -46,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise variances of both classes, along the difference of the means and across it."""
+    """Noise variances of class 0 and class 1, along the difference of the means and across it."""
 
     along0: float
     across0: float
@@ -55,18 +57,20 @@ class Noise(NamedTuple):
 
 
 class Marvell(Defense):
-    """Noise on the gradients of two classes that minimises their divergence (Li et al. 2022).
+    """Adds Gaussian noise that makes two classes' gradients hard to tell apart (Li et al. 2022).
 
-    Each class gets Gaussian noise with its own covariance. The covariances minimise the sum of both
-    Kullback-Leibler divergences between the classes' gradients (thesis eq 2-6 has one of them). The
-    noise has a mean squared norm of `power` times the squared distance of the classes' means. A
-    batch's gradients are modelled as two isotropic Gaussians. A batch of one class gets isotropic
-    noise of `power` times the squared norm of its mean. Cuts do not change: labels may be inferred
-    from them.
+    Each class gets Gaussian noise with its own covariance. The covariances minimise the sum of the
+    two Kullback-Leibler divergences between the classes' noisy gradients (thesis eq 2-6 has only
+    one of the two divergences). The mean squared norm of the noise is `power` times the squared
+    distance between the classes' means. The defense models each class's gradients in a batch as an
+    isotropic Gaussian. If all rows of a batch are of one class, they get isotropic noise, with a
+    mean squared norm of `power` times the squared norm of the mean gradient. The defense does not
+    change cuts, so an attacker may infer labels from them.
 
     Args:
-        power: power of the noise.
-        shape: "optimal", or "iso" for isotropic noise of the same power.
+        power: mean squared norm of the noise, relative to the squared distance between the classes'
+            means.
+        shape: "optimal", or "iso" for isotropic noise of the same `power`.
 
     >>> far = Gradients(distance2=1.0, spread0=0.1, spread1=0.1, share1=0.5, width=4)
     >>> round(divergence(far, Noise(0, 0, 0, 0)), 3), round(divergence(far, best(far, 4.0)), 3)
@@ -117,14 +121,14 @@ class Marvell(Defense):
 
 
 def measure(grad: Tensor, is_one: Tensor, distance2: float) -> Gradients:
-    """The figures of a batch's gradients; axes (rows, width), both classes among the rows."""
+    """Fit the model to gradients of axes (rows, width), which must contain rows of both classes."""
     rows, width = grad.shape
     spreads = [float(grad[one].var(0, correction=0).mean()) for one in (~is_one, is_one)]
     return Gradients(distance2, spreads[0], spreads[1], float(is_one.sum()) / rows, width)
 
 
 def divergence(found: Gradients, noise: Noise) -> float:
-    """Sum of both Kullback-Leibler divergences of the classes' gradients under a noise."""
+    """Return the sum of both Kullback-Leibler divergences between the classes' noisy gradients."""
     along0, across0 = found.spread0 + noise.along0, found.spread0 + noise.across0
     along1, across1 = found.spread1 + noise.along1, found.spread1 + noise.across1
     across = across0 / across1 + across1 / across0
@@ -135,9 +139,10 @@ def divergence(found: Gradients, noise: Noise) -> float:
 def best(found: Gradients, power: float) -> Noise:
     """Return the noise with the smallest `divergence` whose mean squared norm is at most `power`.
 
-    Across the difference only the narrower class gets noise, up to the other class's spread. In the
-    logarithms of the variances the problem is convex, so two nested golden sections find the
-    narrower class's two variances; the other's variance along the difference has a closed form.
+    Across the difference of the means, only the class with the smaller spread gets noise, at most
+    up to the spread of the other class. The problem is convex in the logarithms of the variances.
+    So two nested golden-section searches find the two variances of the class with the smaller
+    spread. The other class's variance along the difference has a closed form.
     """
     if found.spread0 > found.spread1:
         mirrored = found._replace(
@@ -145,7 +150,7 @@ def best(found: Gradients, power: float) -> Noise:
         )
         noise = best(mirrored, power)
         return Noise(noise.along1, noise.across1, noise.along0, noise.across0)
-    floor = 1e-9 * (found.distance2 + power)  # a class of equal gradients has no spread
+    floor = 1e-9 * (found.distance2 + power)  # a class with equal gradients has zero spread
     found = found._replace(spread0=max(found.spread0, floor), spread1=max(found.spread1, floor))
     share0 = 1 - found.share1
 
@@ -167,7 +172,7 @@ def best(found: Gradients, power: float) -> Noise:
 
 
 def golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimum of a unimodal function between two ends (Kiefer 1953), to 1e-6."""
+    """Return where a unimodal function is smallest on [low, high] (Kiefer 1953), to 1e-6."""
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     for _ in range(_STEPS):
@@ -185,9 +190,10 @@ def golden(function: Callable[[float], float], low: float, high: float) -> float
 class MaxNorm(Defense):
     """Adds noise along each row's own gradient (Li et al. 2022, max_norm).
 
-    A row g becomes g (1 + s n), n normal, s^2 = max |g|^2 / |g|^2 - 1, the largest of the batch. So
-    every row's squared norm is on average the largest of the batch, and shorter rows' signs are
-    blurred. The row with the largest norm does not change.
+    A row g becomes g (1 + s n), where n is standard normal and s^2 = max |g|^2 / |g|^2 - 1. The
+    maximum is taken over the batch. So the expected squared norm of every row equals the largest
+    squared norm in the batch. Rows with a small norm may also change their sign. The row with the
+    largest norm does not change.
 
     >>> spread(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist()  # sqrt(25 / 1 - 1)
     [0.0, 4.898979663848877]
@@ -213,7 +219,7 @@ class MaxNorm(Defense):
 
 
 def spread(grad: Tensor) -> Tensor:
-    """The s of every row; axes (rows, width) give (rows,). A row of zeros has nothing to blur."""
+    """Return the factor s of every row, axes (rows,); a row of zeros has s = 0."""
     squares = grad.square().sum(1)
     if not len(squares):
         return squares

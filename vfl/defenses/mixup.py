@@ -1,4 +1,4 @@
-"""Mixup: every party feeds the same random mixtures of two rows."""
+"""Mixup: every party trains on the same random mixtures of two rows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _LEAST_ALPHA = 1e-3
 
 
 class Mixup(Defense):
-    """Rows become lambda x + (1 - lambda) x', and so do their labels (Zhang et al. 2018).
+    """Inputs become lambda x + (1 - lambda) x', and so do labels (Zhang et al. 2018).
 
-    All parties must mix the same rows alike, so pairs and lambda, one draw of Beta(alpha, alpha) a
-    step, follow from a public number. It therefore hides nothing from a party: Mixing only reduces
-    how much the models memorise single rows. Cross-entropy is linear in the labels, so the label
-    party minimises lambda L(y) + (1 - lambda) L(y').
+    All parties must mix the same pairs of rows with the same lambda. So they derive the pairs and
+    lambda, which is drawn from Beta(alpha, alpha) once per step, from a public seed. Mixing
+    therefore hides nothing from a party; it only makes the models memorise single rows less.
+    Cross-entropy is linear in the labels, so the label party minimises lambda L(y) + (1 - lambda)
+    L(y').
 
     Args:
-        alpha: 1 mixes evenly, towards 0 hardly.
+        alpha: parameter of the Beta distribution; rows mix evenly at 1, and hardly near 0.
         seed: seed of the public draws, the same at every party.
 
     >>> pairs, share = mixture(step=1, rows=4, alpha=1.0, seed=0)
@@ -70,7 +71,7 @@ class Mixup(Defense):
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         pairs, share = mixture(context.step, len(labels), self.alpha, self.seed)
         others = labels[pairs.to(labels.device)]
-        # Added to the task loss L(y), this makes share L(y) + (1 - share) L(y').
+        # The task loss L(y) plus this term is share L(y) + (1 - share) L(y').
         return (1 - share) * (cross_entropy(logits, others) - cross_entropy(logits, labels))
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -79,6 +80,6 @@ class Mixup(Defense):
 
 
 def mixture(step: int, rows: int, alpha: float, seed: int) -> tuple[Tensor, float]:
-    """Return each row's mixing partner, axes (rows,), and the row's own share, for a step."""
+    """Return each row's mixing partner, axes (rows,), and lambda (the row's own share)."""
     draw = np.random.default_rng(derive(seed, "mixup", step))
     return torch.from_numpy(draw.permutation(rows)), float(draw.beta(alpha, alpha))

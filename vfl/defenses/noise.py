@@ -1,6 +1,7 @@
-"""Noise on rows of a bounded norm, and the differential privacy that follows from it.
+"""Noise on rows with bounded norm, and the differential privacy that follows from it.
 
-`GradientNoise` puts it on gradients at the label party, `ClippedNoise` on cuts at a feature party.
+`GradientNoise` adds this noise to gradients at the label party; `ClippedNoise` adds it to cuts at a
+feature party.
 """
 
 from __future__ import annotations
@@ -29,24 +30,23 @@ from vfl.privacy.accountants import gaussian_epsilon
 from vfl.privacy.kernel import Law
 from vfl.privacy.statement import Unit
 
-#: Less noise hides nothing, and float64 rounding would dominate its epsilon.
+#: Smaller noise hides nothing, and float64 rounding would dominate the epsilon.
 _LEAST_SIGMA = 1e-6
 _MOST_SIGMA = 1e6
-#: Between these limits float32 can represent a row, its norm and its noise.
+#: Within these limits float32 can represent a row, its norm and its noise.
 _LEAST_NORM, _MOST_NORM = 1e-6, 1e6
 
 
 class RowNoise:
-    """Rows clipped to a norm, then noise; all row-noise defenses share these options.
+    """Clips rows to a norm and adds noise; the options of both row-noise defenses.
 
-    Any two rows of norm C are at most 2 C apart, in the 2-norm for `gaussian` and in the 1-norm
-    for `laplace`. Without a norm there is no such bound, and no epsilon.
+    Two rows with norm at most C differ by at most 2 C, in the 2-norm for `gaussian` and in the
+    1-norm for `laplace`. Without a clip norm there is no such bound, and so no epsilon.
 
     Args:
         norm: clip norm C, from 1e-6 to 1e6; "inf" does not clip.
-        sigma: deviation (gaussian) or scale (laplace) of the noise, in units of `norm`; with
-            norm=inf in the units of the row. standard deviation of the noise; 0 adds none;
-            otherwise from 1e-6 to 1e6.
+        sigma: standard deviation (gaussian) or scale (laplace) of the noise, from 1e-6 to 1e6; 0
+            adds no noise. It is relative to `norm`, and absolute if `norm` is "inf".
         law: "gaussian" or "laplace".
         delta: delta of the Gaussian mechanism, from 1e-12 to 1.
 
@@ -68,7 +68,7 @@ class RowNoise:
 
     @property
     def epsilon(self) -> float | None:
-        """Return epsilon for sending one row once; None without a norm bound or without noise."""
+        """Return the epsilon of sending one row once; None without a clip norm or without noise."""
         if self.norm == math.inf or self.sigma == 0:
             return None
         if self.law == "laplace":
@@ -76,24 +76,24 @@ class RowNoise:
         return gaussian_epsilon(self.sigma, 2.0, self.delta)
 
     def clip(self, rows: Tensor, unit: float = 1.0) -> Tensor:
-        """Clip rows of axes (rows, width) to the norm; differentiable. See `noised` for `unit`."""
+        """Clip rows of axes (rows, width) to `norm` x `unit`; differentiable. See `noised`."""
         return rows if self.norm == math.inf else kernel.clip_rows(rows, self.norm * unit, self.law)
 
     def noised(
         self, rows: Tensor, secret: Secret, *purpose: str | int, unit: float = 1.0
     ) -> Tensor:
-        """Clipped rows with noise from a stream of the secret.
+        """Return clipped rows plus noise from a stream of the secret.
 
-        With a norm, what is sent lies on a grid; see `vfl.privacy.kernel.release_rows`.
-        The stream belongs to these rows under this law: the same noise at two scales, or on two
-        contents, would show the rows or their difference.
+        With a clip norm, the result is rounded to a grid; see `vfl.privacy.kernel.release_rows`.
+        Other rows or other noise parameters select another stream. The same noise at two scales, or
+        on two different sets of rows, would disclose the rows or their difference.
 
         Args:
             rows: axes (rows, width).
             secret: secret of the protected party.
-            purpose: names that select the stream; `fingerprint` of the rows and the law's
-                parameters are added.
-            unit: unit of norm and sigma.
+            purpose: names that select the stream; a `fingerprint` of the rows and the noise
+                parameters select it too.
+            unit: factor of clip norm and noise.
         """
         if self.sigma == 0:
             return self.clip(rows, unit)
@@ -109,7 +109,7 @@ class RowNoise:
     def promise(
         self, protects: str, party: str, against: str, unit: Unit
     ) -> tuple[PrivacyStatement, ...]:
-        """Return the noise's guarantee against a party, with epsilon per exchange."""
+        """Return the guarantee of the noise against a party, with epsilon per exchange."""
         if self.epsilon is None:
             return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
         law = "Laplace mechanism" if self.law == "laplace" else "analytic Gaussian mechanism"
@@ -128,19 +128,19 @@ class RowNoise:
 
 
 class GradientNoise(Defense):
-    """Each row of the gradient is clipped to a norm and gets noise of the label party's secret.
+    """Clips each row of the gradient to a norm and adds noise from the label party's secret.
 
-    With a fixed top, a gradient depends on its own row's label and not on other labels. So one
-    exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A training has
-    none: The guarantee covers one exchange only: the top learns from true labels, and later
-    gradients of other rows depend on the top.
+    For a fixed top, a row's gradient depends on this row's label and on no other label. So one
+    exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A whole training
+    has no epsilon: the top learns from true labels, and later gradients of other rows depend on the
+    top.
 
     Args:
-        norm: bound of the gradient of a row's own loss: the sent gradient times the number of rows
-            in the batch. "inf" does not clip and promises nothing.
-        sigma: deviation or scale of the noise in units of `norm`.
+        norm: clip norm for the gradient of one row's own loss, which is the sent gradient times the
+            number of rows in the batch. "inf" does not clip, and then the defense promises nothing.
+        sigma: standard deviation or scale of the noise, relative to `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
-        delta: delta of the Gaussian law.
+        delta: delta of the Gaussian mechanism.
 
     >>> round(GradientNoise(norm=1.0, sigma=4.0).privacy()[0].epsilon, 3)
     1.993
@@ -191,21 +191,22 @@ class GradientNoise(Defense):
 
 
 class ClippedNoise(Defense):
-    """Each row of the cut is clipped to a norm and gets noise of the feature party's secret.
+    """Clips each row of the cut to a norm and adds noise from the feature party's secret.
 
-    Any two clipped rows are at most twice the norm apart, so a row sent once keeps a local epsilon
-    (Dwork et al. 2006; Gaussian: Balle and Wang 2018), for the bottom as it is then. Epsilons add
-    up: Queries can be averaged: the mean of n cuts of one row has 1/sqrt(n) of the noise.
+    Two clipped rows differ by at most twice the norm. So a row that is sent once has a local
+    epsilon (Dwork et al. 2006; Gaussian: Balle and Wang 2018), while the bottom is fixed. Epsilons
+    of several exchanges add up, because the mean of n noisy cuts of one row has only 1/sqrt(n) of
+    the noise.
 
     Args:
-        norm: bound of a row's norm; "inf" does not clip and promises nothing.
-        sigma: deviation or scale of the noise in units of `norm`.
+        norm: clip norm of a row; "inf" does not clip, and then the defense promises nothing.
+        sigma: standard deviation or scale of the noise, relative to `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
-        delta: delta of the Gaussian law.
-        queries: also noise on cuts for evaluation and prediction. Repeated queries of the same rows
-            in the same step and bottom get the same noise, so averaging does not remove it; other
-            batches or steps get new noise. Otherwise these cuts are only clipped, and the promise
-            covers training alone.
+        delta: delta of the Gaussian mechanism.
+        queries: whether cuts for evaluation and prediction get noise too. If a query repeats the
+            same rows in the same step and with the same bottom, the noise is the same, so averaging
+            does not remove it. Other batches or steps get new noise. With `queries=no`, these cuts
+            are only clipped, and the guarantee covers training alone.
 
     >>> round(ClippedNoise(norm=4.0, sigma=2.0, law="laplace").privacy()[0].epsilon, 3)
     1.0

@@ -1,4 +1,4 @@
-"""Passports: scales and shifts of a model's last layer that only their owner knows."""
+"""Passports: secret inputs from which a layer's owner computes its scale and shift."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _MOST_PASSPORTS = 1024
 
 
 class Passport(Defense):
-    """A passport layer behind each bottom and before the top (FedPass: Gu et al. 2023).
+    """A passport layer after each bottom and before the top (FedPass: Gu et al. 2023).
 
-    The layer is linear, and its scale and shift are derived from its own weights W and from secret
-    passports s: gamma = mean over s of D(E(W s)), beta likewise, with a small autoencoder D(E(.)).
-    In training, passports are drawn again in every step around secret means; a prediction uses the
-    means. Means and draws follow from each party's own secret, as its first weights do.
+    The layer is linear with weights W, followed by a scale gamma and a shift beta. Both follow from
+    W and secret passports s: gamma is the mean over s of D(E(W s)), where D(E(.)) is a small
+    autoencoder; beta is computed in the same way from other passports. In training, every step
+    draws the passports anew around secret means; predictions use the means. Means and draws follow
+    from each party's secret, as the party's initial weights do.
 
     Args:
-        count: passports of scale and of shift, up to 1024.
-        reach: means lie evenly between -reach and 0.
-        sigma: standard deviation of the passports' draws.
+        count: number of passports for the scale, and of passports for the shift, up to 1024.
+        reach: means are uniform random numbers between -reach and 0.
+        sigma: standard deviation of the passports around their means.
 
     >>> layer = PassportLayer(4, count=1, reach=1.0, sigma=0.1)
     >>> tuple(layer.scale_passports.shape), layer(torch.zeros(3, 4)).shape
@@ -60,9 +61,10 @@ class Passport(Defense):
 
 
 class PassportLayer(nn.Module):
-    """gamma * (W x) + beta of rows x; axes (rows, width) in and out.
+    """A layer that maps rows x of axes (rows, width) to gamma * (W x) + beta.
 
-    It draws from the generator of the surrounding block; see `vfl.core.seeds.scoped`.
+    The layer draws random numbers from the generator of the surrounding `vfl.core.seeds.scoped`
+    block.
 
     Args:
         width: units.
@@ -84,7 +86,7 @@ class PassportLayer(nn.Module):
             self.register_buffer(f"{name}_passports", -reach * torch.rand(count, width))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output, axes (rows, width)."""
         scale, shift = self._of(self.scale_passports), self._of(self.shift_passports)
         outputs: Tensor = scale * self.linear(rows) + shift
         return outputs

@@ -1,6 +1,6 @@
-"""Potential energy: rows of one class repel each other, so the class has no centre to find.
+"""Potential energy: a loss by which rows of one class repel each other and form no cluster.
 
-Layer normalisation of the cut, which bounds it, is also a separate member.
+Layer normalisation of the cut is a separate defense in this file.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 
 Distance = Literal["angular", "chordal"]
 
-#: Cosines are limited to this distance from 1: below 1e-7 float32 cannot represent the difference,
-#: and with 1e-4 no training became infinite. Closer rows, duplicates too, do not repel each other.
+#: Cosines are limited to at most 1 minus this margin. With less than 1e-7 float32 cannot represent
+#: the difference; with 1e-4 no training became infinite. Rows that are closer, such as duplicates,
+#: do not repel each other.
 MARGIN = 1e-4
-#: Up to this number of rows, all are compared in one product; class blocks have a higher fixed
-#: cost.
+#: Up to this number of rows, one matrix product compares all rows; separate products for each class
+#: have a higher fixed cost.
 _FEW_ROWS = 192
-#: A shorter row's direction is not reliable enough for a gradient, which grows with 1 / length.
+#: A row with a smaller norm gets no reliable direction, and the gradient grows with 1 / norm.
 _LEAST_LENGTH = 1e-4
 
 
 def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular") -> Tensor:
-    """Mean of 1 / distance over all ordered pairs of different rows of one class.
+    """Return the mean of 1 / distance over all ordered pairs of different rows of one class.
 
-    Angular: It uses the angle arccos(u.v) of normalised rows (thesis eq 4-22, which sums; this
-    function takes the mean, so that the weight does not depend on the batch). Chordal: sqrt(2 - 2
-    u.v). Both are bounded by about 71; without a pair the energy is 0. The gradient is always
-    finite.
+    The angular distance of two normalised rows u and v is arccos(u.v); the chordal distance is
+    sqrt(2 - 2 u.v). Thesis eq 4-22 sums over pairs; this function takes the mean, so that its
+    weight does not depend on the batch size. Both energies are at most about 71; without any pair
+    the energy is 0. The gradient is always finite.
 
     Args:
         cut: axes (rows, width).
-        labels: codes 0..C-1, axes (rows,).
+        labels: class codes 0..C-1, axes (rows,).
         distance: "angular" or "chordal".
 
     Returns:
-        A scalar with a graph to `cut`.
+        The energy, a scalar with an autograd graph to `cut`.
 
     >>> cut = torch.tensor([[1.0, 0.0], [0.0, 2.0], [5.0, 5.0]])
     >>> round(potential_energy(cut, torch.tensor([0, 0, 1])).item(), 4)  # one right angle
@@ -61,12 +62,12 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
 
 
 def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
-    """Return u.v for each pair of a class; axes (pairs,). Other pairs never enter the graph."""
+    """Return u.v for each pair of one class; axes (pairs,). No other pair enters the graph."""
     if len(units) <= _FEW_ROWS:
         return _from_all(units, labels)
     sizes = torch.bincount(labels)
     largest = int(sizes.max())
-    if len(sizes) * largest**2 >= len(units) ** 2:  # in case one class has most of the rows
+    if len(sizes) * largest**2 >= len(units) ** 2:  # one class has most of the rows
         return _from_all(units, labels)
     filled = torch.arange(largest, device=units.device) < sizes[:, None]
     place = torch.zeros_like(filled, dtype=torch.long)
@@ -84,19 +85,19 @@ def _from_all(units: Tensor, labels: Tensor) -> Tensor:
 class Potential(Defense):
     """The label party adds alpha x potential energy of each feature party's cut to its loss.
 
-    Source: Thesis section 4.3, eq 4-22; the weights 0.25 to 32 of its sweep have the same meaning
-    here. With `norm` each feature party's bottom ends in layer normalisation without scale and
-    shift, so that cuts lie on a sphere; the thesis requires this, although angles do not depend on
-    it. Both parties run it from the same spec, and the halves are trained with it from the first
-    step on; it has no state. It promises nothing that could be stated: An attacker who whitens the
-    cut, has unlabelled rows or reads an earlier layer can still find the classes.
+    Source: Thesis section 4.3, eq 4-22; the thesis tries weights from 0.25 to 32, which mean the
+    same as `alpha` here. With `norm`, each feature party's bottom ends with layer normalisation
+    without scale and shift, so that cuts lie on a sphere. The thesis requires this, although angles
+    do not depend on the norm of a row. Both parties run this defense from the same spec, from the
+    first training step on; it has no state. It states no guarantee: an attacker who whitens the
+    cut, has unlabelled rows, or reads an earlier layer can still find the classes.
 
     Args:
-        alpha: weight in the label party's loss.
+        alpha: weight of the energy in the label party's loss.
         distance: "angular" or "chordal".
         norm: whether the bottoms end with layer normalisation.
-        layers: layer on which it acts; only "cut" is possible, because labels and inner layers are
-            at different parties.
+        layers: layer whose outputs repel each other; only "cut" is possible, because the label
+            party has no access to inner layers of a bottom.
 
     >>> cut, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
     >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
@@ -140,13 +141,13 @@ class Potential(Defense):
 
 
 class LayerNorm(Defense):
-    """Normalises rows to mean 0 and variance 1; without another defense, labels leak more.
+    """Normalises each row of the cut to mean 0 and variance 1; alone, it makes labels leak more.
 
-    Source: Ba et al. 2016, without the affine part. With one known label a class on MNIST, a
-    fine-tuned top predicted 66 % of the labels from plain cuts and 97 % from normalised cuts. It
-    accompanies losses that need a bounded cut (`potential` includes it). Comparisons have a
-    separate row for it, to separate its effect from theirs. Only the feature party runs it; it has
-    no state and no guarantee.
+    Source: Ba et al. 2016, without the affine part. On MNIST, an attacker with one known label per
+    class fine-tuned a top. It predicted 66 % of the labels from plain cuts and 97 % from normalised
+    cuts. Losses that need a bounded cut use this layer (`potential` includes it). Tables of
+    comparisons have a separate row for `layer_norm`, which separates its effect from the effect of
+    such losses. Only the feature party runs this defense; it has no state and no guarantee.
 
     >>> import torch
     >>> wrapped = LayerNorm().wrap_bottom(nn.Identity(), width=2)

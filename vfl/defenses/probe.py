@@ -1,4 +1,4 @@
-"""The few-shot probe: trains cuts from which a linear classifier with few labels fails."""
+"""The few-shot probe: a loss for cuts from which a linear classifier with few labels fails."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import MOST_ROWS, Cuts, Defense, LabelKind, Loss, require_classes
 
 _RIDGE = 0.3
-#: Added to the covariance before whitening, as a share of the mean variance.
+#: Value added to the covariance's diagonal before whitening, relative to the mean variance.
 _FLOOR = 2e-3
 
 
 def probe_alignment(
     cut: Tensor, labels: Tensor, classes: int, support: int, whiten: bool = False
 ) -> Tensor:
-    """Fit a ridge regression on some rows; return its alignment with other rows' classes.
+    """Fit a ridge regression on some rows, and return its alignment with the classes of the others.
 
-    Columns are standardised by the batch (or whitened). With S the first `support` rows, Q the
-    others, T = onehot - 1/C: predictions P = (Q S'/width) (S S'/width + 0.3)^-1 T. A class's
-    alignment is the mean of <P, onehot - 1/C> over its queries; the result is the mean of the
-    absolute values over the classes among the queries. Gradients go through S and Q.
+    The function first standardises the columns within the batch, or whitens them. S holds the first
+    `support` rows, Q the other rows, and T = onehot - 1/C their targets. The predictions for Q are
+    P = (Q S'/width) (S S'/width + 0.3)^-1 T. The alignment of a class is the mean of <P, onehot -
+    1/C> over the rows of Q in this class. The result is the mean of the absolute alignments over
+    all classes in Q. Gradients flow through S and Q.
 
     Args:
         cut: axes (rows, width).
-        labels: codes 0..C-1, axes (rows,).
-        classes: C.
-        support: rows the attacker knows; half of the batch at most.
-        whiten: remove correlations too, by the Cholesky factor of the covariance.
+        labels: class codes 0..C-1, axes (rows,).
+        classes: number of classes C.
+        support: number of rows whose labels the attacker knows; at most half of the batch.
+        whiten: whether to remove correlations between columns too, by the Cholesky factor of the
+            covariance.
 
     >>> cut = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
     >>> round(probe_alignment(cut, torch.tensor([0, 1, 0, 1]), 2, 2).item(), 4)  # 0.5 * 2 / 2.3
@@ -58,8 +60,8 @@ def _standardised(cut: Tensor) -> Tensor:
 
 def _whitened(cut: Tensor) -> Tensor:
     centred = cut - cut.mean(dim=0)
-    # This uses float64: a wide cut has fewer rows than columns, and rounding alone may exceed the
-    # floor.
+    # A wide cut has fewer rows than columns, so its covariance is singular up to rounding. In
+    # float32, rounding alone may exceed the floor; therefore this code uses float64.
     exact = centred.double()
     covariance = exact.T @ exact / len(cut)
     floor = _FLOOR * covariance.diagonal().mean() + 1e-6
@@ -71,18 +73,18 @@ def _whitened(cut: Tensor) -> Tensor:
 class Probe(Defense):
     """The label party simulates an attacker with few labels, and penalises cuts that help it.
 
-    It adds alpha x `probe_alignment` of each feature party's cut to its loss; the simulated
-    attacker knows `support` rows in even steps and twice as many in odd ones, so batches should
-    have about 256 rows. A top with a hidden layer then still finds the classes. Our own, in the
-    family of adversarial regularisation with a closed-form adversary (Bertinetto et al. 2019 for
-    the ridge). Only the label party runs it, while it trains; it has no state. Classifiers that are
-    not linear, or that have unlabelled rows, still find classes: It makes no promise that could be
-    stated.
+    The label party adds alpha x `probe_alignment` of each feature party's cut to its loss. The
+    simulated attacker knows `support` labels in even steps and twice as many in odd steps, so
+    batches should have about 256 rows. A top with a hidden layer can still learn the classes from
+    such cuts. The design is our own: adversarial regularisation, with ridge regression as an
+    adversary in closed form (Bertinetto et al. 2019). Only the label party runs this defense, in
+    training; it has no state. It states no guarantee, because attackers with nonlinear classifiers
+    or with unlabelled rows can still find the classes.
 
     Args:
-        alpha: weight in the label party's loss.
-        support: labelled rows of the attacker.
-        whiten: let the attacker whiten the cut first.
+        alpha: weight of the alignment in the label party's loss.
+        support: number of labelled rows of the simulated attacker.
+        whiten: whether the simulated attacker whitens the cut first.
 
     >>> cut, labels = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 1])
     >>> probe, logits = Probe(alpha=2, support=2), torch.zeros(4, 2)

@@ -1,8 +1,8 @@
-"""Purification of cuts at the label party: replaces cuts that do not fit the other parties' cuts.
+"""Purification of cuts at the label party: repairs a cut that does not fit other parties' cuts.
 
-For a row of one class, a feature party with a backdoor sends a cut that represents another class.
-The other parties' cuts contradict it. Besides the task, both members learn how the parties' cuts
-fit together, and use this at inference only.
+A feature party with a backdoor can send, for a row of one class, a cut that represents another
+class. Then the cuts of the other parties contradict this cut. During training, both defenses here
+also learn how the parties' cuts fit together. They use this knowledge only for predictions.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from vfl.defenses.base import Cuts, Defense, Loss
 
 _MOST_HIDDEN = 65536
 _MOST_DEVIATIONS = 1000
-#: More search steps amplify rounding, and a row would depend on others of its batch.
+#: More search steps amplify rounding errors, and then a row's result would depend on other rows of
+#: its batch.
 _MOST_STEPS = 100
 _RATE = 0.05
 _SPAN = 0.99
-#: Rounds off the norm of a party's difference, so that a search settles.
+#: Constant inside the square root of each party's distance; it makes the distance smooth at 0, so
+#: that the search converges.
 _SMOOTH = 1e-2
 
 
 class JudgingTop(nn.Module):
-    """A top that looks at each party's part of the merged cut.
+    """A top that reads each party's part of the merged cut separately.
 
     Args:
-        top: reads merged cuts of axes (rows, width).
+        top: module that reads merged cuts of axes (rows, width).
         width: width of the merged cut, the concatenation of the parties' cuts.
         parties: number of parties.
 
     Attributes:
-        rows_judged: rows of predictions in which parties were judged.
-        flags: rows of predictions in which each party was flagged, axes (parties,).
+        rows_judged: number of predicted rows that the defense has checked.
+        flags: number of predicted rows in which the defense flagged each party, axes (parties,).
     """
 
     def __init__(self, top: nn.Module, width: int, parties: int) -> None:
@@ -52,29 +54,29 @@ class JudgingTop(nn.Module):
         self.rows_judged, self.flags = 0, torch.zeros(parties, dtype=torch.int64)
 
     def standardised(self, cut: Tensor) -> Tensor:
-        """Cuts standardised by the running mean and variance, axes (rows, width)."""
+        """Standardise a cut by the running mean and variance, axes (rows, width)."""
         mean, deviation = self.moments()
         return (cut - mean) / deviation
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The running mean and deviation of each unit, axes (width,)."""
+        """Return the running mean and standard deviation of each unit, axes (width,) each."""
         norm = self.scale
         assert norm.running_mean is not None
         assert norm.running_var is not None
         return norm.running_mean, (norm.running_var + norm.eps).sqrt()
 
     def blocks(self, values: Tensor) -> Tensor:
-        """Values of axes (rows, width) by party, axes (rows, parties, units)."""
+        """Split values of axes (rows, width) by party, to axes (rows, parties, units)."""
         return values.reshape(len(values), self.parties, -1)
 
     def count(self, flagged: Tensor) -> None:
-        """Count the flags of predictions, axes (rows, parties)."""
+        """Add the flags of predicted rows, axes (rows, parties), to the counters."""
         self.rows_judged += len(flagged)
         self.flags += flagged.sum(dim=0).cpu()
 
 
 class PurifyingTop(JudgingTop):
-    """A top that first passes merged cuts through `purify`, in evaluation mode.
+    """A top that passes merged cuts through `purify` before predictions, but not in training.
 
     Args:
         top, width, parties: see `JudgingTop`.
@@ -85,7 +87,7 @@ class PurifyingTop(JudgingTop):
         self.learning: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Return outputs of axes (rows, outputs); in training, store the loss in `learning`."""
+        """Return outputs, axes (rows, outputs); in training, store the loss as `learning`."""
         if self.training:
             if len(cut) > 1:
                 self.learning = self.learn(self.scale(cut.detach()))
@@ -95,31 +97,31 @@ class PurifyingTop(JudgingTop):
         return purified
 
     def purified(self, cut: Tensor) -> Tensor:
-        """The cuts that the top reads instead, axes (rows, width)."""
+        """Return the cuts that the top reads in a prediction, axes (rows, width)."""
         mean, deviation = self.moments()
         written, changed = self.purify((cut - mean) / deviation)
         return torch.where(changed, written * deviation + mean, cut)
 
     @abstractmethod
     def learn(self, cut: Tensor) -> Tensor:
-        """Return the loss of the defense's networks on a standardised batch, without a graph."""
+        """Return the loss of the defense's networks; standardised `cut` has no autograd graph."""
 
     @abstractmethod
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Repaired cuts, standardised, and whether each replaces the received value.
+        """Return repaired standardised cuts, and a mask of the values to replace by them.
 
-        Both have axes (rows, width).
+        Both tensors have axes (rows, width).
         """
 
 
 class OfParties(Defense):
-    """Base of defenses that compare the parties' cuts in the merged one.
+    """Base class of defenses that compare the parties' cuts within the merged cut.
 
-    Parties are the concatenated cuts in the merged one, of equal width; the label party counts too
-    if it has columns.
+    The merged cut must be a concatenation of the parties' cuts with equal widths. The label party
+    counts as a party if it has columns.
 
     Attributes:
-        least: smallest number of parties for which it works.
+        least: smallest number of parties with which the defense works.
     """
 
     side = "label"
@@ -142,11 +144,11 @@ class OfParties(Defense):
 
 
 class Purification(OfParties):
-    """Base of the defenses in this file.
+    """Base class of `VFLIP` and `CoPur`.
 
     Args:
-        hidden: units of the network that learns how cuts go together.
-        weight: weight of its loss, beside the task's.
+        hidden: hidden units of the network that learns how the parties' cuts fit together.
+        weight: weight of this network's loss, relative to the task loss.
     """
 
     def __init__(self, hidden: int, weight: float) -> None:
@@ -159,7 +161,7 @@ class Purification(OfParties):
 
     @abstractmethod
     def build(self, top: nn.Module, width: int) -> PurifyingTop:
-        """The top with the networks of this member."""
+        """Return the defense's top, which contains `top` and the defense's networks."""
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         assert self.parties, "`merged` comes first"
@@ -178,8 +180,9 @@ class MaskedTop(PurifyingTop):
 
     Args:
         top, width, parties: see `PurifyingTop`.
-        hidden: units of the autoencoder.
-        deviations: number of deviations above the mean from which an error counts as a vote.
+        hidden: hidden units of the autoencoder.
+        deviations: an error that exceeds the mean by more than this number of standard deviations
+            is a vote.
     """
 
     def __init__(
@@ -205,10 +208,10 @@ class MaskedTop(PurifyingTop):
         return mse_loss(written[chosen, one], rows[chosen, one])
 
     def errors(self, cut: Tensor) -> Tensor:
-        """Return distances of each party's cut from its prediction by each other party's cut.
+        """Return the errors of predictions of each party's cut from each other party's cut alone.
 
         Returns:
-            Axes (rows, party that is judged, party that is shown).
+            Euclidean distances, axes (rows, predicted party, party whose cut is given).
         """
         rows, found = self.blocks(cut), []
         with torch.no_grad():
@@ -220,7 +223,7 @@ class MaskedTop(PurifyingTop):
         return torch.stack(found, dim=2)
 
     def flagged(self, cut: Tensor) -> Tensor:
-        """Return a mask of cuts that do not fit, bool, axes (rows, parties); `cut` standardised."""
+        """Return which parties' cuts do not fit, as a bool mask of axes (rows, parties)."""
         means, squares = self.get_buffer("means"), self.get_buffer("squares")
         spread = (squares - means.square()).clamp(min=1e-12).sqrt()
         votes = (self.errors(cut) - means) / spread > self.deviations
@@ -235,7 +238,7 @@ class MaskedTop(PurifyingTop):
         return written, some[:, None].expand_as(cut)
 
     def _count(self, errors: Tensor) -> None:
-        """Running means of errors and of their squares."""
+        """Update the running means of errors and of squared errors."""
         means, squares = self.get_buffer("means"), self.get_buffer("squares")
         batches = self.get_buffer("batches")
         batches += 1
@@ -245,38 +248,40 @@ class MaskedTop(PurifyingTop):
 
 
 def flagged_share(model: nn.Module, party: int) -> float | None:
-    """Return the share of the rows of all predictions in which a party's cut was flagged.
+    """Return the share of all predicted rows in which a party's cut was flagged.
 
     Args:
-        model: model with the top of a defense that judges parties.
-        party: the party's position in merge order, from 0.
+        model: model that contains the top of a defense that flags parties.
+        party: the party's position in the merge order, from 0.
 
     Returns:
-        None if no defense judges parties, or nothing was predicted.
+        The share; None if the model has no such defense, or has predicted no rows.
     """
     judges = (one for one in model.modules() if isinstance(one, JudgingTop) and one.rows_judged)
     return next((int(one.flags[party]) / one.rows_judged for one in judges), None)
 
 
 class VFLIP(Purification):
-    """Each other party's cut judges a cut; if a majority rejects it, the label party replaces it.
+    """Other parties' cuts check a party's cut; if most reject it, the label party repairs the row.
 
-    In training, a masked autoencoder learns to predict one party's cut from all others or from one
-    other. At inference each party's cut is predicted from each other party's cut alone; an error of
-    more than `deviations` above the mean in training is a vote against the party. If more than half
-    of the others vote against a party, the autoencoder replaces the whole merged cut by a
-    prediction from the remaining parties. Other rows, and rows without any party left, are read as
-    they came. It needs three parties: With only two parties, each would vote against the other.
+    In training, a masked autoencoder learns to predict one party's cut from all other parties'
+    cuts, or from the cut of one other party. At inference, it predicts each party's cut from each
+    other party's cut alone. If the error exceeds its mean in training by more than `deviations`
+    standard deviations, the other party votes against the party. If more than half of the other
+    parties vote against a party, the autoencoder predicts the whole merged cut from the parties
+    that were not rejected. Other rows stay unchanged, and so do rows in which all parties were
+    rejected. The defense needs three parties: with only two, each would vote against the other.
 
     Source: Cho et al. 2024, "VFLIP: a backdoor defense for vertical federated learning via
     identification and purification" (ESORICS), sections on the masked autoencoder ("N-1 to 1" and
-    "1 to 1"), identification and purification. The autoencoder trains together with the task, not
-    afterwards.
+    "1 to 1"), identification and purification. The autoencoder trains together with the task,
+    whereas the paper trains it afterwards.
 
     Args:
-        deviations: above the mean error at which a cut is voted against (the paper's rho).
-        hidden: units of the autoencoder.
-        weight: weight of its loss, beside the task's.
+        deviations: number of standard deviations above the mean error from which an error is a vote
+            (the paper's rho).
+        hidden: hidden units of the autoencoder.
+        weight: weight of the autoencoder's loss, relative to the task loss.
 
     >>> defense = VFLIP()
     >>> defense.merged([2, 2, 2])
@@ -306,9 +311,9 @@ class ManifoldTop(PurifyingTop):
 
     Args:
         top, width, parties: see `PurifyingTop`.
-        hidden: units of encoder and decoder.
-        code: numbers of a code.
-        steps: steps of the search for a code.
+        hidden: hidden units of the encoder and of the decoder.
+        code: width of a code.
+        steps: number of steps in the search for a code.
     """
 
     def __init__(
@@ -324,7 +329,7 @@ class ManifoldTop(PurifyingTop):
         return mse_loss(written, cut)
 
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Search in double precision, because a search amplifies rounding errors."""
+        """Search for the nearest code, in double precision since the search amplifies rounding."""
         there = cut.double()
         code = _double(self.encoder, there)
         first, second = torch.zeros_like(code), torch.zeros_like(code)
@@ -338,7 +343,7 @@ class ManifoldTop(PurifyingTop):
         return _double(self.decoder, code).float(), torch.ones_like(cut, dtype=torch.bool)
 
     def _slope(self, code: Tensor, cut: Tensor) -> Tensor:
-        """Gradient of the sum, over parties, of distances between the decoded code and the cut."""
+        """Return the gradient, with respect to the code, of the sum of the parties' distances."""
         with torch.enable_grad():
             leaf = code.detach().requires_grad_()
             differences = self.blocks(_double(self.decoder, leaf) - cut.detach())
@@ -348,29 +353,29 @@ class ManifoldTop(PurifyingTop):
 
 
 def _double(network: nn.Module, values: Tensor) -> Tensor:
-    """Return a network's outputs in double precision; its weights get no gradient."""
+    """Return a network's outputs in double precision, without gradients for its weights."""
     weights = {name: weight.detach().double() for name, weight in network.named_parameters()}
     outputs: Tensor = functional_call(network, weights, (values,))
     return outputs
 
 
 class CoPur(Purification):
-    """The top reads the nearest merged cut that parties could have sent together.
+    """The top reads the nearest merged cut that the parties could plausibly have sent together.
 
-    An autoencoder learns the distribution of merged cuts. At inference a search finds the code
-    whose decoded cut has the least sum, over parties, of distances to the cuts that came: cut is
-    nearest; a sum of norms instead of squares allows a few parties to be far off (block sparsity).
-    Every row is read as decoded, so the autoencoder's own error costs accuracy.
+    An autoencoder learns the distribution of merged cuts in training. At inference, a search finds
+    the code whose decoded cut is nearest to the received cuts. It minimises the sum of the parties'
+    distances, not of squared distances, so that a few parties may be far away (block sparsity). The
+    top reads the decoded cut of every row, so the autoencoder's error costs accuracy.
 
     Source: Liu, Xie, Koyejo, Li 2022, "CoPur: certifiably robust collaborative inference via
-    feature purification" (NeurIPS): the l2,1 decomposition with a nonlinear manifold, without its
-    constraint that the code's part is exact. The top is trained on unchanged cuts; no certificate
-    is computed.
+    feature purification" (NeurIPS): the l2,1 decomposition with a nonlinear manifold. This class
+    leaves out the constraint that the code explains its part of the cut exactly. The top trains on
+    unchanged cuts; this class computes no certificate.
 
     Args:
-        code: numbers of a code.
-        steps: Adam steps of the search for a code; at most 100.
-        hidden: units of encoder and decoder.
+        code: width of a code.
+        steps: number of Adam steps in the search for a code; at most 100.
+        hidden: hidden units of the encoder and of the decoder.
         weight: weight of the autoencoder's loss relative to the task's loss.
 
     >>> defense = CoPur()

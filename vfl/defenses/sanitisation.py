@@ -1,8 +1,8 @@
-"""Texts whose words are randomly replaced before the bottom model reads them.
+"""Defenses that randomly replace the words of texts before the bottom model reads them.
 
-Both members draw a substitute for each word of a text from an exponential mechanism: near words, by
-the vectors of the bottom's own embedding, are likely. A text is always sanitised in the same way,
-so repeated messages cannot be averaged.
+Both defenses here draw a substitute for each word of a text by an exponential mechanism. Words
+whose vectors in the bottom's embedding are near are likely substitutes. The same text always gets
+the same substitutes, so an attacker cannot average repeated messages.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vfl.defenses.base import MOST_EPSILON, Defense
 from vfl.models.base import whole_numbers
 from vfl.privacy import PrivacyStatement
 
-#: Largest number of words whose distances are computed.
+#: Largest vocabulary for which distances between word vectors are computed.
 _MOST_WORDS = 2**16
 _MOST_SET = 1024
 _AT_ONCE = 256
 
 
 class SanitisedBottom(nn.Module):
-    """A bottom that reads sanitised words; padding, number 0, stays.
+    """A bottom that reads texts with substituted words; padding (word number 0) stays.
 
     Args:
-        bottom: model that reads words as integers, axes (rows, words), through an embedding.
-        law: defense that chooses the substitutes.
+        bottom: model that reads word numbers, axes (rows, words), through an embedding.
+        law: the defense that chooses the substitutes.
 
     Raises:
         SpecError: the bottom has no embedding, or its vocabulary is too large.
@@ -49,7 +49,7 @@ class SanitisedBottom(nn.Module):
         law.register(self)
 
     def begin(self, secret: Secret) -> None:
-        """Store the present word vectors of the embedding, and the key of all draws."""
+        """Store the embedding's word vectors of this moment, and the key for all random draws."""
         words = _embedding(self.bottom)
         with torch.no_grad():
             device = self.vectors.device
@@ -59,12 +59,12 @@ class SanitisedBottom(nn.Module):
         self._law.begin(self)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The bottom's outputs for sanitised texts."""
+        """Return the bottom's outputs for texts with substituted words."""
         outputs: Tensor = self.bottom(rows if rows.is_meta else self.sanitised(rows))
         return outputs
 
     def sanitised(self, rows: Tensor) -> Tensor:
-        """Return texts with replaced words, in the same axes and type."""
+        """Return texts with substituted words, in the axes and data type of `rows`."""
         assert self.key.any(), "`fit` comes first"
         numbers = whole_numbers(rows, len(self.vectors) - 1, "sanitisation", "words")
         secret = Secret(bytes(self.key.tolist()))
@@ -75,7 +75,7 @@ class SanitisedBottom(nn.Module):
 
 
 class Sanitisation(Defense):
-    """Base of the defenses in this file.
+    """Base class of `SanText` and `CusText`.
 
     Args:
         epsilon: epsilon of the exponential mechanism.
@@ -99,30 +99,31 @@ class Sanitisation(Defense):
                 part.begin(secret)
 
     def register(self, bottom: SanitisedBottom) -> None:
-        """Add the defense's buffers to a bottom."""
+        """Register this defense's own buffers in a bottom."""
 
     def begin(self, bottom: SanitisedBottom) -> None:
-        """Fill these buffers."""
+        """Fill the buffers of `register`."""
 
     @abstractmethod
     def substitutes(self, bottom: SanitisedBottom, words: Tensor, draws: Tensor) -> Tensor:
         """Return a substitute for each word.
 
         Args:
-            bottom: table with the word vectors.
-            words: int64, axes (words,).
-            draws: uniform numbers on [0, 1), float64, axes (words,).
+            bottom: module that holds the word vectors.
+            words: word numbers, int64, axes (words,).
+            draws: uniform random numbers in [0, 1), float64, axes (words,).
         """
 
 
 class SanText(Sanitisation):
-    """Replaces a word by any other word; nearer words are more probable.
+    """Replaces a word by any word of the vocabulary; words with nearer vectors are more likely.
 
-    P(y | x) is proportional to exp(-epsilon |v(x) - v(y)| / 2), over all words but padding. For one
-    word this is metric local differential privacy: epsilon times the distance of two words.
+    For word vectors v, P(y | x) is proportional to exp(-epsilon |v(x) - v(y)| / 2), over all words
+    except padding. For one word this is metric local differential privacy: the privacy loss between
+    two words is at most epsilon times their distance.
 
-    Source: Yue et al. 2021, "Differential privacy for text analytics via natural text
-    sanitization" (ACL Findings), SanText. SanText+, which spares frequent words, is not here.
+    Source: Yue et al. 2021, "Differential privacy for text analytics via natural text sanitization"
+    (ACL Findings), SanText. vfl has no SanText+, which keeps frequent words.
 
     Args:
         epsilon: epsilon for a distance of 1 between word vectors.
@@ -158,19 +159,20 @@ class SanText(Sanitisation):
 
 
 class CusText(Sanitisation):
-    """Replaces a word by one of the few words in the same fixed set.
+    """Replaces a word by one of a few words in the same fixed set.
 
-    Sets are disjoint: Words are processed in the order of their numbers, frequent ones first; each
-    forms a set with its nearest words that are in no set yet. Within a set, P(y | x) is
-    proportional to exp(epsilon u / 2), where u falls from 1 for x itself to 0 for the farthest
-    word. So epsilon protects any two words of a set from each other; the set itself is disclosed.
+    The sets are disjoint. The defense takes the words in the order of their numbers, so frequent
+    words come first. Each word that is in no set yet forms a set with its nearest words that are in
+    no set. Within a set, P(y | x) is proportional to exp(epsilon u / 2), where u falls from 1 for x
+    itself to 0 for the farthest word. So epsilon bounds how well an attacker can distinguish two
+    words of one set; the set itself is disclosed.
 
     Source: Chen et al. 2023, "A customized text sanitization mechanism with differential privacy"
     (ACL Findings): its mapping and its sampling function.
 
     Args:
-        epsilon: epsilon of one word.
-        words: number of words of a set; the last set may have fewer.
+        epsilon: epsilon of one word within its set.
+        words: number of words in a set; the last set may have fewer.
 
     >>> CusText(epsilon=1, words=10).words
     10
@@ -212,14 +214,14 @@ class CusText(Sanitisation):
         away = away.masked_fill(members == 0, 0)
         utility = 1 - away / away.amax(1, keepdim=True).clamp(min=1e-12)
         score = (self.epsilon * utility / 2).masked_fill(members == 0, -torch.inf)
-        score[words == 0] = 0  # padding, which is not replaced
+        score[words == 0] = 0  # padding is not replaced
         sums = score.softmax(1).cumsum(1)
         drawn = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)
         return members.gather(1, drawn.clamp(max=self.words - 1))[:, 0]
 
 
 def _embedding(bottom: nn.Module) -> nn.Embedding:
-    """Return the embedding of a bottom's words.
+    """Return the word embedding of a bottom.
 
     Raises:
         SpecError: the bottom has no embedding, or its vocabulary is too large.

@@ -1,7 +1,7 @@
 """Self-supervised learning of a bottom from its owner's rows: five objectives without labels.
 
 `LabelFree` bottoms learn in this way and are then frozen. `Pretrained` bottoms continue with
-labels, and `FewRounds` bottoms do so for a bounded number of gradients.
+labels; `FewRounds` bottoms continue with a bounded number of gradients.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from vfl.models.optimizers import descend
 Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
 
 _HEAD_WIDTH = 256
-_HEAD_COPIES = 5  # weights, gradients, Adam's two averages, and one temporary copy
+_HEAD_COPIES = 5  # weights, gradients, two Adam averages, one temporary copy
 
 #: Temperature of SimCLR's softmax.
 _TEMPERATURE = 0.5
-#: Weights of VICReg's three terms (Bardes et al. 2022, section 4.2), and the constant that is added
-#: to a variance before its square root.
+#: Weights of VICReg's three loss terms (Bardes et al. 2022, section 4.2), and the constant added to
+#: a variance before its square root.
 _INVARIANCE, _VARIANCE, _COVARIANCE = 25.0, 25.0, 1.0
 _LEAST_VARIANCE = 1e-4
-#: Weight of reconstruction relative to the detection of replaced cells (Yoon et al. 2020, equation
-#: 4).
+#: Weight of the reconstruction loss, relative to the loss of detecting replaced values (Yoon et al.
+#: 2020, equation 4).
 _REBUILDING = 2.0
 
-#: Largest changes of augmented pictures: radians, and shares of scale, of half a side, of contrast.
+#: Largest random changes of a picture: rotation in radians, relative change of size, shift relative
+#: to half the picture's side, relative change of contrast.
 _TURN, _STRETCH, _SHIFT, _CONTRAST = math.pi / 12, 0.2, 0.2, 0.4
 
-#: The loss of whole rows on a device, computed by the encoder and a perceptron after it.
+#: Function from a batch of whole rows, a model and a device to a loss; the model is the encoder
+#: followed by a perceptron.
 _Loss = Callable[[Tensor, nn.Module, torch.device], Tensor]
 
 
@@ -55,27 +57,30 @@ def learn(
     epochs: int = 10,
     mask: float = 0.3,
 ) -> None:
-    """Train the trainable parts of an encoder without labels.
+    """Train the trainable weights of an encoder without labels.
 
-    autoencoder: "autoencoder": reconstructs rows of which a part was set to 0 (Vincent et al.
-    2008). scarf: "scarf": finds the original of a corrupted row in the batch. Corruption replaces a
-    value by another row's value of the same column with probability `mask` (Bahri et al. 2022,
-    algorithm 1, with a temperature of 1). simclr: "contrast": matches the two views of every row
-    (Chen et al. 2020, equation 1, with a temperature of 0.5). vicreg: two views of a row have
-    similar outputs, while every output varies and outputs are uncorrelated (Bardes et al. 2022,
-    equation 6). vime: "vime": predicts which values of a row were replaced by other rows', and the
-    original values (Yoon et al. 2020, equations 4 to 6).
+    Kind "autoencoder" reconstructs rows in which some values were set to 0 (Vincent et al. 2008).
+    Kind "scarf" finds, for each corrupted row, the original row in the batch. Corruption replaces
+    each value, with probability `mask`, by another row's value of the same column (Bahri et al.
+    2022, algorithm 1, with a temperature of 1). Kind "simclr" finds, for each view of a row, the
+    other view of the same row in the batch (Chen et al. 2020, equation 1, with a temperature of
+    0.5). Kind "vicreg" makes the outputs for two views of a row similar, while every output varies
+    over rows and different outputs are uncorrelated (Bardes et al. 2022, equation 6). Kind "vime"
+    predicts which values of a row were replaced by values of other rows, and the original values
+    (Yoon et al. 2020, equations 4 to 6).
 
-    A view of a picture is `augmented`; of any other row it is corrupted as scarf does.
+    A view of a picture comes from `augmented`; a view of any other row is a corrupted copy, as for
+    "scarf".
 
     Args:
         kind: the objective.
-        encoder: module with outputs of axes (rows, width), on the device of the training.
-        inputs: axes (rows, ...); with four axes, pictures of (rows, channels, height, width).
-        draw: generator of order, masks and views; initial weights of the perceptron after the
-            encoder, and dropout, use torch's own generator.
-        epochs: over all rows.
-        mask: share of a row's values that is hidden or replaced; of a picture's pixels, the most
+        encoder: module with outputs of axes (rows, width), on the device that trains it.
+        inputs: axes (rows, ...); inputs with four axes are pictures of axes (rows, channels,
+            height, width).
+        draw: generator of the order of rows, masks and views. Dropout and the initial weights of
+            the perceptron use torch's global generator instead.
+        epochs: number of epochs over all rows.
+        mask: share of a row's values to hide or replace; for pictures, the largest share of pixels
             that `augmented` erases.
     """
     columns = inputs[0].numel()
@@ -97,7 +102,7 @@ def learn(
 def train_autoencoder(
     encoder: nn.Module, inputs: Tensor, draw: torch.Generator, epochs: int = 10, mask: float = 0.3
 ) -> nn.Module:
-    """The encoder, trained to rebuild inputs of which a part is masked; in evaluation, frozen.
+    """Train an encoder to reconstruct masked inputs; return it frozen, in evaluation mode.
 
     The arguments are those of `learn`.
     """
@@ -106,7 +111,7 @@ def train_autoencoder(
 
 
 def learning_bytes(kind: Learned, columns: int, width: int) -> int:
-    """Return the memory of the perceptron after a bottom and of the training batches, in bytes."""
+    """Return the bytes of memory for the perceptron after a bottom and for the training batches."""
     outputs = max(2 * columns if kind == "vime" else columns, _HEAD_WIDTH)
     head = _HEAD_WIDTH * (width + 1 + outputs) + outputs
     return 4 * (_HEAD_COPIES * head + FIT_ROWS * (8 * columns + 4 * _HEAD_WIDTH))
@@ -136,7 +141,7 @@ def _estimating(inputs: Tensor, draw: torch.Generator, mask: float) -> _Loss:
     def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
         seen, true = corrupted(whole, inputs, draw, mask).to(device), whole.flatten(1).to(device)
         replaced, rebuilt = model(seen).chunk(2, dim=1)
-        # A value that was replaced by an equal value counts as not replaced.
+        # A replaced value counts as unchanged if the new value is equal.
         differs = (seen.flatten(1) != true).float()
         found = binary_cross_entropy_with_logits(replaced, differs)
         return found + _REBUILDING * mse_loss(rebuilt, true)
@@ -163,7 +168,7 @@ def _comparing(
 
 
 def contrast(one: Tensor, other: Tensor) -> Tensor:
-    """NT-Xent of two views of the same rows, axes (rows, width) each; a scalar.
+    """Return the NT-Xent loss of two views of the same rows, axes (rows, width) each.
 
     >>> views = torch.eye(2)
     >>> round(float(contrast(views, views)), 4)  # ln(1 + 2 exp(-1 / 0.5))
@@ -176,7 +181,7 @@ def contrast(one: Tensor, other: Tensor) -> Tensor:
 
 
 def vicreg_loss(one: Tensor, other: Tensor) -> Tensor:
-    """Invariance, variance and covariance of two views, axes (rows, width) each; a scalar.
+    """Return the VICReg loss of two views of the same rows, axes (rows, width) each.
 
     >>> round(float(vicreg_loss(torch.zeros(2, 3), torch.zeros(2, 3))), 2)  # 25 * 2 * (1 - 0.01)
     49.5
@@ -195,13 +200,13 @@ def vicreg_loss(one: Tensor, other: Tensor) -> Tensor:
 
 
 def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float) -> Tensor:
-    """Rows of which every value is, with probability `mask`, the same column's of another row.
+    """Return rows whose values are, with probability `mask`, replaced from other rows.
 
     Args:
-        whole: axes (rows, ...).
-        inputs: rows from which replacement values are drawn, axes (more rows, ...).
-        draw: generator that chooses values and rows.
-        mask: probability of each value.
+        whole: rows to corrupt, axes (rows, ...).
+        inputs: rows that provide the replacement values, of the same column; axes (more rows, ...).
+        draw: generator that chooses values to replace and rows to take values from.
+        mask: probability of replacing a value.
     """
     columns, flat = inputs.flatten(1), whole.flatten(1)
     others = columns.gather(0, torch.randint(len(columns), flat.shape, generator=draw))
@@ -211,15 +216,16 @@ def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float)
 
 
 def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
-    """Pictures turned, stretched, moved and of another contrast, a rectangle of each erased.
+    """Return pictures that are rotated, scaled, shifted, changed in contrast and partly erased.
 
-    No picture is mirrored: digits are not the same in a mirror, and neither is a half picture.
-    Pixels from outside and erased pixels have the value of the darkest pixel.
+    The function never mirrors a picture, because a mirrored digit, or half of a picture, shows
+    something else. Erased pixels, and pixels that move in from outside, get the value of the
+    picture's darkest pixel. The erased area is a rectangle.
 
     Args:
         pictures: axes (rows, channels, height, width).
-        draw: everything random comes from here.
-        erased: the most of a picture's area that is erased.
+        draw: generator of all random changes.
+        erased: largest share of a picture's area to erase.
     """
     rows, _, height, width = pictures.shape
 
@@ -228,8 +234,8 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
     turn = uniform(-_TURN, _TURN)
     across, down = uniform(1 - _STRETCH, 1 + _STRETCH), uniform(1 - _STRETCH, 1 + _STRETCH)
-    # Both sides have length 2 in these coordinates, whatever the number of pixels; a rotation has
-    # to undo that.
+    # In these coordinates width and height are both 2, whatever the number of pixels. The rotation
+    # must correct for this.
     first = [across * turn.cos(), -across * turn.sin() * height / width, uniform(-_SHIFT, _SHIFT)]
     second = [down * turn.sin() * width / height, down * turn.cos(), uniform(-_SHIFT, _SHIFT)]
     motion = torch.stack([torch.stack(first, 1), torch.stack(second, 1)], 1)
@@ -243,7 +249,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
 
 def _within(centre: Tensor, length: Tensor, pixels: int) -> Tensor:
-    """Return a mask of pixels in an interval, axes (rows, pixels); units are parts of the side."""
+    """Return a mask of the pixels within an interval of a side; axes (rows, pixels)."""
     at = (torch.arange(pixels) + 0.5) / pixels
     return (at - centre[:, None]).abs() < length[:, None] / 2
 
@@ -260,7 +266,7 @@ def _descend(
     batch_size: int,
     loss: _Loss,
 ) -> None:
-    """Train an encoder with a perceptron after it, and discard the perceptron."""
+    """Train an encoder together with a perceptron after it, and then discard the perceptron."""
     device = next((weights.device for weights in encoder.parameters()), inputs.device)
     with torch.no_grad():
         width = encoder.eval()(inputs[:1].to(device)).shape[1]
@@ -270,6 +276,6 @@ def _descend(
     steps = optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-3)
     for _ in range(epochs):
         order = torch.randperm(len(inputs), generator=draw)
-        for start in range(0, max(len(order) - 1, 1), batch_size):  # no batch has only one row
+        for start in range(0, max(len(order) - 1, 1), batch_size):  # skips a last batch of one row
             whole = inputs.index_select(0, order[start : start + batch_size])
             descend(steps, loss(whole, model, device))

@@ -1,4 +1,4 @@
-"""Split-N-Denoise: noise on token vectors, and a repair of what a server makes of them."""
+"""Split-N-Denoise: noise on token vectors, and a layer that repairs a server's noisy results."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HEADS = 4
 
 
 class Denoiser(nn.Module):
-    """Adds a correction to what came back, computed from it, the clean vectors and their noise.
+    """Adds a correction to the returned vectors, computed from them, the clean cut and its noise.
 
-    A layer of attention lets every returned vector read all tokens of its row.
+    An attention layer lets each returned vector read all tokens of its row.
 
     Args:
-        sent: width of a token vector.
+        sent: width of a token vector in the cut.
         returned: width of a returned vector.
-        hidden: width of the layer; a multiple of 4.
+        hidden: width of the attention layer; a multiple of 4.
     """
 
     def __init__(self, sent: int, returned: int, hidden: int) -> None:
@@ -40,7 +40,7 @@ class Denoiser(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, returned: Tensor, cut: Tensor, sent: Tensor) -> Tensor:
-        """The repaired vectors, axes of `returned`: (rows, width) or (rows, tokens, width)."""
+        """Return repaired vectors, axes (rows, width) or (rows, tokens, width), like `returned`."""
         tokens = _with_tokens(torch.cat([cut, sent - cut], -1))
         back = _with_tokens(returned)
         read = torch.cat([self.of_returned(back), self.of_tokens(tokens)], 1)
@@ -49,38 +49,42 @@ class Denoiser(nn.Module):
 
 
 def _with_tokens(values: Tensor) -> Tensor:
-    """Values of axes (rows, tokens, width); a row without tokens is a single one."""
+    """Return values with axes (rows, tokens, width); a row without tokens counts as one."""
     return (
         values[:, None] if values.dim() == 2 else values.reshape(len(values), -1, values.shape[-1])
     )
 
 
 class SplitAndDenoise(Defense):
-    """Each row of the cut gets noise, and in a U-shape the party repairs what comes back.
+    """Adds noise to each row of the cut; in a U-shape, the feature party repairs what comes back.
 
-    A row z has the density of exp(-eta |z|) around it: that is eta times the distance of two rows
-    of metric local differential privacy (d_chi-privacy), for one message of the row. Then it is
-    clipped to a norm. With `row_axes=2` in `vfl.split` a row is one token vector, as in the source;
-    else it is the whole cut of a row. The same rows asked again in the same step get the same
-    noise. Where nothing comes back to the feature party, the noise is all that is left.
+    The density of noise n is proportional to exp(-eta |n|). For one message of a row, this is
+    metric local differential privacy (d_chi-privacy): the privacy loss between two rows is at most
+    eta times their distance. After the noise, the row is clipped to a norm. With `row_axes=2` in
+    `vfl.split`, each token vector counts as a row, as in the paper; otherwise a row is the whole
+    cut of one record. A repeated query of the same rows in the same step gets the same noise.
+    Without a U-shape, the feature party receives no cut, so the defense consists of the noise
+    alone.
 
     Source: Mai, Yan, Huang, Yang, Pang 2024, "Split-and-denoise: protect large language model
-    inference with local differential privacy" (ICML): its mechanism, its clipping after the noise,
-    and a denoiser that reads the clean vectors, the noise and what came back. There the server
-    trains the denoiser on public texts, to its own clean outputs, and hands it out; here it trains
-    with the party's last layers, by the loss of the task. It has one layer of attention.
+    inference with local differential privacy" (ICML): the noise mechanism, the clipping after the
+    noise, and a denoiser that reads the clean vectors, the noise and the returned vectors. In the
+    paper, the server trains the denoiser on public texts, with its own clean outputs as targets,
+    and gives it to the users. Here the denoiser trains with the feature party's last layers, on the
+    task loss. The denoiser has one attention layer.
 
     Args:
-        eta: epsilon for a distance of 1 between two rows.
-        norm: bound of a row's norm after the noise; the default clips nothing in practice.
-        hidden: width of the denoiser's layer, a multiple of 4.
+        eta: epsilon for two rows at a distance of 1.
+        norm: clip norm of a row after the noise; the default is too large to clip anything in
+            practice.
+        hidden: width of the denoiser's attention layer; a multiple of 4.
 
     >>> SplitAndDenoise(eta=8).restorer(6, 5)(torch.ones(2, 5), torch.ones(2, 6), torch.ones(2, 6))
     tensor([[1., 1., 1., 1., 1.],
             [1., 1., 1., 1., 1.]], grad_fn=<AddBackward0>)
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     side = "feature"
@@ -124,10 +128,10 @@ class SplitAndDenoise(Defense):
 
 
 def _drawn(secret: Secret, rows: int, width: int, *stream: str | int) -> np.ndarray:
-    """Draws of density proportional to exp(-|z|), float64, axes (rows, width).
+    """Draw noise with density proportional to exp(-|z|), float64, axes (rows, width).
 
-    The direction is uniform; the length is the sum of as many exponential draws as the width, which
-    has the Gamma law.
+    The direction is uniform. The length has the Gamma distribution of a sum of `width` exponential
+    random numbers.
     """
     direction = secret.normal((rows, width), "split_and_denoise direction", *stream)
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)

@@ -21,38 +21,39 @@ from vfl.privacy import PrivacyStatement
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)
 _MOST_CHECKS = 10_000
-#: Matrices of axes (width, width), float64, that a judgement holds at once; measured, 12.
+#: Number of float64 (width, width) matrices that one check holds at once; measured, 12.
 _MATRICES = 16
 
 
 class SplitGuard(Defense):
-    """Sends some batches with shuffled rows, whose gradients from an honest label party differ.
+    """Shuffles the rows of some batches; an honest label party's gradients differ for such batches.
 
-    The original (Erdogan et al. 2022, arXiv 2108.09052) sends false labels with a batch. Here
-    another party has the labels, so the rows are false: The party permutes these rows, and each row
-    gets another row's label. For an honest top this is a batch of wrong labels. Its gradient for a
-    last layer of the bottom, cut^T gradient, is longer than in regular batches and has another
-    direction. A label party with its own target for the bottom, as in feature-space hijacking
-    (Pasquini et al. 2021), uses no label and treats both kinds of batches alike. The party does not
-    learn from a false batch.
+    In the original (Erdogan et al. 2022, arXiv 2108.09052), the party with the labels sends false
+    labels with some batches. Here another party has the labels, so the feature party permutes the
+    rows of some batches instead, and each row meets another row's label. For an honest top, such a
+    batch has wrong labels. The gradient for a last layer of the bottom, cut^T gradient, then has a
+    larger norm than in regular batches, and another direction. A dishonest label party that trains
+    the bottom for its own target, as in feature-space hijacking (Pasquini et al. 2021), uses no
+    labels. So its gradients are alike for both kinds of batches. The feature party does not learn
+    from a shuffled batch.
 
-    The party ends a training if two scores are too low: the mean of the latest scores, and the
-    newest score, which uses the most batches. On bank marketing (12 % positives, the leaderboard's
-    first table) it ended none of 20 honest trainings (seeds 0 to 19). It ended all 8 hijacked
-    trainings, within 79 to 136 steps of `start`. With the mean as the only criterion, it would end
-    honest trainings the honest training with seed 2: because the first scores use two or three
-    batches, whose noise is ten times their mean.
+    Each shuffled batch gives a score. The feature party ends a training if the mean of the latest
+    scores and the newest score, which uses the most batches, are both too low. On bank marketing
+    (12 % positives, the first table of the leaderboard) the defense ended none of 20 honest
+    trainings (seeds 0 to 19). It ended all 8 hijacked trainings, within 79 to 136 steps of `start`.
+    With the mean as the only criterion, it would also end the honest training with seed 2. The
+    first scores use only two or three batches, whose noise is ten times their mean.
 
-    A gradient defense that hides labels well looks like hijacking; so does a cut that is unrelated
-    to the labels.
+    Gradients under a defense that hides labels well look like hijacking, and so do gradients of a
+    cut that is unrelated to the labels.
 
     Args:
-        share: share of steps whose rows are exchanged.
-        start: first steps without exchanged rows, because an untrained model makes no detectable
-            mistakes.
-        checks: number of false batches, over whose latest scores the mean is judged.
-        threshold: least value of this mean and of the newest score; an honest label party's is near
-            1, a hijacker's near 0.25.
+        share: share of the steps in which the rows are shuffled.
+        start: number of first steps without shuffled batches, because wrong labels do not change
+            the gradients of an untrained model detectably.
+        checks: number of latest scores in the mean; each score belongs to one shuffled batch.
+        threshold: smallest accepted mean score, and smallest accepted newest score. The scores of
+            an honest label party are near 1, those of a hijacker near 0.25.
 
     >>> vector = torch.tensor([1.0, 0.0])
     >>> round(score(-5 * vector, vector, 1.1 * vector), 3), round(score(vector, vector, vector), 3)
@@ -60,7 +61,8 @@ class SplitGuard(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
-        HijackError: raised during training when the mean score is too low.
+        HijackError: raised during training if the mean score and the newest score are both below
+            the threshold.
     """
 
     side = "feature"
@@ -119,7 +121,7 @@ class SplitGuard(Defense):
             self._scores = state["scores"].clone()
 
     def _group(self, context: StepContext) -> int:
-        """Return the group of a step; only its own party can compute it."""
+        """Return a step's group (shuffled, or one of two regular ones); only this party knows."""
         if context.secret is None or context.step < self.start:
             return _REGULAR
         draw = float(context.secret.uniform((1,), "split_guard", context.step)[0])
@@ -140,7 +142,8 @@ class SplitGuard(Defense):
         found = score(means[_FAKE], means[_REGULAR], means[_OTHER])
         self._scores = torch.cat([self._scores, torch.tensor([found]).double()])[-self.checks :]
         mean = float(self._scores.mean())
-        # The newest score uses the most batches; the first scores use two or three, mostly noise.
+        # The newest score uses the most batches; the first scores use two or three, so they are
+        # mostly noise.
         if len(self._scores) == self.checks and max(mean, found) < self.threshold:
             raise HijackError(
                 "the received gradients do not depend on the order of the sent rows",
@@ -152,10 +155,10 @@ class SplitGuard(Defense):
 
 
 def score(fake: Tensor, regular: Tensor, other: Tensor) -> float:
-    """Return the SplitGuard score, 0 to 1: confidence that mean gradients follow the labels.
+    """Return the SplitGuard score, 0 to 1: confidence that gradients depend on the labels.
 
     Args:
-        fake: mean gradient of batches with false rows, axes (values,).
+        fake: mean gradient of shuffled batches, axes (values,).
         regular: mean gradient of one half of the regular batches.
         other: mean gradient of the other half.
     """

@@ -1,4 +1,4 @@
-"""A filter of poisoned rows: views of a party's cut vote on whether it fits the answer."""
+"""A filter of poisoned rows: random views of a party's cut vote on whether it fits the answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl.defenses.purification import JudgingTop, OfParties
 _MOST_VIEWS = 255
 _MOST_ROWS = 2**16
 _MOST_DEVIATIONS = 1000
-#: The fewest rows with an answer from which others with that answer are judged.
+#: Rows with an answer are checked only if at least this number of rows with this answer is known.
 _LEAST_ROWS = 32
-#: Median absolute deviation of a normal distribution, in standard deviations.
+#: Standard deviation of a normal distribution, in units of its median absolute deviation.
 _OF_MEDIAN = 1.4826
 
 
@@ -25,8 +25,9 @@ class VotingTop(JudgingTop):
     Args:
         top, width, parties: see `JudgingTop`.
         views: number of random subspaces.
-        rows: number of latest training rows to compare with.
-        deviations: robust deviations above the median distance from which a view votes.
+        rows: number of latest training rows that cuts are compared with.
+        deviations: a view votes against a cut whose distance exceeds the median distance by more
+            than this number of robust standard deviations.
     """
 
     def __init__(
@@ -37,31 +38,31 @@ class VotingTop(JudgingTop):
         units = width // parties
         bases = [nn.init.orthogonal_(torch.empty(units, max(1, units // 2))) for _ in range(views)]
         self.register_buffer("views", torch.stack(bases))
-        for name in ("seen", "known"):  # the latest rows, and those that others are compared with
+        for name in ("seen", "known"):  # latest rows; rows for comparison
             self.register_buffer(name, torch.zeros(rows, width))
             self.register_buffer(f"answers_of_{name}", torch.full((rows,), -1))
         self.register_buffer("count_seen", torch.zeros((), dtype=torch.int64))
         self._limits: dict[tuple[int, torch.device], tuple[Tensor, Tensor] | None] = {}
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Outputs of axes (rows, outputs); flagged rows of a training batch teach nothing."""
+        """Return outputs, axes (rows, outputs); flagged rows in training get no gradient."""
         outputs: Tensor = self.top(cut)
         if not self.training:
             return self._answered(cut, outputs)
         if len(cut) < 2:
             return outputs
-        self.scale(cut.detach())  # which updates mean and variance
+        self.scale(cut.detach())  # updates the running mean and variance
         values, answers = self.standardised(cut.detach()), _answers(outputs)
         flagged = self.flagged(values, answers).any(1)
         self._remember(values, answers)
         return torch.where(flagged[:, None], outputs.detach(), outputs)
 
     def flagged(self, values: Tensor, answers: Tensor) -> Tensor:
-        """Return a mask of cuts that do not fit an answer, bool, axes (rows, parties).
+        """Return which parties' cuts do not fit the answer, as a bool mask of axes (rows, parties).
 
         Args:
             values: standardised cuts, axes (rows, width).
-            answers: class of each row, axes (rows,).
+            answers: predicted class of each row, axes (rows,).
         """
         found = torch.zeros(len(values), self.parties, dtype=torch.bool, device=values.device)
         for answer in torch.unique(answers).tolist():
@@ -76,9 +77,10 @@ class VotingTop(JudgingTop):
         return found
 
     def _limit(self, answer: int) -> tuple[Tensor, Tensor] | None:
-        """Return the centre of an answer's cuts, and the largest distance that is no vote.
+        """Return the median cut of rows with an answer, and the largest distance without a vote.
 
-        Axes (parties, views, units of a view), and (parties, views); None for too few rows.
+        The tensors have axes (parties, views, units of a view) and (parties, views). The result is
+        None if too few rows have this answer.
         """
         usual = self.get_buffer("known")[self.get_buffer("answers_of_known") == answer]
         if len(usual) < _LEAST_ROWS:
@@ -91,11 +93,11 @@ class VotingTop(JudgingTop):
         return centre, middle + self.deviations * spread
 
     def _viewed(self, values: Tensor) -> Tensor:
-        """Projections of each party's cut, axes (rows, parties, views, units of a view)."""
+        """Project each party's cut on all views; axes (rows, parties, views, units of a view)."""
         return torch.einsum("rpu,vuk->rpvk", self.blocks(values), self.get_buffer("views"))
 
     def _remember(self, values: Tensor, answers: Tensor) -> None:
-        """Put rows in the place of the oldest ones; compare with all of them twice a round."""
+        """Store rows in place of the oldest; renew the comparison rows when half are replaced."""
         seen, count = self.get_buffer("seen"), self.get_buffer("count_seen")
         places = (count + torch.arange(len(values), device=count.device)) % len(seen)
         seen[places] = values
@@ -112,7 +114,7 @@ class VotingTop(JudgingTop):
         self._limits.clear()
 
     def _answered(self, cut: Tensor, outputs: Tensor) -> Tensor:
-        """Outputs with the mean cut of a flagged party in the place of its own."""
+        """Return outputs; if a party is flagged in a row, the mean cut replaces its cut."""
         flagged = self.flagged(self.standardised(cut), _answers(outputs))
         self.count(flagged)
         some = flagged.any(1) & ~flagged.all(1)
@@ -124,32 +126,37 @@ class VotingTop(JudgingTop):
 
 
 def _answers(outputs: Tensor) -> Tensor:
-    """The class of each row, of a single output by its sign; axes (rows,)."""
+    """Return each row's class, axes (rows,); a single output gives the class by its sign."""
     single = outputs.shape[1] == 1
     return (outputs[:, 0] > 0).long() if single else outputs.argmax(1)
 
 
 class SubspaceVotes(OfParties):
-    """A party's cut is judged by the cuts of rows with the same answer, in random subspaces.
+    """Compares a party's cut with cuts of rows that have the same answer, in random subspaces.
 
-    Each view projects the party's standardised cut on a random subspace of half its units. It votes
-    against a cut that is far from the median of the latest training rows with the same answer:
-    `deviations` robust deviations above their median distance. These rows are taken anew when half
-    of them have changed. Where more than half of the views vote against a party, a training row
-    teaches nothing, and a prediction reads the mean cut in that party's place. Rows are judged from
-    the 32nd row of an answer on; rows in which all parties are flagged are answered as they came.
+    A view is a random subspace, half as wide as a party's cut. The class projects the party's
+    standardised cut on each view. The view compares the cut with the median cut of the latest
+    training rows with the same answer. It votes against the cut if the distance exceeds the rows'
+    median distance by more than `deviations` robust standard deviations. When half of the latest
+    training rows have changed, the medians are computed again. A party is flagged in a row if more
+    than half of the views vote against it. A flagged training row gets no gradient. In a
+    prediction, the top reads the mean cut in place of the flagged party's cut. An answer's rows are
+    checked once 32 training rows have this answer. If all parties of a row are flagged, the top
+    reads the row unchanged.
 
-    After the abstract of SecureSplit (Dou et al. 2026, "SecureSplit: mitigating backdoor attacks in
-    split learning", arXiv 2601.14054): a transformation of dimensions that sets poisoned rows
-    apart, and a filter with a threshold that adapts and a majority of votes. The paper's text could
-    not be read. A summary of it names UMAP as the transformation; UMAP places the rows of a batch
-    together, and a prediction here must not depend on other rows. Ours are: random subspaces,
-    medians and deviations, what the votes are about, and what replaces a cut.
+    The design follows the abstract of SecureSplit (Dou et al. 2026, "SecureSplit: mitigating
+    backdoor attacks in split learning", arXiv 2601.14054). The abstract describes a transformation
+    of dimensions that separates poisoned rows, and a filter with an adaptive threshold and majority
+    votes. We could not read the paper's full text. A summary of the paper names UMAP as the
+    transformation. UMAP embeds the rows of a batch jointly, but here a prediction must not depend
+    on other rows. So these parts are our own: random subspaces, medians and deviations, the
+    question that the views vote on, and the cut that replaces a flagged cut.
 
     Args:
-        views: number of random subspaces, which vote.
-        rows: number of latest training rows to compare with.
-        deviations: robust deviations above the median distance from which a view votes.
+        views: number of random subspaces; each has one vote.
+        rows: number of latest training rows that cuts are compared with.
+        deviations: a view votes against a cut whose distance exceeds the median distance by more
+            than this number of robust standard deviations.
 
     >>> defense = SubspaceVotes()
     >>> defense.merged([2, 2])
@@ -158,7 +165,7 @@ class SubspaceVotes(OfParties):
     torch.Size([2, 4])
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, views: int = 9, rows: int = 1024, deviations: float = 4.0) -> None:

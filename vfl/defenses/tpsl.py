@@ -1,4 +1,4 @@
-"""Transcript-private split learning: noise is added where labels enter the computation."""
+"""Transcript-private split learning: adds noise to the gradient of the logits."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from vfl.defenses.base import (
 )
 from vfl.privacy import PrivacyStatement, kernel
 
-#: Margin for rounding: probabilities in float32 add up to 1 within less than this.
+#: Margin for rounding errors: probabilities in float32 add up to 1 with a smaller error.
 _ROUNDING = 2.0**-20
-#: Smallest epsilon; below it the noise exceeds float32's precision for the gradient.
+#: Smallest allowed epsilon; with a smaller one, the noise exceeds float32's precision for the
+#: gradient.
 _LEAST_EPSILON = 1e-6
 
 
 class TranscriptPrivacy(Defense):
-    """Laplace noise on the gradient of every row's logits (TPSL: Yang et al. 2022).
+    """Adds Laplace noise to the gradient of every row's logits (TPSL: Yang et al. 2022).
 
-    A row's gradient depends on the label only through its one-hot code. With two classes the
-    gradients of both labels differ by (1, -1), and noise of scale 1 / epsilon along that direction
-    is enough; with more classes, each logit gets noise of scale 2 / epsilon. Every message to every
-    party and the top's own weights are post-processing of the noisy gradient (arXiv 2203.02073). It
-    lies on a grid, and is exactly along that direction with two classes, so that its low bits
-    disclose nothing (Mironov 2012).
+    The gradient of a row's logits depends on the label only through its one-hot code. With two
+    classes, the gradients for the two labels differ by (1, -1), so noise of scale 1 / epsilon along
+    that direction is enough. With more classes, each logit gets noise of scale 2 / epsilon. Every
+    message to every party, and the top's weights, are post-processing of the noisy gradient (arXiv
+    2203.02073). The noisy gradient is rounded to a grid, so that its low bits disclose nothing
+    (Mironov 2012). With two classes it stays exactly on the direction (1, -1).
 
     Args:
         epsilon: epsilon of one label in one epoch.
@@ -70,8 +71,8 @@ class TranscriptPrivacy(Defense):
         if not logits.requires_grad:
             return None
         rows, classes = logits.shape
-        # The noise depends on the logits: if a step were repeated with other cuts after a restart,
-        # equal noise on both would disclose the difference of the exact gradients.
+        # The random stream depends on the logits. If a restart repeats a step with other cuts,
+        # equal noise in both runs would disclose the difference of the exact gradients.
         purpose = "tpsl", context.step, repr(self.epsilon), fingerprint(logits)
         columns = 1 if classes == 2 else classes
         draws = torch.from_numpy(context.secret.laplace((rows, columns), *purpose))
@@ -81,9 +82,10 @@ class TranscriptPrivacy(Defense):
         return None
 
     def _noised(self, grad: Tensor, draws: Tensor) -> Tensor:
-        """The gradient of the mean loss, (p - onehot) / rows, with noise.
+        """Return the gradient of the mean loss, (p - onehot) / rows, plus noise.
 
-        Rounding towards 0 keeps the change of a label within 1 a logit: p and p - 1 have two signs.
+        Rounding towards 0 lets a logit's gradient change by at most 1 if the label changes, because
+        p and p - 1 have opposite signs.
         """
         rows, columns = draws.shape
         of_rows = grad[:, :columns].double() * rows
