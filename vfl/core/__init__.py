@@ -1,4 +1,4 @@
-"""Foundations of all other packages: errors, plug-ins by name, randomness, frames, files."""
+"""Foundations of all other packages: error classes, plug-in registry, randomness, frames, files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import Any
 def lazy_names(package: str) -> Callable[[str], Any]:
     """Make a package's ``__getattr__``, which imports modules that need torch on first use.
 
-    The imports below ``if TYPE_CHECKING`` in the package's source say where each name is. The
-    package's ``__dir__`` is its public list, so that completion finds these names.
+    The imports below ``if TYPE_CHECKING`` in the package's source state which module defines each
+    name. The package's ``__dir__`` returns its public names, so that completion in a shell or
+    editor shows them.
 
     Args:
         package: name of the package.
@@ -43,7 +44,7 @@ def lazy_names(package: str) -> Callable[[str], Any]:
 
 
 def _name_the_user() -> None:
-    """Set a name for a user without one, as in many containers, because torch asks for it."""
+    """Set a user name where the system has none, as in many containers; torch asks for it."""
     try:
         getpass.getuser()
     except (KeyError, OSError):

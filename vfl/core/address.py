@@ -1,4 +1,4 @@
-"""Network addresses as people write them; this module parses all settings, options and messages."""
+"""Parser of network addresses in settings, options and messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 _LAST_PORT = 65535
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
-#: Names in a compose file or a container may have underscores. Only digits and dots are no name.
+#: A host name in a compose file or a container may contain underscores. Text of only digits and
+#: dots is not a host name, because it looks like an IPv4 address.
 _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
@@ -17,7 +18,7 @@ class Address(NamedTuple):
     """Address of a listener.
 
     Attributes:
-        host: a name, or an IPv4 or IPv6 address without brackets.
+        host: host name, or IPv4 or IPv6 address without brackets.
         port: 0 to 65535; 0 takes any free port.
 
     >>> str(Address("::1", 8000)), str(Address("lender.example", 8000))
@@ -39,7 +40,8 @@ def parse_host(text: str) -> str:
         text: a name, an IPv4 address, or an IPv6 address with or without brackets.
 
     Raises:
-        ValueError: the text is no such address; the message gives the reason and quotes nothing.
+        ValueError: the text is not such a host; the message gives the reason and does not quote the
+            text.
 
     >>> parse_host("[2001:DB8:0:0::7]"), parse_host("my_host.example"), parse_host("10.0.0.7")
     ('2001:db8::7', 'my_host.example', '10.0.0.7')
@@ -69,10 +71,12 @@ def parse_address(text: str) -> Address:
     """Parse a host and a port in the form HOST:PORT.
 
     Args:
-        text: the host as `parse_host` reads it; an IPv6 address needs its brackets here.
+        text: the host in a form that `parse_host` accepts, except that an IPv6 address needs
+            brackets here.
 
     Raises:
-        ValueError: the text has another form; the message gives the reason and quotes nothing.
+        ValueError: the text has another form; the message gives the reason and does not quote the
+            text.
 
     >>> parse_address("[0:0:0:0:0:0:0:1]:8000")
     Address(host='::1', port=8000)

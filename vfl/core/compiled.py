@@ -1,9 +1,10 @@
 """Loops in plain Python, or as machine code if numba is installed.
 
-Each loop has one source, so both ways yield the same bytes. If plain Python would take far too
-long, numpy computes the same in passes over the whole batch, and `COMPILED` selects the version;
-tests check that the bits are equal. ``pip install 'vfl[fast]'`` installs numba; the environment
-variable VFL_COMPILED=0 disables it.
+Plain Python and numba run the same source of each loop, so both return the same bytes. Where plain
+Python would be far too slow, a numpy version computes the same result in passes over the whole
+batch, and the caller chooses the version by `COMPILED`. Tests check that both versions return equal
+bits. ``pip install 'vfl[fast]'`` installs numba; the environment variable VFL_COMPILED=0 disables
+it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
-#: Whether loops are compiled in this process.
+#: Whether numba compiles loops in this process.
 COMPILED = (
     os.environ.get("VFL_COMPILED", "1") != "0" and importlib.util.find_spec("numba") is not None
 )
 
 
 def compiled(loop: Loop) -> Loop:
-    """Compile a loop over integers and arrays of them at its first call, if possible."""
+    """Compile a loop over integers and integer arrays at its first call, if numba is installed."""
     if not COMPILED:
         return loop
     from numba import njit
@@ -33,19 +34,21 @@ def compiled(loop: Loop) -> Loop:
     _teach_instructions()
     try:
         return cast(Loop, njit(cache=True, nogil=True)(loop))
-    except RuntimeError:  # installation and home are read-only, so each process compiles again
+    # Installation and home folders are read-only, so each process compiles again.
+    except RuntimeError:
         return cast(Loop, njit(nogil=True)(loop))
 
 
 def native(array: np.ndarray) -> Any:
-    """The form of an array that a loop indexes fastest: a memoryview in plain Python."""
+    """Return an array in the form that loops index fastest: a memoryview without numba."""
     return array if COMPILED else memoryview(array)  # type: ignore[arg-type]
 
 
 def prefetch(flat: Any, place: Any) -> None:
     """Make the processor fetch an entry of a flat array early; without compilation, do nothing.
 
-    A loop with random access to a table larger than the cache calls it some accesses ahead.
+    A loop with random access to a table larger than the processor's cache prefetches an entry some
+    iterations before it reads the entry.
     """
 
 
@@ -57,7 +60,7 @@ def add_pair(flat: Any, place: Any, first: Any, second: Any) -> None:
 
 @cache
 def _teach_instructions() -> None:
-    """Compile `prefetch` and `add_pair` to instructions that numba does not choose itself."""
+    """Compile `prefetch` and `add_pair` to machine instructions that numba would not choose."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic, overload

@@ -1,4 +1,4 @@
-"""All errors that vfl raises on purpose, as one tree; their pages; the display of other errors.
+"""All errors that vfl raises on purpose, as one tree of classes, and the pages that explain them.
 
     VFLError                   V000  exit 1
       UserError                V001  exit 2
@@ -48,11 +48,11 @@
           FrameVersionError    V454
       ReusedPadError         V501  exit 1
 
-A message states what happened, where, what was found, what was expected and a cure, and ends with
+A message states what happened, where, what vfl found, what it expected, and a fix. Its last line is
 the command that explains its code. Every code has a page in ``explanations/``: Markdown with a
 title ``# V104: what it is``, the cause, ``## How it happens``, ``## How to mend it`` and ``##
 Example``. Tests check that the example is a real message of vfl. A message never contains a cell's
-value, a row's id or a secret. For an unexpected error only type and place are shown
+value, a row's id or a secret. For an unexpected error vfl shows only its type and place
 (`redacted_traceback`), because its text may contain data.
 """
 
@@ -73,7 +73,7 @@ from typing import Any, ClassVar, TextIO
 from vfl.core.text import logged, printable, printable_lines
 
 _PAGES = Path(__file__).parent / "explanations"
-_ERROR_LIMIT = 20_000  # characters of a field: a file may contain many mistakes
+_ERROR_LIMIT = 20_000  # characters of a field, because a file may contain many mistakes
 _FACTS = ("code", "what", "where", "got", "want", "fix")
 
 
@@ -92,7 +92,7 @@ class VFLError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
-        """Define a class of the tree; omitted values are inherited from its base class."""
+        """Define an error class; an omitted code or exit code is inherited from the base."""
         super().__init_subclass__()
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
@@ -117,7 +117,7 @@ class VFLError(Exception):
         return "\n".join([f"error[{self.code}]: {record['what']}", *record_lines(record)])
 
     def record(self) -> dict[str, str | None]:
-        """The facts for a program, or for the other end of a stream; printable text only."""
+        """Return the error's fields, printable text only, for a program or another party."""
         facts = {name: getattr(self, name) for name in _FACTS}
         return {key: text and printable_lines(text, _ERROR_LIMIT) for key, text in facts.items()}
 
@@ -127,7 +127,7 @@ class UserError(VFLError, ValueError, code="V001", exit_code=2):
 
 
 class ConfigError(UserError, code="V003"):
-    """Mistakes in an experiment or party file, all at once."""
+    """Mistakes in an experiment file or party file; one error lists all of them."""
 
 
 class NonFiniteError(UserError, code="V005"):
@@ -139,7 +139,7 @@ class MissingPackageError(UserError, code="V006"):
 
 
 class RunFolderError(UserError, code="V007"):
-    """A run folder is missing, foreign or of another version."""
+    """A run folder is missing, damaged, of another kind, or of another version."""
 
 
 class CheckpointError(RunFolderError, code="V009"):
@@ -147,7 +147,7 @@ class CheckpointError(RunFolderError, code="V009"):
 
 
 class StorageError(UserError, code="V008"):
-    """One of vfl's own files cannot be written."""
+    """vfl cannot write one of its own files."""
 
 
 class SpecError(UserError, code="V100"):
@@ -199,15 +199,15 @@ class LabelLeakError(DataError, code="V205"):
 
 
 class MisalignedError(DataError, code="V206"):
-    """The parties' rows differ."""
+    """The parties' tables have different rows."""
 
 
 class TooFewRowsError(DataError, code="V207"):
-    """Fewer rows than a batch or a split needs."""
+    """A batch or a split needs more rows than there are."""
 
 
 class TrainedRowsError(DataError, code="V209"):
-    """No metric can be computed, because the run was, or may have been, trained on these rows."""
+    """Metrics are refused, because the run was, or may have been, trained on these rows."""
 
 
 class RingRangeError(UserError, code="V208"):
@@ -215,7 +215,7 @@ class RingRangeError(UserError, code="V208"):
 
 
 class NotGrantedError(UserError, code="V300"):
-    """An attack needs knowledge outside its threat model."""
+    """An attack uses knowledge that its threat model does not grant."""
 
 
 class PeerError(VFLError, code="V400", exit_code=3):
@@ -231,11 +231,11 @@ class DisagreementError(PeerError, code="V402"):
 
 
 class ConsentError(PeerError, code="V403"):
-    """A session asks for more than a party allows."""
+    """A session requests more than a party's consent allows."""
 
 
 class AuthenticationError(PeerError, code="V404"):
-    """A token, node, session or certificate is wrong."""
+    """A token, a node, a session or a certificate is not valid."""
 
 
 class LostPeerError(PeerError, code="V405"):
@@ -243,15 +243,15 @@ class LostPeerError(PeerError, code="V405"):
 
 
 class PeerFailedError(PeerError, code="V406"):
-    """A party reported an error of its own."""
+    """Another party reported an error from its own process."""
 
-    #: Code and text of the error at the other party, if it reported any.
+    #: Code and text of the error at the other party, if that party reported them.
     peer_code: str | None = None
     peer_what: str = ""
 
 
 class ProtocolError(PeerError, code="V407"):
-    """An unexpected message."""
+    """A peer sent a message that the protocol does not expect now."""
 
 
 class HijackError(PeerError, code="V408"):
@@ -259,11 +259,11 @@ class HijackError(PeerError, code="V408"):
 
 
 class CheatingError(PeerError, code="V409"):
-    """A share does not match its MAC."""
+    """A holder opened a share that does not match its message authentication code (MAC)."""
 
 
 class LostRankError(PeerError, code="V410"):
-    """One of a party's own ranks ended."""
+    """One of the party's own rank processes ended."""
 
 
 class RolledBackError(PeerError, code="V411"):
@@ -275,7 +275,7 @@ class ClockError(PeerError, code="V412"):
 
 
 class FrameError(PeerError, code="V450"):
-    """The bytes are not an acceptable frame."""
+    """The received bytes are not an acceptable frame."""
 
 
 class TruncatedFrameError(FrameError, code="V451"):
@@ -287,7 +287,7 @@ class OversizedFrameError(FrameError, code="V452"):
 
 
 class CorruptFrameError(FrameError, code="V453"):
-    """The bytes differ from the sent ones, or are not a frame."""
+    """The received bytes differ from the sent bytes, or are not a frame."""
 
 
 class FrameVersionError(FrameError, code="V454"):
@@ -303,7 +303,7 @@ class ExposedCutError(SpecError, code="V601"):
 
 
 class PrivacyError(SpecError, code="V603"):
-    """A statement of differential privacy would be untrue, or would mix different units."""
+    """A statement of differential privacy would be false, or would mix units of privacy."""
 
 
 class RingOverflowError(UserError, code="V602"):
@@ -311,13 +311,13 @@ class RingOverflowError(UserError, code="V602"):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Hint with the most likely known name for a typing slip; None without a similar one."""
+    """Suggest the known name that is most similar to a misspelt name; None if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else None
 
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:
-    """Lines below the first line of a message, from `VFLError.record` or a part of it."""
+    """Return the lines of an error message below its first line, from a `VFLError.record`."""
     labels = {"where": "where", "got": "got", "want": "want", "fix": "try"}
     lines = [f"  {label:<5} {record[key]}" for key, label in labels.items() if record.get(key)]
     return lines + ([f"  more  vfl explain {record['code']}"] if record.get("code") else [])
@@ -326,12 +326,12 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 def read_record(
     record: object, where: str, shown: Callable[[str], str] = printable
 ) -> dict[str, str]:
-    """Filter a `VFLError.record` from another process: ``code``, ``what`` and all set fields.
+    """Check and filter another process's `VFLError.record`: ``code``, ``what`` and all set fields.
 
     Args:
         record: parsed JSON from outside; unknown keys are ignored.
         where: sender or file, for the message.
-        shown: the filter; vfl's own records may keep their line breaks.
+        shown: filter for each text; vfl's own records may keep their line breaks.
 
     Raises:
         ProtocolError: the record does not have the expected fields.
@@ -347,12 +347,12 @@ def read_record(
 
 
 def codes() -> list[str]:
-    """All codes with a page, in order."""
+    """Return all error codes that have a page, in ascending order."""
     return sorted(page.name.removesuffix(".md") for page in _PAGES.iterdir())
 
 
 def page_of(code: str) -> str:
-    """Page of a code, as Markdown.
+    """Return the page that explains a code, as Markdown.
 
     Raises:
         UnknownNameError: the code does not exist; the error suggests the nearest one.
@@ -368,7 +368,7 @@ def page_of(code: str) -> str:
 
 
 def title_of(code: str) -> str:
-    """Meaning of a code, in one line.
+    """Return the meaning of a code in one line.
 
     >>> title_of("V104")
     'a plug-in does not fit the width of the cut'
@@ -377,7 +377,7 @@ def title_of(code: str) -> str:
 
 
 def file_mistake(problem: Exception) -> UserError | None:
-    """Convert an error of the operating system to a user's mistake, if it names a file.
+    """Convert an operating system's error that names a file to a `UserError`, others to None.
 
     >>> file_mistake(FileNotFoundError(2, "No such file or directory", "rows.csv")).where
     'rows.csv'
@@ -397,7 +397,7 @@ def redacted_traceback(bug: BaseException) -> str:
 
 
 class RenamedWarning(FutureWarning):
-    """A user's file uses a name of an earlier version; the text contains only names."""
+    """Warning: a user's file uses a name of an earlier version; the text contains only names."""
 
 
 class InsecureWarning(UserWarning):
@@ -406,9 +406,10 @@ class InsecureWarning(UserWarning):
 
 @contextmanager
 def redacted_output() -> Iterator[None]:
-    """Show warnings, and errors that end a thread, by type and place only.
+    """Show warnings, and errors that end a thread, by their type and place only.
 
-    Libraries quote values in both. VFL_DEBUG shows the texts.
+    Libraries quote values in the texts of warnings and errors. If VFL_DEBUG is set, their texts are
+    shown.
     """
     if os.environ.get("VFL_DEBUG"):
         yield

@@ -1,4 +1,4 @@
-"""Frames, the messages on a link: 16 bytes of header and a payload; and the link interface.
+"""Frames, which are the messages between parties (16 bytes of header and a payload), and `Link`.
 
 All numbers are little-endian:
 
@@ -12,12 +12,13 @@ All numbers are little-endian:
     12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS
                                        only of bytes 0 to 11, because TLS detects errors too
 
-Check a header before memory is allocated: version, `body_bytes` against the agreed limit of that
-kind, kind, checksum. Codec, width and rows are agreed in the handshake, and no frame contains them.
+A receiver checks a header before it allocates memory: the version, `body_bytes` against the agreed
+limit of that kind, the kind, and the checksum. The parties agree on codec, width and rows in the
+handshake, so no frame contains these.
 
-A `Link` is one end of an ordered, authenticated stream of frames between two parties. The label
-party has one for each feature party (`vfl.transport.hub`, which hides reconnections). Only
-`vfl.transport` uses sockets; a protocol receives its link.
+A `Link` is one party's end of an ordered, authenticated stream of frames between two parties. The
+label party has one link for each feature party (`vfl.transport.hub`, which hides reconnections).
+Only `vfl.transport` uses sockets; the code of a protocol receives a `Link` as an argument.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ class Kind(IntEnum):
         WELCOME: JSON: the answer
         CUT: a cut of training rows, encoded
         GRAD: its gradient
-        QUERY: a cut of other rows
-        ACK: empty: the query was read
+        QUERY: a cut of rows outside training, encoded
+        ACK: empty frame; confirms that the query was read
         DONE: JSON: the digest of a party's weights
         ERROR: a JSON record: code, what, where, got, want, fix
-        PROTOCOL: a message of a protocol of several parties
-        OPENING: masked operands of shared layers, in training
-        QUERY_OPENING: masked operands of shared layers, for other rows
-        ASK: rows of the next query, while serving; empty to check which parties are present
-        REFUSAL: reason for not sending a query of these rows
+        PROTOCOL: a message of a secure protocol between several parties
+        OPENING: masked operands of layers on additive shares, in training
+        QUERY_OPENING: masked operands of layers on additive shares, for rows outside training
+        ASK: row positions of the next prediction query; empty to check which parties are present
+        REFUSAL: reason why a party does not answer a query for these rows
     """
 
     HELLO = 1
@@ -85,7 +86,8 @@ class Kind(IntEnum):
 
 _KINDS: Mapping[int, Kind] = {int(kind): kind for kind in Kind}
 
-#: Largest accepted payload: for all kinds, or by kind, in which case other kinds have no payload.
+#: Largest accepted payload: one number for all kinds, or a number for each kind; kinds without a
+#: number then have no payload.
 PayloadLimit = int | Mapping[Kind, int]
 
 
@@ -95,9 +97,10 @@ class Frame:
 
     Attributes:
         kind: kind of the message.
-        step: number of the exchange, the same at both ends.
-        payload: encoded bytes in final form (a resend repeats them).
-        branch: attempt number, by which frames of an abandoned attempt are recognised.
+        step: number of the exchange, the same at both parties.
+        payload: encoded bytes; a resend repeats the same bytes.
+        branch: number of the attempt, by which a receiver recognises and drops frames of an
+            abandoned attempt.
     """
 
     kind: Kind
@@ -126,9 +129,9 @@ def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
     """Encode the 16 header bytes of `frame`.
 
     Args:
-        frame: frame that follows.
-        payload_checked: whether the checksum covers the payload; over TLS, which authenticates
-            every byte, it covers the header only.
+        frame: frame whose header to encode.
+        payload_checked: whether the checksum covers the payload. Over TLS, which already
+            authenticates every byte, the checksum covers only the header.
     """
     fields = _FIELDS.pack(len(frame.payload), VERSION, frame.kind, frame.branch, frame.step)
     return fields + _CRC.pack(_checksum(fields, frame.payload if payload_checked else b""))
@@ -140,18 +143,18 @@ def to_bytes(frame: Frame) -> bytes:
 
 
 def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Header:
-    """Check 16 bytes before memory is allocated for the payload.
+    """Parse and check the 16 header bytes, before the caller allocates memory for the payload.
 
     Args:
         raw: exactly 16 bytes.
-        limit_bytes: largest payload accepted now (8,192 before a peer is authenticated), for all
-            kinds or by kind.
+        limit_bytes: largest payload that the receiver accepts now (8,192 before a peer is
+            authenticated), for all kinds or by kind.
 
     Raises:
         TruncatedFrameError: there are fewer bytes than a header has.
         FrameVersionError: the frame has another version of the format.
         CorruptFrameError: the bytes are not a vfl frame, or the frame has an unknown kind.
-        OversizedFrameError: the payload is above the limit.
+        OversizedFrameError: the announced payload is larger than the limit.
     """
     if len(raw) < HEADER_BYTES:
         raise TruncatedFrameError(
@@ -183,7 +186,7 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
 
 
 def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> Frame:
-    """Join header and payload to a frame, after a check of the checksum; see `pack_header`.
+    """Join header and payload to a frame, and check the checksum; see `pack_header`.
 
     Raises:
         TruncatedFrameError: the payload is shorter or longer than announced.
@@ -211,26 +214,28 @@ def from_bytes(raw: Payload, limit_bytes: int = LIMIT_BYTES) -> Frame:
 
 
 class Link(Protocol):
-    """One end of a stream of frames."""
+    """One party's end of a stream of frames to another party."""
 
     def send(self, frame: Frame) -> None:
         """Send one frame.
 
         Raises:
-            LostPeerError: the connection is lost for good.
+            LostPeerError: the connection is lost and was not restored in time.
         """
 
     def receive(self) -> Frame:
         """Wait for the next frame.
 
         Raises:
-            LostPeerError: no frame came in time, or the connection is lost for good.
-            FrameError: the bytes are no frame.
+            LostPeerError: no frame arrived in time, or the connection is lost and was not restored
+                in time.
+            FrameError: the received bytes are not a frame.
         """
 
     def close(self) -> None:
         """Close the link; a second call has no effect."""
 
 
-#: Receives every frame of a link: party, direction ("up" = towards the label party), frame.
+#: Function that receives every frame of a link: party, direction ("up" = towards the label party),
+#: frame.
 Observer = Callable[[str, str, Frame], None]

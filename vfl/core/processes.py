@@ -1,8 +1,8 @@
 """Child processes: their start, output, end and restart.
 
-A `Process` is ended only by its process id. A `Service` writes a log, a `Worker` answers lines with
-lines. A secret is passed by standard input or by a file of its owner, never by arguments, which
-every user of the machine can read.
+A `Process` object ends only its own process, by its process id. A `Service` writes a log; a
+`Worker` answers each input line with an output line. A secret is passed by standard input or in a
+file that only its owner can read, never by arguments, which every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.text import printable, printable_lines
 
-#: Standard streams for `Process`: none, or a pipe to this process.
+#: Values for the standard streams of a `Process`: no stream, or a pipe to this process.
 DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
-#: Only the owner may read a service's log, database and other files.
+#: File mode mask: only the owner may read a service's log, database and other files.
 _UMASK = 0o077
-#: Flower treats a killed SuperNode as online for a minute and refuses its key meanwhile.
+#: Seconds for repeated starts: Flower treats a killed SuperNode as online for a minute and refuses
+#: its key meanwhile.
 PATIENCE_S = 300.0
 _END_S = 10.0
 _FIRST_PAUSE_S = 1.0
@@ -33,14 +34,14 @@ _LONGEST_PAUSE_S = 15.0
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def looks(patience_s: float, every_s: float = 0.1) -> Iterator[None]:
-    """Yield at once, and then at intervals until the time is up; the caller checks each time.
+    """Yield at once, and then at intervals until the time is up; the caller polls at each yield.
 
     >>> len(list(looks(0.0)))
     1
@@ -54,13 +55,13 @@ def looks(patience_s: float, every_s: float = 0.1) -> Iterator[None]:
 
 
 class Process:
-    """A child process; as a context manager it ends with the block, immediately after an error.
+    """A child process; a `with` block stops it at its end, or kills it at once after an error.
 
     Args:
-        name: its name in messages.
+        name: name of the process in messages.
         command: program and arguments.
         environment: all its environment variables.
-        options: further options of its start; see `subprocess.Popen`.
+        options: further options for its start; see `subprocess.Popen`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code; a negative one is the signal that killed it; None while it runs."""
+        """Exit code; a negative code is the signal that killed the process; None while it runs."""
         return self._process.poll()
 
     @property
@@ -97,7 +98,7 @@ class Process:
         return not self.alive
 
     def send(self, line: str) -> None:
-        """Write a line to the process's input, a pipe; only `receive` reports that it has ended."""
+        """Write a line to the process's input pipe; only `receive` reports whether it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
@@ -110,10 +111,10 @@ class Process:
                 self._process.stdin.close()
 
     def receive(self) -> str:
-        """Wait for the process's next line, without the line break; its output is a pipe.
+        """Wait for the process's next output line and return it without its line break.
 
         Raises:
-            LostPeerError: the process has ended, or has closed its output.
+            LostPeerError: the process has ended, or has closed its output pipe.
         """
         assert self._process.stdout is not None
         line: str = self._process.stdout.readline()
@@ -138,9 +139,9 @@ class Process:
         self._process.wait()
 
     def stop(self, patience_s: float = _END_S) -> None:
-        """Close the process's input, send SIGTERM, and after a while kill the process.
+        """Close the process's input, send SIGTERM, and kill the process if it does not end.
 
-        Its children notice this and end too.
+        Child processes of the process notice the closed input and end too.
         """
         self.close_input()
         if self._process.stdin is not None:
@@ -167,15 +168,16 @@ class Process:
 
 
 class Worker(Process):
-    """A process that reads lines and answers with lines; it ends when its input is closed.
+    """A process that answers each input line with an output line; it ends when its input is closed.
 
-    Its input closes however the starting process ends.
+    The operating system closes its input when the starting process ends in any way, so the worker
+    ends too.
 
     Args:
-        name: its name in messages.
+        name: name of the process in messages.
         command: program and arguments.
         environment: all its environment variables.
-        options: further options of its start; see `subprocess.Popen`.
+        options: further options for its start; see `subprocess.Popen`.
     """
 
     def __init__(
@@ -186,13 +188,13 @@ class Worker(Process):
 
 
 class Service(Process):
-    """A long-running process with a log.
+    """A long-running process that writes a log.
 
     Args:
-        name: its name in messages.
+        name: name of the process in messages.
         command: program and arguments.
         environment: all its environment variables.
-        log: file for its output.
+        log: file that receives its output.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class Service(Process):
         log.touch()
         log.chmod(PRIVATE_FILE)
         with log.open("ab") as output:
-            self._log_start = output.tell()  # skips the log of earlier starts
+            self._log_start = output.tell()  # position in the file where this start's output begins
             super().__init__(
                 name, command, environment, stdout=output, stderr=subprocess.STDOUT, umask=_UMASK
             )
@@ -211,15 +213,16 @@ class Service(Process):
     def wait_for(
         self, marker: str, timeout_s: float = 120.0, *, refusals: Sequence[str] = ()
     ) -> None:
-        """Block until the log contains a text.
+        """Wait until the log contains the marker text.
 
         Args:
             marker: the text.
-            timeout_s: limit of the waiting time.
-            refusals: texts after which the marker cannot come, even if the program tries again.
+            timeout_s: longest time to wait.
+            refusals: error texts after which the marker text cannot appear, even if the program
+                keeps trying.
 
         Raises:
-            LostPeerError: the process ended, or the text did not come in time.
+            LostPeerError: the process ended, or the marker text did not appear in time.
         """
         deadline = monotonic() + timeout_s
         while marker not in (said := self.said()):
@@ -236,12 +239,12 @@ class Service(Process):
             sleep(0.1)
 
     def said(self) -> str:
-        """Output since this start."""
+        """Return the output since the last start."""
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
 
 def _reason(said: str) -> tuple[str | None, str, str]:
-    r"""Return place, text and cure of the last vfl error in a log, or else the last line.
+    r"""Return place, cause and fix of the last vfl error in a log; else the last line as place.
 
     >>> _reason("error[V001]: no port\n  where h:1\n  got   busy\n  try   0\n  more  vfl explain")
     ('h:1', ': no port: busy', '0')
@@ -263,7 +266,7 @@ def return_memory() -> None:
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, without the frame around it."""
+    """Return the last line of a program's output, without the box characters around it."""
     lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
     return printable(next((line for line in reversed(list(lines)) if line), ""))
 
@@ -274,18 +277,18 @@ def supervise(
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Start a service and wait for its end; when it ends, start it again. It never returns.
+    """Run a service until it ends, then start it again, without end. It returns only by an error.
 
     Args:
         start: starts the service and returns it.
         follow: returns after the service has ended by itself; Ctrl-C passes through.
-        say: receives one line with the reason and the time of each restart. Each pause is twice as
-            long as the one before, from 1 s up to 15 s.
-        patience_s: limit of the time of repeated failures.
+        say: receives one text line with the reason of each restart and the pause before it. Each
+            pause is twice as long as the pause before, from 1 s up to 15 s.
+        patience_s: longest time of repeated failures to start.
 
     Raises:
-        LostPeerError: the service has failed to start for this long.
-        VFLError: waiting cannot cure the error, for example an untrusted certificate.
+        LostPeerError: the service has failed to start for longer than `patience_s`.
+        VFLError: another attempt cannot succeed, for example because a certificate is not trusted.
     """
     deadline, pause_s = monotonic() + patience_s, _FIRST_PAUSE_S
     while True:

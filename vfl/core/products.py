@@ -1,8 +1,8 @@
 """Products: packages of vfl that can be removed.
 
-The kernel imports no product. A product is a folder of `vfl` with a file `product.py` that contains
-one `PRODUCT`: its additions to the kernel, as paths that are imported on first use. Without the
-folder, the kernel lacks only these additions.
+The kernel imports no product. A product is a folder of `vfl` with a file `product.py` that defines
+one `PRODUCT`: a list of what the product adds to the kernel, as import paths that are resolved on
+first use. If the folder is deleted, the kernel lacks only these additions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Mode:
-    """A kind of session that a product adds.
+    """A kind of session (a protocol between the parties) that a product adds.
 
     Attributes:
-        plays: path of the function that the label party's app calls with Flower's grid, the
-            experiment, the party's own file, the changed settings and the run's name.
-        outcome: file of the run's folder that marks a successful end of the session.
+        plays: path of the function that the label party's app calls to run the session; its
+            arguments are Flower's grid, the experiment, the party's own file, the changed settings
+            and the run's name.
+        outcome: name of the file in the run's folder whose presence marks a successful end of the
+            session.
     """
 
     plays: str
@@ -32,31 +34,32 @@ class Mode:
 
 @dataclass(frozen=True)
 class Product:
-    """Additions of a product to the kernel; a path is "module:name".
+    """List of what a product adds to the kernel; a path is "module:name".
 
     Attributes:
-        commands: maps a panel of `vfl --help` to commands, and each to the path of its function or
-            Typer.
-        members: maps the entry-point group of a family ("vfl.attacks") to names, and each to the
-            path of its class.
-        modes: maps the name of a kind of session, to which a party consents by `modes`, to its
-            `Mode`.
-        client_apps: paths of functions that add messages to a party's ClientApp; each receives the
-            app, and a function that returns the party's own file in a context.
-        terms: maps the first part of names in `[consent.ranges]` to the path of the schema with
-            these numbers.
-        ledgers: paths of functions that return the product's spending from a party's own file, as
-            in `vfl.session.store.spending`; one limit applies to all spending, and `vfl sessions
-            --restored` ends all running entries.
+        commands: maps a panel of `vfl --help` to its commands, and each command to the path of its
+            function or Typer app.
+        members: maps the entry-point group of a family ("vfl.attacks") to member names, and each
+            name to the path of its class.
+        modes: maps the name of a kind of session to its `Mode`; a party consents to such a name in
+            `modes`.
+        client_apps: paths of functions that add message handlers to a party's ClientApp; each
+            function receives the app, and a function that finds the party's own file in a Flower
+            context.
+        terms: maps a prefix of the names in `[consent.ranges]` to the path of the schema that
+            defines these numbers.
+        ledgers: paths of functions that read the product's privacy spending for a party's own file,
+            as `vfl.session.store.spending` does; one limit applies to all spending together, and
+            `vfl sessions --restored` ends all running entries.
         cases: maps the name of a secure mode to the path of the `vfl.experiments.scenarios.Cases`
-            that defines the attackers' knowledge in its runs.
+            that defines what attackers know in runs of this mode.
         takes_missing_rows: names of secure modes whose sessions accept rows that some party lacks.
-        sections: maps an entry of a run's summary, or of its last evaluation, to the path of a
-            function. From the entry and the run's folder, the function renders a section of the
-            run's page.
-        files: maps a file of settings to the path of its model.
-        listeners: maps a file in the folder of a party that listens to the commands that listen.
-            `vfl renew` renews the certificate of such a folder.
+        sections: maps a key of a run's summary, or of its last evaluation, to the path of a
+            function. The function receives that entry and the run's folder, and renders a section
+            of the run's page.
+        files: maps the name of a settings file to the path of its pydantic model.
+        listeners: maps the name of a file, which marks the folder of a listening party, to the
+            commands that listen there. `vfl renew` renews the certificate in such a folder.
     """
 
     commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -74,19 +77,19 @@ class Product:
 
 @cache
 def products() -> Mapping[str, Product]:
-    """The products of this installation, by the names of their folders."""
+    """Return the products in this installation, by the names of their folders."""
     rooms = sorted(path.parent.name for path in _PACKAGE.glob("*/product.py"))
     return {room: importlib.import_module(f"vfl.{room}.product").PRODUCT for room in rooms}
 
 
 def members_of(group: str) -> dict[str, str]:
-    """Members that products add to the family of an entry-point group."""
+    """Return the members that products add to the family of an entry-point group, by name."""
     found = [product.members.get(group, {}) for product in products().values()]
     return {name: path for members in found for name, path in members.items()}
 
 
 def cases() -> dict[str, str]:
-    """Attack cases of products, by the name of the secure mode."""
+    """Return the attack cases that products add, by the name of the secure mode."""
     return {name: path for one in products().values() for name, path in one.cases.items()}
 
 
@@ -96,16 +99,16 @@ def takes_missing_rows(mode: str) -> bool:
 
 
 def sections() -> dict[str, str]:
-    """Sections of products on a run's page, by the entry of its summary."""
+    """Return the sections that products add to a run's page, by their key in the run's summary."""
     return {name: path for one in products().values() for name, path in one.sections.items()}
 
 
 def modes() -> dict[str, Mode]:
-    """Kinds of sessions that products add."""
+    """Return the kinds of sessions that products add, by name."""
     return {name: mode for one in products().values() for name, mode in one.modes.items()}
 
 
 def listening_in(folder: Path) -> str:
-    """Commands of a product that listen with this folder of a party; "" if there are none."""
+    """Return a product's commands that listen with this folder of a party; "" if there are none."""
     found = [product.listeners.items() for product in products().values()]
     return next((say for files in found for file, say in files if (folder / file).exists()), "")

@@ -1,10 +1,11 @@
 """Plug-ins by name, spelt ``name:key=value,key=value`` in Python, TOML and on the command line.
 
 A family (codecs, defenses, models) is a `Registry`. Members are listed as ``module:Class`` and
-imported on first use, so listing names does not import torch. Outside packages use an entry point.
-The options of a member are the arguments of its constructor, with their annotated types. The
-constructor checks conditions that a type cannot express, such as a range, by the `require`
-functions, because it is called from Python too.
+imported on first use, so listing names does not import torch. Packages outside vfl add members by
+an entry point. The options of a member are the arguments of its constructor; their type annotations
+determine how text is converted. The constructor itself checks conditions that a type cannot
+express, such as a range, by the `require` functions, because Python code may also call the
+constructor directly.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from vfl.core.errors import (
 from vfl.core.products import members_of
 
 Member = TypeVar("Member")
-#: One week: longer waits make no sense, and a socket refuses far larger numbers.
+#: Longest time option, one week: longer waits make no sense, and a socket refuses far larger
+#: numbers.
 _MOST_SECONDS = 7 * 24 * 3600.0
 #: Largest value of an option, unless its member allows more.
 MOST = 1e9
-#: Largest factor of a loss, or of a distance in a loss.
+#: Largest factor of a loss term, or of a distance inside a loss.
 MOST_WEIGHT = 1e6
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -78,7 +80,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def parts(spec: str) -> list[str]:
-    """Split a joined spec into its specs; the sign in 1e+2 does not separate.
+    """Split specs joined by "+" into single specs; the plus sign in a number such as 1e+2 stays.
 
     >>> parts("layer_norm+noise:sigma=1e+2")
     ['layer_norm', 'noise:sigma=1e+2']
@@ -86,7 +88,7 @@ def parts(spec: str) -> list[str]:
     return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
-#: All families, for plug-ins that are loaded again.
+#: All registries; `load_plugin` updates them when a plug-in file is loaded again.
 _REGISTRIES: weakref.WeakSet[Registry[Any]] = weakref.WeakSet()
 #: SHA-256 of the plug-in files that this process ran, by path.
 _RUN: dict[Path, bytes] = {}
@@ -95,11 +97,11 @@ PLUGINS = "VFL_PLUGINS"
 
 
 def load_plugin(path: Path) -> None:
-    """Run a file that registers members, as `--plugin` does; run it again once it has changed.
+    """Run a file that registers members, as `--plugin` does, and run it again if it has changed.
 
-    Classes of the changed file replace those with the same names, and names that it no longer
-    registers are removed; existing objects keep their code. A file that fails leaves its former
-    version.
+    If the file has changed, its classes replace the former classes with the same names, and names
+    that it no longer registers are removed. Existing objects keep their former code. If the changed
+    file fails, the members of its former version stay registered.
 
     Raises:
         UserError: the file does not exist, a module of that name is loaded, the file fails, or it
@@ -118,7 +120,7 @@ def load_plugin(path: Path) -> None:
             want="a Python file whose name is not that of a loaded module",
         )  # fmt: skip
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for imports of files in its folder
+        sys.path.append(str(path.parent))  # so that the file can import other files in its folder
     loader = _Uncached(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
@@ -129,7 +131,7 @@ def load_plugin(path: Path) -> None:
         registry.replace(members, {})
     try:
         spec.loader.exec_module(module)
-    except UserError:  # for example, a name that is in use
+    except UserError:  # for example, a name that is already in use
         _restore_module(name, former, earlier)
         raise
     except Exception as error:
@@ -151,7 +153,7 @@ def loaded_plugins() -> list[Path]:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles a file again: Python's cache misses an edit of equal length in the same second."""
+    """Loader that always compiles: Python's cache misses an equally long edit in one second."""
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
@@ -161,7 +163,7 @@ class _Uncached(SourceFileLoader):
 def _restore_module(
     name: str, former: ModuleType | None, earlier: Mapping[Registry[Any], Mapping[str, Any]]
 ) -> None:
-    """Put a module, and the members that it had registered, back in place."""
+    """Restore a module in `sys.modules`, and the members that it had registered."""
     for registry, members in earlier.items():
         registry.replace(registry.registered_by(name), members)
     if former is None:
@@ -185,7 +187,7 @@ def command_of(
 
 
 def plugin_words() -> list[str]:
-    """Options that load the same plug-ins in another command."""
+    """Return the command-line options that load the same plug-ins in another vfl command."""
     return [word for file in loaded_plugins() for word in ("--plugin", str(file))]
 
 
@@ -196,7 +198,7 @@ def named(path: str) -> Any:
 
 
 def imported(path: str, what: str) -> Any:
-    """Import the callable that a path in the user's own file names; it runs the user's code.
+    """Import the callable at a path in the user's own file; the import runs the user's code.
 
     Args:
         path: ``package.module:name`` of something callable.
@@ -233,7 +235,7 @@ def imported(path: str, what: str) -> Any:
 
 
 class Registry(Generic[Member]):
-    """The members of one family: those of the kernel, of products and of outside packages.
+    """The members of one family, from the kernel, from products and from outside packages.
 
     Args:
         kind: the family's name in messages ("codec").
@@ -241,13 +243,13 @@ class Registry(Generic[Member]):
         members: maps a name to "module:Class".
         group: entry-point group of outside packages ("vfl.codecs"); "" if no package may add
             members.
-        aliases: maps a member's published name to its name here.
-        former_options: maps an option's name in an earlier version to its name; accepted with a
-            warning.
-        option_aliases: maps another word for an option to its name.
+        aliases: maps the name that a paper uses for a member to the member's name here.
+        former_options: maps an option's name in an earlier version to its present name; the former
+            name causes a warning.
+        option_aliases: maps another spelling of an option to the option's name.
 
     Attributes:
-        own: names of the family's initial members.
+        own: names of the members that the registry was created with.
     """
 
     def __init__(
@@ -273,7 +275,7 @@ class Registry(Generic[Member]):
         _REGISTRIES.add(self)
 
     def register(self, name: str, member: type[Member]) -> None:
-        """Add a member in this process (tests, notebooks); packages use the entry point.
+        """Add a member in this process, as in tests and notebooks; packages use the entry point.
 
         A class replaces its former version if its module is loaded again.
 
@@ -282,7 +284,8 @@ class Registry(Generic[Member]):
         """
         self._read_outside()
         found = self._members.get(self.aliases.get(name, name), member)
-        if isinstance(found, str):  # a package may re-export a class
+        # A package may import the class from a module of its own and export it again.
+        if isinstance(found, str):
             module, _, attribute = found.partition(":")
             found = getattr(sys.modules.get(module), attribute, found)
         if name in self.aliases or _path_of(found) != _path_of(member):
@@ -303,12 +306,12 @@ class Registry(Generic[Member]):
         self._members.update(members)
 
     def names(self) -> list[str]:
-        """All known names, sorted, without aliases."""
+        """Return all known names, sorted, without aliases."""
         self._read_outside()
         return sorted(self._members)
 
     def member(self, name: str) -> type[Member]:
-        """The class of a name.
+        """Return the class that is registered under a name.
 
         Raises:
             UnknownNameError: no member has this name; the error suggests the nearest known name.
@@ -336,12 +339,12 @@ class Registry(Generic[Member]):
         return found
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """The options of a member's constructor."""
+        """Return the options that a member's constructor accepts."""
         member: Any = self.member(name)
         return dict(_options_of(member))
 
     def make(self, spec: str) -> Member:
-        """Build the member of a spec.
+        """Build the member that a spec describes.
 
         Raises:
             UnknownNameError, UnknownOptionError, BadOptionError, SpecError: the spec is wrong; the
@@ -351,10 +354,11 @@ class Registry(Generic[Member]):
         return self.member(name)(**values)
 
     def numbers(self, spec: str) -> dict[str, float]:
-        """The numeric options of a spec by ``name.option``, including those with default values.
+        """Return the numeric options of a spec, as ``name.option``, including default values.
 
         Raises:
-            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: states the cure.
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: the spec is wrong; the
+                error suggests a fix.
         """
         name, values = self.read(spec)
         name = self.aliases.get(name, name)
@@ -364,15 +368,16 @@ class Registry(Generic[Member]):
         return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
     def numeric(self, name: str) -> list[str]:
-        """The options of a member that are numbers."""
+        """Return the names of a member's options that are numbers."""
         options = self.options(name).items()
         return [key for key, one in options if _required(one.annotation) in (int, float)]
 
     def read(self, spec: str) -> tuple[str, dict[str, Any]]:
-        """Parse a spec: the name, and the given options, converted.
+        """Parse a spec into the member's name and the converted options that the spec sets.
 
         Raises:
-            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: states the cure.
+            UnknownNameError, UnknownOptionError, BadOptionError, SpecError: the spec is wrong; the
+                error suggests a fix.
         """
         name, given = parse(spec)
         known = self.options(name)
@@ -454,13 +459,13 @@ class Registry(Generic[Member]):
 
 @cache
 def _options_of(member: type) -> Mapping[str, inspect.Parameter]:
-    """Options with a cache: a session reads the same specs again in every epoch."""
+    """Return a member's options, cached because a session reads the same specs in every epoch."""
     parameters = inspect.signature(member, eval_str=True).parameters
     return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
 def _path_of(member: object) -> str:
-    """Path of a member, as in its entry point."""
+    """Return the path of a member's class, in the form of an entry point."""
     if isinstance(member, str):
         return member
     return f"{getattr(member, '__module__', '')}:{getattr(member, '__qualname__', '')}"
@@ -484,7 +489,7 @@ def require(option: str, given: object, want: str, holds: bool) -> None:
 
 
 def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
-    """Refuse a word that is not one of the choices.
+    """Refuse a word that is not among the choices.
 
     Raises:
         BadOptionError: the word is not one of the choices; the error lists them and suggests the
@@ -510,7 +515,7 @@ def require_range(option: str, given: float, least: float, most: float = MOST) -
 
 
 def shortened(number: float) -> str:
-    """Format a number briefly; the largest numbers in a spec do not fit into a float."""
+    """Format a number briefly, even an integer that is too large for a float."""
     if isinstance(number, int) and abs(number) >= 2**63:
         return "a number with more than 18 digits"
     return f"{number:g}"
@@ -520,6 +525,6 @@ def require_seconds(option: str, given: float) -> None:
     """Refuse a time of 0 or less, or longer than a week; NaN and infinity too.
 
     Raises:
-        BadOptionError: states the range.
+        BadOptionError: the time is out of range; the error states the range.
     """
     require_range(option, given, 0.001, _MOST_SECONDS)

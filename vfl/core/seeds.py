@@ -1,9 +1,9 @@
-"""Randomness: public draws from the run's seed, and private draws from a party's secret.
+"""Randomness: public draws from the run's seed, and private draws from a party's secret key.
 
-Public choices (batch order, splits) derive from the run's seed, which every party has. Protective
-draws derive from a `Secret` that one party owns and no message contains. No function changes a
-global generator beyond a `scoped` block. Together with `use_one_thread`, a run is reproducible bit
-for bit.
+Public choices, such as batch order and splits, derive from the run's seed, which every party has.
+Draws that protect data, such as noise, derive from a `Secret`, which one party owns and no message
+contains. A function changes torch's global generator only inside a `scoped` block. If the process
+also calls `use_one_thread`, a run is reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRET_BYTES = 32
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """Derive a 63-bit number for one purpose of a public seed.
+    """Derive a 63-bit number from a public seed, for one purpose.
 
     >>> derive(0, "order", 1) == derive(0, "order", 1)
     True
@@ -43,14 +43,14 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """Make a torch generator for one purpose of a public seed."""
+    """Make a torch generator from a public seed, for one purpose."""
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
-    """Draw a permutation of ``range(rows)`` that every party computes alike.
+    """Draw a permutation of ``range(rows)``; every party with the same seed draws the same one.
 
     The axes are (rows,), int64.
     """
@@ -62,23 +62,25 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
 
 
 def use_one_thread() -> None:
-    """Use one torch thread: parties share a machine, and sums must keep their order bit for bit."""
+    """Use one torch thread: parties share a machine, and the order of additions must not change."""
     import torch
 
     torch.set_num_threads(1)
 
 
-#: Lock held while a block draws from the generator; the same thread may start another block inside.
+#: Lock held while a block draws from the global generator; the same thread may enter another block
+#: inside the first.
 _GLOBAL_GENERATOR = threading.RLock()
 
 
 class scoped:
-    """Run a block with torch's global generator seeded by `key`, then restore its old state.
+    """Run a block with torch's global generator seeded by `key`; restore its state afterwards.
 
-    Threads take turns, because they share one generator. A block must not wait for another thread.
+    Only one thread at a time can be inside a block, because threads share the global generator.
+    Therefore a block must not wait for another thread.
 
-    It is a class because it runs three times in a training step, where `contextmanager` is too
-    slow.
+    This is a class because a training step enters three such blocks, and `contextmanager` would be
+    too slow.
     """
 
     __slots__ = ("_before", "_before_cuda", "_key")
@@ -107,18 +109,18 @@ class scoped:
 
 
 def fingerprint(rows: Tensor) -> str:
-    """Text that two tensors share only if all their values are equal.
+    """Return a text that is equal for two tensors only if all their values are equal.
 
-    Noise is bound to it: The draws depend on the rows because, if a step were repeated with other
-    rows after a restart or in another session, equal noise on both would reveal their difference.
+    Noise draws depend on this text, and thus on the rows. If a step were repeated with other rows
+    after a restart or in another session, equal noise on both would reveal their difference.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 class Secret:
-    """32 bytes that one party owns, and the streams derived from them.
+    """A 32-byte key of one party, and the random streams derived from it.
 
-    Every stream is bound to its purpose; two purposes never share a key. The bytes are not in
+    Every stream is bound to a purpose; two purposes never have the same key. The bytes are not in
     `repr`, comparisons take constant time, and the object refuses pickling.
     """
 
@@ -131,19 +133,19 @@ class Secret:
 
     @classmethod
     def fresh(cls) -> Secret:
-        """Draw a new secret from the operating system."""
+        """Draw a new secret from the operating system's random generator."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def keep_at(self, path: Path) -> None:
-        """Write the secret to a file that only its owner can read."""
+        """Write the secret to a file that only its owner may read."""
         write_bytes(path, self._bytes)
 
     @classmethod
     def kept_at(cls, path: Path) -> Secret:
-        """Load the secret from a file; if there is none, draw it from the operating system first.
+        """Load the secret from a file; if there is no file, draw a new secret and write it.
 
         Raises:
-            RunFolderError: the file contains something other than a secret.
+            RunFolderError: the file does not contain a secret of the right length.
         """
         try:
             raw = path.read_bytes()
@@ -158,9 +160,10 @@ class Secret:
 
     @classmethod
     def of_simulation(cls, seed: int, party: str) -> Secret:
-        """Derive a repeatable substitute for one process that runs every party.
+        """Derive a secret from a public seed, for one process that runs all parties.
 
-        It protects no party: anyone with the seed can compute it. Deployments never use it.
+        Such a secret protects no data, because anyone with the seed can compute it. Deployments
+        never use it.
         """
         return cls(hashlib.blake2b(f"{seed}\x1f{party}".encode(), digest_size=32).digest())
 
@@ -170,23 +173,24 @@ class Secret:
         return hmac.digest(self._bytes, text, "sha256")
 
     def number(self, *purpose: str | int) -> int:
-        """Derive a 63-bit number for one purpose, as the seed of a private generator."""
+        """Derive a 63-bit number for one purpose, for example to seed a private generator."""
         return int.from_bytes(self.key(*purpose)[:8], "little") >> 1
 
     def stream(self, count: int, *purpose: str | int) -> bytes:
-        """`count` bytes of the AES-256-CTR key stream of one purpose."""
+        """Return the first `count` bytes of the AES-256-CTR key stream for one purpose."""
         cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
         return cipher.encryptor().update(bytes(count))
 
     def words(self, count: int, *purpose: str | int) -> npt.NDArray[np.int64]:
-        """Return the `stream` of one purpose as 64-bit integers, in writable memory."""
-        found = np.empty(8 * count + 15, np.uint8)  # `update_into` needs the additional room
+        """Return `count` 64-bit integers from the `stream` of one purpose, in writable memory."""
+        # `update_into` needs room for one more cipher block.
+        found = np.empty(8 * count + 15, np.uint8)
         cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
         cipher.encryptor().update_into(bytes(8 * count), found.data)
         return found[: 8 * count].view("<i8")
 
     def tag(self, values: npt.NDArray[Any], *purpose: str | int) -> str:
-        """Text that two arrays share only if all their bytes are equal, like `fingerprint`.
+        """Return a text that is equal for two arrays only if all their bytes are equal.
 
         Only the owner of the secret can compute it: a GMAC of AES-256 (NIST SP 800-38D), whose tag
         is used in a key and is never disclosed.
@@ -198,9 +202,9 @@ class Secret:
         return tagging.tag.hex()
 
     def uniform(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
-        """Uniform draws on [0, 1) with 53 random bits each; float64 of `shape`.
+        """Draw uniform numbers on [0, 1) with 53 random bits each; float64 of `shape`.
 
-        Row r of a two-dimensional draw does not depend on the number of rows after it.
+        Row r of a two-dimensional draw does not depend on how many rows follow it.
         """
         words = np.frombuffer(self.stream(8 * math.prod(shape), *purpose), dtype="<u8")
         return _unit(words).reshape(shape)
@@ -208,9 +212,10 @@ class Secret:
     def uniform_rows(
         self, rows: npt.NDArray[np.int64], width: int, *purpose: str | int
     ) -> np.ndarray:
-        """Selected rows of a `uniform` draw of that width; only these are computed.
+        """Return selected rows of the `uniform` draw of that width, and compute only these rows.
 
-        The key stream of CTR is the encryption of the block numbers; a block gives two draws.
+        The CTR key stream is the encryption of the block numbers, so each block can be computed
+        alone; a block yields two draws.
         """
         starts = rows[:, None] * width
         blocks = np.zeros((len(rows), width // 2 + 1, 2), ">u8")
@@ -221,10 +226,10 @@ class Secret:
         return _unit(np.where(starts % 2, words[:, 1 : width + 1], words[:, :width]))
 
     def normal(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
-        """Standard normal draws; float64 of `shape`.
+        """Draw standard normal numbers; float64 of `shape`.
 
-        One of each Box-Muller pair (1958, eq. 1), with magnitudes up to 10.3; see `log_unit`. Rows
-        are independent as in `uniform`.
+        From each Box-Muller pair (1958, eq. 1) it uses one number, of magnitude up to 10.3; see
+        `log_unit`. Row r does not depend on the rows after it, as in `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)
@@ -233,9 +238,9 @@ class Secret:
         return normal
 
     def laplace(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
-        """Laplace draws of scale 1 (variance 2), of magnitudes up to 52.7; float64 of `shape`.
+        """Draw Laplace numbers of scale 1 (variance 2), magnitude up to 52.7; float64 of `shape`.
 
-        See `log_unit`. Rows are independent as in `uniform`.
+        See `log_unit`. Row r does not depend on the rows after it, as in `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)
@@ -244,10 +249,10 @@ class Secret:
         return laplace
 
     def discrete_normal(self, count: int, deviation: float, *purpose: str | int) -> np.ndarray:
-        """Draw integers with weights exp(-x^2 / 2 deviation^2); int64 of axes (count,).
+        """Draw discrete Gaussian integers, weights exp(-x^2 / 2 deviation^2); int64 (count,).
 
         Canonne, Kamath and Steinke 2020, algorithms 2 and 3: two-sided geometric draws with
-        rejection. Each rejection uses 53 random bits.
+        rejection. Each rejection test uses 53 random bits.
 
         Args:
             count: number of draws.
@@ -263,7 +268,8 @@ class Secret:
                 self.stream(40 * (4 * (count - len(found)) + 64), *purpose, drawn), "<u8"
             ).reshape(5, -1)
             drawn += 1
-            inside = (draws[0] % np.uint64(scale)).astype(np.int64)  # uniform to 2^-23
+            # The modulo changes probabilities by at most about 2^-23.
+            inside = (draws[0] % np.uint64(scale)).astype(np.int64)
             runs = np.floor(-np.log1p(-_unit(draws[1]))).astype(np.int64)
             sizes = inside + scale * runs
             negative = (draws[2] >> np.uint64(63)).astype(bool)
@@ -286,19 +292,20 @@ class Secret:
         raise TypeError("a party secret is never serialised")
 
     def __deepcopy__(self, memo: object) -> Secret:
-        """The secret itself, which is immutable; copies of a model keep their party's secret."""
+        """Return the same object, which is immutable; a copied model keeps its party's secret."""
         return self
 
 
 def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> np.ndarray:
-    """Logarithm of uniform draws on (0, 1), from the 53 upper bits of words and 22 spare bits.
+    """Return logarithms of uniform draws on (0, 1), made of 53 upper and 22 further bits.
 
-    Draws near 0 form the tail of a distribution. With only 53 bits, the tail has gaps wider than a
-    grid of noise: Beyond 6.7 deviations, or 24 scales, a number would disclose the sum below it.
+    Draws near 0 form the tail of a noise distribution. With only 53 bits, the gaps in the tail are
+    wider than the grid to which noise is rounded: beyond 6.7 standard deviations of normal noise,
+    or 24 scales of Laplace noise, a noisy sum would disclose the sum below the noise.
 
     Args:
-        words: words of 64 random bits.
-        others: 64-bit words whose lower 11 bits are not otherwise used.
+        words: words of 64 random bits; their upper 53 bits are used, and their lower 11 bits too.
+        others: 64-bit words whose lower 11 bits are not used for anything else.
     """
     spare = ((words & np.uint64(2047)) << np.uint64(11)) | (others & np.uint64(2047))
     above = np.uint64(1 << 53) - (words >> np.uint64(11))
@@ -307,6 +314,6 @@ def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> n
 
 
 def _unit(words: npt.NDArray[np.uint64]) -> np.ndarray:
-    """The upper 53 of 64 bits as a number in [0, 1)."""
+    """Convert the upper 53 of 64 bits to a number in [0, 1)."""
     unit: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
     return unit

@@ -1,9 +1,9 @@
 """Files with atomic writes and integrity checks, readable by their owner only.
 
-A write goes to a temporary file, is flushed to disk, and then replaces the target. Files that later
-steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2) and
-`sha256`. The last is the digest of the whole file with 64 zeros in its place, and is checked before
-any other use:
+A write goes to a temporary file, which is flushed to disk and then renamed to the target. Files
+that later steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2)
+and `sha256`. The `sha256` field is the SHA-256 digest of the whole file with 64 zeros in place of
+the digest, and is checked before any other use:
 
     form         place of the seal
     JSON         keys of the object; `"sha256": "..."` is its last line
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2
-#: Modes for files and folders of their owner only, independent of the umask.
+#: File and folder modes that give access to the owner only, independent of the umask.
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 _MAGIC = b"vflseal1"
@@ -48,7 +48,8 @@ _HEADER_LIMIT_BYTES = 4096
 _ALIGNED_BYTES = 64
 _PIECE_BYTES = 1 << 20
 _ZEROS = "0" * 64
-#: Position of the digest in a JSON record, at its end, and in the header of safetensors.
+#: Patterns that find the digest at the end of a JSON record and in the header of a safetensors
+#: file.
 _JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
 _TENSORS_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _LOCK = ".lock"
@@ -59,13 +60,14 @@ _ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Kind and owner of a stored file.
+    """Kind, owner, run and step of a stored file.
 
     Attributes:
-        kind: kind, such as "checkpoint" or "weights".
-        party: party that owns it.
-        run: name of its run. In a seal to compare with, None matches any.
-        step: exchange of the content; 0 if it belongs to no exchange.
+        kind: kind of the file, such as "checkpoint" or "weights".
+        party: party that owns the file; None in an expected seal matches any party.
+        run: name of the file's run. None in an expected seal matches any run.
+        step: number of the exchange after which the content was stored; 0 if it belongs to no
+            exchange.
     """
 
     kind: str
@@ -80,10 +82,10 @@ class Seal:
         return f"{self.kind}{party}{run}{step}"
 
     def check(self, record: Mapping[str, Any], path: Path) -> None:
-        """Refuse a file whose own record has another seal.
+        """Refuse a file whose record has another seal than this one.
 
         Raises:
-            RunFolderError: the seals differ, and the error states both; or the record has no seal
+            RunFolderError: the seals differ, and the error states both; or the record has no seal,
                 or another format.
         """
         check_format(record, path)
@@ -104,12 +106,12 @@ class Seal:
 
 
 def is_empty(folder: Path) -> bool:
-    """Return whether a folder is empty, except for the lock of a process that will fill it."""
+    """Return whether a folder is empty, apart from a lock file."""
     return not any(path.name != _LOCK for path in folder.iterdir())
 
 
 def damaged(path: Path) -> RunFolderError:
-    """Make the error for a damaged file."""
+    """Return the error for a damaged file."""
     return RunFolderError(
         "a file is not as it was written",
         where=str(path),
@@ -119,10 +121,10 @@ def damaged(path: Path) -> RunFolderError:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its missing parents, accessible to their owner only."""
+    """Make a folder and its missing parents, accessible to the owner only."""
     if path.is_dir():
         return
-    if path.exists() and not path.is_dir():  # another party's thread may have just made it
+    if path.exists() and not path.is_dir():  # another party's thread may have made it meanwhile
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     private_folder(path.parent)
     path.mkdir(exist_ok=True)
@@ -130,13 +132,13 @@ def private_folder(path: Path) -> None:
 
 
 def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
-    """Make an existing folder private if this user owns it; earlier versions left it open.
+    """Make an existing folder private, because earlier versions left it readable to others.
 
     Args:
         folder: the folder; it stays unchanged if it does not exist or belongs to another user.
-        ours: names of all files that vfl puts there, for a folder that a user names. A folder with
-            other files belongs to the user and stays unchanged. None for folders that vfl itself
-            names.
+        ours: names of all files that vfl writes there, for a folder that a user has named. If such
+            a folder contains other files, it belongs to the user and stays unchanged. Use None for
+            folders that vfl itself has named.
     """
     if not folder.is_dir() or folder.stat().st_uid != os.geteuid():
         return
@@ -148,12 +150,12 @@ def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
 
 
 def sweep(folder: Path, names: Collection[str] | None = None) -> None:
-    """Remove temporary files of killed writes, but not those of running writes.
+    """Remove temporary files of killed processes, but not of writes still in progress.
 
     Args:
-        folder: vfl's own folder, which is searched recursively; with `names`, any folder, which is
-            searched without its subfolders.
-        names: names of the target files.
+        folder: without `names`, vfl's own folder, which is searched recursively; with `names`, any
+            folder, and its subfolders are not searched.
+        names: names of the target files whose temporary files are removed.
     """
     if not folder.is_dir():
         return
@@ -174,22 +176,22 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
-    """Be the only process that writes in a folder; temporary files of killed ones are removed.
+    """Hold the lock of a folder for a block, and remove temporary files of killed processes.
 
-    The operating system releases the lock at any end of the process.
+    The operating system releases the lock when the process ends in any way.
 
     Args:
         folder: folder to lock.
-        patience_s: seconds to wait for another process with the lock.
+        patience_s: longest time to wait, in seconds, for another process that holds the lock.
 
     Raises:
-        RunFolderError: another process holds the lock, and the caller does not wait for it.
+        RunFolderError: another process still holds the lock after the waiting time.
     """
     with writing(folder):
         private_folder(folder)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        # Another process may be just checking the lock.
+        # Another process may be testing the lock at this moment.
         deadline = time.monotonic() + max(patience_s, _LOCK_POLL_S)
         while not _takes(handle):
             if time.monotonic() >= deadline:
@@ -211,7 +213,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def worker_of(folder: Path) -> int | None:
-    """Id of the process that holds a folder's lock; None if there is none."""
+    """Return the id of the process that holds a folder's lock; None if no process holds it."""
     try:
         handle = os.open(folder / _LOCK, os.O_RDONLY)
     except OSError:
@@ -227,7 +229,7 @@ def worker_of(folder: Path) -> int | None:
 
 
 def _takes(handle: int) -> bool:
-    """Take the lock of an open file; returns False if another process has it."""
+    """Try to take the lock of an open file; return False if another process has it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -237,7 +239,7 @@ def _takes(handle: int) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert errors of a full disk, or of an unwritable folder, to our own.
+    """Convert errors of a full disk or an unwritable folder to `StorageError`.
 
     Raises:
         StorageError: a write inside the block fails.
@@ -265,9 +267,10 @@ def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
 def write_pieces(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> None:
-    """Replace a file as `write_bytes` does, by pieces that are not joined in memory.
+    """Replace a file as `write_bytes` does, from pieces that are never joined in memory.
 
-    A write that is not durable is not awaited: a crash of the machine may leave an empty file.
+    With `durable=False` the function does not wait for the disk, so a crash of the machine may
+    leave an empty file.
     """
     with writing(path), prepared(path, pieces, mode, durable=durable):
         pass
@@ -277,10 +280,10 @@ def write_pieces(
 def prepared(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> Iterator[None]:
-    """Write a temporary file first, and replace the target with it if the block succeeds.
+    """Write a temporary file before the block, and rename it to the target if the block succeeds.
 
-    Use it for a record of an action in the block: a full disk is detected before the action, and
-    the replacement afterwards needs no space.
+    Use it to record an action that the block performs: a full disk is detected before the action,
+    and the rename afterwards needs no disk space.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable.
@@ -294,7 +297,7 @@ def prepared(
 
 @contextmanager
 def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
-    """Open a temporary file beside another file, and replace that one if the block succeeds."""
+    """Yield a temporary file in the target's folder; rename it to the target on success."""
     with writing(path):
         private_folder(path.parent)
         handle, aside = _aside(path)
@@ -309,13 +312,13 @@ def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
         Path(aside).unlink(missing_ok=True)
         raise
     finally:
-        with suppress(OSError):  # after a failed flush, closing tries to write once more
+        with suppress(OSError):  # after a failed flush, closing the file tries to write once more
             file.close()
 
 
 @contextmanager
 def not_durable() -> Iterator[None]:
-    """Make no write in the block await the disk; for a process whose folders are all temporary."""
+    """Let no write in the block wait for the disk; use it where all folders are temporary."""
     token = _DURABLE.set(False)
     try:
         yield
@@ -330,17 +333,17 @@ def _flush(file: IO[Any], *, durable: bool = True) -> None:
 
 
 def _aside(path: Path) -> tuple[int, str]:
-    """Make a temporary file beside another file; it is locked while open, so `sweep` keeps it."""
+    """Make a temporary file beside another file; while open, a lock protects it from `sweep`."""
     while True:
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, aside
-        os.close(handle)  # removed by a sweep before it was locked
+        os.close(handle)  # another process's sweep removed the file before it was locked
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until new and removed names in a folder are on disk."""
+    """Wait until the names of new and removed files in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -362,24 +365,25 @@ def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder.
 
     Raises:
-        RunFolderError: the file is missing, unreadable, or no JSON.
+        RunFolderError: the file is missing or unreadable, or does not contain JSON.
     """
     return _parsed(read_bytes(path), str(path))
 
 
 def _parsed(content: bytes, where: str) -> Any:
-    """Parse the JSON of one of vfl's files, whatever its contents."""
+    """Parse JSON from one of vfl's files; any content that is not JSON causes an error."""
     try:
         return json.loads(content)
     except json.JSONDecodeError as problem:
         where = f"{where}:{problem.lineno}" if problem.lineno > 1 else where
-    except (ValueError, RecursionError):  # not UTF-8, or too deeply nested lists
+    # The text is not UTF-8, or its lists are nested too deeply.
+    except (ValueError, RecursionError):
         pass
     raise RunFolderError("a file of the run folder is not JSON", where=where) from None
 
 
 def append_line(path: Path, record: Any) -> None:
-    """Append a JSON line, durably.
+    """Append a record to a file as a line of JSON, and wait until it is on disk.
 
     Raises:
         StorageError: the disk is full, or the file is not writable.
@@ -388,7 +392,7 @@ def append_line(path: Path, record: Any) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a text file, readable by its owner only, durably.
+    """Append to a text file that only its owner may read, and wait until the text is on disk.
 
     Raises:
         StorageError: the disk is full, or the file is not writable.
@@ -402,10 +406,10 @@ def append_text(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """Yield the records of a ``.jsonl`` file; a last line torn by a crash is left out.
+    """Yield the records of a ``.jsonl`` file; an incomplete last line, left by a crash, is skipped.
 
     Raises:
-        RunFolderError: the file is missing or unreadable, or a line is no JSON.
+        RunFolderError: the file is missing or unreadable, or a line is not JSON.
     """
     *whole, _ = read_bytes(path).split(b"\n")
     for number, line in enumerate(whole, 1):
@@ -413,7 +417,7 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
-    """Replace a file by a sealed container, atomically; its payload comes in pieces."""
+    """Replace a file atomically by a sealed container, whose payload is passed in pieces."""
     with sealing(path, seal) as put:
         for piece in payload:
             put(piece)
@@ -421,9 +425,9 @@ def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
 
 @contextmanager
 def sealing(path: Path, seal: Seal) -> Iterator[Callable[[bytes], None]]:
-    """Write a sealed container whose payload is made inside the block, piece by piece."""
+    """Yield a function that appends a piece to the payload of a new sealed container."""
     header = json.dumps(stamp() | asdict(seal)).encode()
-    # Numbers that are mapped from the file start at a multiple of their size.
+    # The payload starts at a multiple of 64 bytes, because its numbers are memory-mapped.
     header += b" " * (-(len(_MAGIC) + _LENGTH.size + len(header)) % _ALIGNED_BYTES)
 
     digest = hashlib.sha256()
@@ -445,7 +449,7 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
     """Read the payload of a sealed container.
 
     Raises:
-        RunFolderError: it is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or has another seal.
     """
     content = read_bytes(path)
     view = memoryview(content)
@@ -463,10 +467,10 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
 
 
 def checked_span(path: Path, seal: Seal) -> range:
-    """Range of a sealed container's payload in its file, which is checked in pieces.
+    """Check a sealed container piece by piece, and return the byte range of its payload.
 
     Raises:
-        RunFolderError: it is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or has another seal.
     """
     least, start = len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES, len(_MAGIC) + _LENGTH.size
     try:
@@ -489,7 +493,7 @@ def checked_span(path: Path, seal: Seal) -> range:
 
 
 def sealed_text(record: Mapping[str, Any], seal: Seal) -> str:
-    """Format a record as JSON text with its seal, and with its own digest at the end."""
+    """Format a record as JSON text that contains its seal and ends with its own digest."""
     whole = stamp() | asdict(seal) | dict(record) | {"sha256": _ZEROS}
     text = json.dumps(whole, indent=2) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -506,7 +510,7 @@ def read_sealed_json(path: Path, seal: Seal) -> dict[str, Any]:
     """Read the record of a sealed JSON file, with its seal.
 
     Raises:
-        RunFolderError: it is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or has another seal.
     """
     content = read_bytes(path)
     _check_digest(content, _JSON_DIGEST.search(content), path)
@@ -545,10 +549,10 @@ def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> 
 
 
 def _check_unsealed(content: bytes, path: Path) -> None:
-    """Distinguish a record of another format, which may be sealed differently, from a damaged one.
+    """Report a record of another format by its version, instead of as a damaged file.
 
     Raises:
-        RunFolderError: it is JSON of another format.
+        RunFolderError: the content is JSON of another format.
     """
     if len(content) < 2**20:
         try:
@@ -577,20 +581,20 @@ def _record(content: bytes | memoryview, path: Path) -> dict[str, Any]:
 
 
 def stamp() -> dict[str, Any]:
-    """First fields of every record: the format, and the version of vfl."""
+    """Return the first fields of every record: the format, and the version of vfl."""
     return {"format": FORMAT, "vfl": VERSION}
 
 
 def check_format(record: Mapping[str, Any], path: Path) -> None:
-    """Refuse a record that a version of vfl with another format wrote.
+    """Refuse a record written in another format by another version of vfl.
 
     Args:
-        record: a record with a `stamp`.
-        path: path of its file, for the message.
+        record: a record that begins with the fields of `stamp`.
+        path: path of the record's file, for the message.
 
     Raises:
-        RunFolderError: another version wrote the record; the error names it, the format, and a
-            version that reads it.
+        RunFolderError: the record has another format; the error names the version that wrote it,
+            its format, and a version that can read it.
     """
     found, writer = record.get("format"), record.get("vfl")
     if found == FORMAT:
@@ -615,13 +619,13 @@ def pack_weights(
 
     Args:
         state: the tensors.
-        seal: kind and owner of the tensors.
+        seal: kind and owner to write into the file.
         notes: further metadata.
     """
     from safetensors.torch import save
 
     about = {name: str(value) for name, value in (stamp() | asdict(seal)).items()}
-    # Copies: the format refuses tensors that share memory, such as tied weights.
+    # Copies, because the format refuses tensors that share memory, such as tied weights.
     packed: bytes = save(
         {name: value.contiguous().clone() for name, value in state.items()},
         {**(notes or {}), **about, "sha256": _ZEROS},
@@ -632,7 +636,7 @@ def pack_weights(
 
 
 def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Tensor], Notes]:
-    """Decode the state dict and the notes of `pack_weights`; `path` is for the message.
+    """Decode the state dict and notes from `pack_weights`; `path` is used only in messages.
 
     Raises:
         RunFolderError: the content is damaged, or has another seal.
@@ -649,7 +653,8 @@ def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Te
     number = {name: int(notes[name]) for name in ("format", "step") if notes[name].isdigit()}
     seal.check(notes | number, path)
     state: dict[str, Tensor] = load(content)
-    return {name: state[name] for name in record}, notes  # the order of `load` varies
+    # `load` returns the tensors in varying order.
+    return {name: state[name] for name in record}, notes
 
 
 Notes = dict[str, str]
@@ -671,30 +676,30 @@ def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Compute SHA-256 over names, types, shapes and bytes of a state dict, in name order."""
+    """Compute SHA-256 over names, types, shapes and bytes of a state dict, sorted by name."""
     import torch
 
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        if value.numel():  # an empty tensor may have a stride that no view as bytes allows
+        if value.numel():  # an empty tensor may have strides that `view` as bytes refuses
             digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
-    """Compute one digest of a whole model from the parties' digests, in name order."""
+    """Compute the digest of a whole model from the parties' digests, in name order."""
     text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-#: Databases in a file; `vfl.datasets.sql` reads them.
+#: Prefixes of sources that are databases in a file; `vfl.datasets.sql` reads them.
 DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Return whether a source is a database, an object in a store, or a function, not a path.
+    """Return whether a source is a database, an object in a store or a function, not a file.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
@@ -717,7 +722,7 @@ def is_loader(source: object) -> bool:
     return _LOADER.fullmatch(source) is not None
 
 
-#: Schemes of object stores in fsspec; "memory" is one in the process itself, "file" a mounted
+#: URL schemes of object stores in fsspec; "memory" is a store inside the process, "file" a mounted
 #: folder of this host.
 _STORES = ("s3", "gs", "az", "abfs", "file", "memory")
 
@@ -732,7 +737,7 @@ def is_object(source: object) -> bool:
 
 
 def may_be_csv(source: str | Path) -> bool:
-    """Return whether a source is a file, or a folder, without the name of a Parquet file.
+    """Return whether a source may be CSV: a file or folder without a Parquet name.
 
     >>> may_be_csv("loans.csv.gz"), may_be_csv("loans.parquet"), may_be_csv("duckdb:loans.db")
     (True, False, False)
@@ -741,7 +746,7 @@ def may_be_csv(source: str | Path) -> bool:
 
 
 def is_named_set(source: str) -> bool:
-    """Return whether a source names a data set, rather than a file, a folder or a database.
+    """Return whether a source is the name of a data set, instead of a file, a folder or a database.
 
     >>> is_named_set("digits"), is_named_set("waves:noise=0.5"), is_named_set("duckdb:loans.db")
     (True, True, False)
@@ -751,7 +756,7 @@ def is_named_set(source: str) -> bool:
 
 
 def database_beside(source: str, folder: Path) -> str:
-    """Resolve a database whose file is relative to a folder; other databases stay unchanged.
+    """Make a database's relative file path start at a folder; other sources stay unchanged.
 
     >>> database_beside("duckdb:loans.db", Path("/data"))
     'duckdb:/data/loans.db'
@@ -764,7 +769,7 @@ def database_beside(source: str, folder: Path) -> str:
 
 
 def rename_sealed(path: Path, party: str, new: str) -> bool:
-    """Change the party in the seal of a sealed JSON file; returns whether it was the owner.
+    """Rename the owner in the seal of a JSON file; return whether `party` was its owner.
 
     Raises:
         RunFolderError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Untrusted text, before it reaches a terminal, a log, an error, a page or a table."""
+"""Filters for untrusted text before it reaches a terminal, a log, an error, a page or a table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-#: Characters of a text from another party, and of an error's field.
+#: Largest number of characters shown of a text from another party, and of an error's field.
 TEXT_LIMIT = 2000
-_MARKS = 3  # combining characters in a row: no script needs more, and they could cover other lines
+# Most combining characters after a letter: no script needs more, and more could cover other lines.
+_MARKS = 3
 _REPLACEMENT = "?"
 #: Control, format (bidirectional, zero-width) and unassigned characters.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 _SPACES = {"Zs", "Zl", "Zp"}
 _BREAKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85")
-#: Invisible letters and marks, with which two texts can look alike (Unicode's
+#: Invisible letters and marks that make two different texts look alike (Unicode's
 #: Default_Ignorable_Code_Point outside the categories above, and the empty Braille pattern).
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
@@ -28,16 +29,18 @@ _INVISIBLE = re.compile(
 
 
 def printable(text: str, limit: int = TEXT_LIMIT) -> str:
-    r"""Make one line of visible text; characters that could control a terminal or hide become "?".
+    r"""Return one line of visible text; control and invisible characters become "?".
 
-    Control characters (and thus every ANSI escape sequence), bidirectional overrides, zero-width
-    and invisible characters, surrogates and unassigned characters are replaced. Line breaks, tabs
-    and unusual spaces become spaces. At most three combining characters may follow each other.
-    Printable text is returned unchanged, so filtering twice has the same effect as once.
+    The function replaces control characters (and thus every ANSI escape sequence), bidirectional
+    overrides, zero-width and invisible characters, surrogates and unassigned characters. Line
+    breaks, tabs and unusual spaces become spaces. At most three combining characters may follow
+    each other. Printable text is returned unchanged, so filtering twice has the same effect as
+    once.
 
     Args:
-        text: text of any length; characters beyond the limit are ignored.
-        limit: characters of the result, at least 3; a text that was cut ends in "...".
+        text: text of any length; characters far beyond the limit are ignored.
+        limit: largest number of characters of the result, at least 3; a shortened text ends in
+            "...".
 
     >>> printable("bank\x1b[31m is gone\nerror[V000]: \u202eall well")
     'bank?[31m is gone error[V000]: ?all well'
@@ -62,7 +65,7 @@ def printable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
-    r"""Apply `printable` to every line of vfl's own text, which may contain quotations.
+    r"""Apply `printable` to every line of a text that vfl wrote and that may quote untrusted text.
 
     >>> printable_lines("2 problems\n  codec = \x1b[2J")
     '2 problems\n  codec = ?[2J'
@@ -70,8 +73,9 @@ def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
     return "\n".join(printable(line, limit) for line in text[:limit].split("\n"))
 
 
-# Spreadsheets compute a cell that begins like this, after quotes and characters that they skip. The
-# fullwidth forms count: some programs read them as the plain ones.
+# A spreadsheet program computes a cell that begins with one of these signs, even after quotes and
+# characters that it skips. Fullwidth forms of the signs count too, because some programs treat them
+# as the plain signs.
 _FORMULA = re.compile(
     "[\\s'\"`\u200b-\u200f\u2060\ufeff\x00-\x1f]*[=+\\-@\uff1d\uff0b\uff0d\uff20]|[ '\"]*[\t\r\n]"
 )
@@ -81,8 +85,8 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 def formula_free(cell: str) -> str:
     r"""Put an apostrophe before a CSV cell that a spreadsheet would treat as a formula.
 
-    It changes cells that begin with ``= + - @``, a tab or a line break, also after quotes and
-    spaces, but not plain numbers and other texts. `as_written` reverses it.
+    The function changes cells that begin with ``= + - @``, a tab or a line break, even after quotes
+    and spaces, but not plain numbers or other texts. `as_written` reverses it.
 
     >>> [formula_free(text) for text in ("=1+1", "-5", "-5+2", "o'neill", '"@x')]
     ["'=1+1", '-5', "'-5+2", "o'neill", '\'"@x']
@@ -91,7 +95,7 @@ def formula_free(cell: str) -> str:
 
 
 def as_written(cell: str) -> str:
-    """The original cell of `formula_free`: without the apostrophe, if a formula follows it.
+    """Return the original cell of `formula_free`: remove the apostrophe if a formula follows it.
 
     >>> as_written("'=1+1"), as_written("'t is"), as_written("-5")
     ('=1+1', "'t is", '-5')
@@ -100,7 +104,7 @@ def as_written(cell: str) -> str:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """Format a table as CSV: names of columns, then each row's values, without formulas."""
+    """Format a table as CSV: column names, then each row's values, with formulas disabled."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([formula_free(name) for name in head])
@@ -110,10 +114,10 @@ def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-#: Environment variable: with "json", lines of the log are JSON objects.
+#: Environment variable: if it is "json", each line of the log is a JSON object.
 LOG_VARIABLE = "VFL_LOG"
 _ERROR = re.compile(r"(?:vfl: )?error\[(V[0-9]{3})\]: (.*)")
-#: Lines below the first line of an error; see `vfl.core.errors.record_lines`.
+#: Beginnings of the lines of an error below its first line; see `vfl.core.errors.record_lines`.
 _FACT = re.compile(r"(?:vfl: )? {2}(where|got|want|try|more) +(.*)")
 
 
@@ -123,7 +127,7 @@ def logs_json() -> bool:
 
 
 def log_entries(lines: Iterable[str]) -> list[str]:
-    r"""Group lines of a log into entries: an error and its facts form one entry.
+    r"""Group the lines of a log into entries: an error and its detail lines form one entry.
 
     >>> log_entries(["begins", "error[V405]: bank is gone", "  got   a closed stream", "ends"])
     ['begins', 'error[V405]: bank is gone\n  got   a closed stream', 'ends']
@@ -138,15 +142,15 @@ def log_entries(lines: Iterable[str]) -> list[str]:
 
 
 def logged(text: str, level: str | None = None) -> str:
-    """Format an entry of the log: unchanged, or as a JSON object in one line.
+    """Format a log entry: unchanged, or as a JSON object on one line.
 
     Args:
-        text: printable text, like all output of vfl: no cell, id or secret.
-        level: "info", "warning" or "error"; None determines it from the text.
+        text: printable text without cells, ids or secrets, like all output of vfl.
+        level: "info", "warning" or "error"; with None, the text determines the level.
 
     Returns:
-        With `VFL_LOG=json`, an object with `time` (UTC), `level` and `message`; for an error also
-        `code` and its facts `where`, `got`, `want`, `try`.
+        With `VFL_LOG=json`, the object has the keys `time` (UTC), `level` and `message`; for an
+        error also `code` and its fields `where`, `got`, `want`, `try`.
     """
     if not logs_json():
         return text

@@ -1,9 +1,9 @@
-"""Devices, compiled models and optimisers: the only module that uses private parts of torch.
+"""Devices, compiled models and optimisers; only this module uses private parts of torch.
 
-Private parts of torch, which may change without notice, are used where the gain is large. Each has
-a public alternative, which is used if torch lacks the private part; where there is none, a comment
-states it. Gains are CPU time of an exchange in one process: two feature parties with a hidden layer
-of 16 units, 32 rows.
+This module uses private parts of torch, which may change without notice, only where they save much
+time. If torch lacks a private part, a public alternative is used; where there is no alternative, a
+comment states it. The gains in this file are savings of CPU time in one exchange of a process with
+two feature parties, a hidden layer of 16 units, and 32 rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-# Functions that observe every operation of a model, and find its tensors; torch has no public names
-# for them.
+# Classes and functions that observe every operation of a model and find its tensors; torch has no
+# public names for them.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 
@@ -32,8 +32,8 @@ from vfl.core.errors import UserError
 
 _COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
 
-#: The `__torch_function__` of a tensor subclass whose results are plain tensors. Torch has no
-#: public one: its default results belong to the subclass.
+#: The `__torch_function__` for a tensor subclass whose operations return plain tensors. Torch has
+#: no public function for this: by default, operations return objects of the subclass.
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
@@ -42,7 +42,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 def before_steps(
     build: OptimizerFactory, act: Callable[[list[nn.Parameter]], None]
 ) -> OptimizerFactory:
-    """Build optimisers that call `act` with their weights before every step.
+    """Return an optimiser factory whose optimisers call `act` with their weights before every step.
 
     >>> build = before_steps(lambda weights: optim.SGD(weights, 0.1), lambda weights: print("step"))
     >>> build([nn.Parameter(torch.zeros(1))]).step()
@@ -59,14 +59,15 @@ def before_steps(
 
 
 class Compute:
-    """A party's device; no other party knows it or needs to.
+    """The device and precision of a party's computations; other parties do not learn them.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", a device name of torch.
+        device: "cpu", "cuda", "cuda:1" or another device name of torch.
         precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
-            weights, cuts and gradients stay float32. On a card, float32 convolutions are exact;
-            torch would by default round their factors to 10 bits (TF32).
-        compiled: whether models run under `torch.compile`; dropout draws stay the same.
+            weights, cuts and gradients stay float32. On a GPU, float32 convolutions are exact; by
+            default, torch would round their factors to 10 bits (TF32).
+        compiled: whether models run under `torch.compile`; the random draws of dropout stay the
+            same.
 
     Raises:
         UserError: torch cannot use that device here, or cannot compile for it.
@@ -99,16 +100,18 @@ class Compute:
             )
 
     def take(self, model: nn.ModuleDict) -> None:
-        """Move a party's model to the device; names and values of its weights stay."""
+        """Move a party's model to the device, and compile its parts if requested."""
         model.to(self.device)
         if not self._compiled:
             return
-        # The name of torch's own folder is predictable, so another user could create it first.
+        # The name of torch's own cache folder is predictable, so another user of the machine could
+        # create it first.
         if _COMPILED_CODE not in os.environ:
             folder = TemporaryDirectory(prefix="vfl-compiled-")
             os.environ[_COMPILED_CODE] = folder.name
             atexit.register(folder.cleanup)
-        # torch's compiler looks at every input in this way, also at a merged cut.
+        # torch's compiler reads `.grad` of every input, also of a merged cut, which causes this
+        # warning.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         options: dict[str, str | int | bool | Callable[..., Any]] = {
             "fallback_random": True,
@@ -121,12 +124,12 @@ class Compute:
         }
 
     def run(self, model: nn.ModuleDict, part: str, values: Tensor) -> Tensor:
-        """Run one part of a model, after `take`, on `values`."""
+        """Run the bottom or the top model on `values`; call `take` before the first call."""
         outputs: Tensor = self._compiled_parts.get(part, model[part])(values)
         return outputs
 
     def forward(self) -> AbstractContextManager[None]:
-        """Context of a model's forward pass."""
+        """Return the context in which a model's forward pass runs, for mixed precision."""
         if not self._mixed:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -142,13 +145,14 @@ else:
 
 
 def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-    """An optimiser of torch without the hooks of torch.compile, whose import takes 1 s of CPU.
+    """Return an optimiser class without the hooks of torch.compile, whose import costs 1 s of CPU.
 
-    Its methods are torch's own, from behind those hooks. A step opens no range of torch's profiler,
-    which saves 7 % of a step. Registered hooks before and after a step still run.
+    The methods of the class are torch's own methods, without the wrappers that contain these hooks.
+    A step opens no record of torch's profiler, which saves 7 % of a step's time. Hooks that are
+    registered before and after a step still run.
 
     Returns:
-        It returns the class itself if it is not torch's, or if torch's internals differ.
+        The given class itself if it is not torch's, or if torch's internals differ.
     """
     if not _KNOWN_HOOKS or not kind.__module__.startswith("torch.optim."):
         return kind
@@ -167,15 +171,15 @@ def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
     return type(kind.__name__, (kind,), plain | {"step": step})
 
 
-#: Runs backward passes; None if torch has it under another name.
+#: Engine that runs backward passes; None if torch has no engine under this name.
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
 def go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     """Run `torch.autograd.backward` without its import of torch's symbolic shapes.
 
-    The import takes a second of CPU once, and the comparison of sizes 5 % of a step. The engine
-    itself refuses different sizes.
+    The import costs a second of CPU once, and the comparison of sizes costs 5 % of each step. The
+    engine itself refuses gradients of a wrong size.
     """
     if _ENGINE is None:
         torch.autograd.backward(roots, grads)
@@ -185,9 +189,9 @@ def go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
 
 
 def gloo_at(host: str, store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """Make a gloo group of processes on one machine, which listens only at this address.
+    """Make a gloo process group on one machine that listens only at the address `host`.
 
-    The public alternative is no fallback: it listens at the address of the machine's name, and
+    The public alternative is no fallback: it listens at the address of the machine's host name, and
     gloo, which does not encrypt, accepts any process that reaches its port.
     """
     from torch import distributed

@@ -1,4 +1,4 @@
-"""The ledger: actual bytes and seconds, counted at the link."""
+"""Traffic ledger: the bytes and seconds that were actually used, counted at each link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.core.text import csv_text
 
-#: Phase of greetings and reports, whose size is independent of the training.
+#: Phase of handshakes and reports, whose size is independent of the training.
 CONTROL = "control"
 _PHASES = {
     Kind.CUT: "train",
@@ -27,9 +27,9 @@ class Traffic:
     """Traffic in one direction between one feature party and the label party in one phase.
 
     Attributes:
-        direction: "up" is towards the label party.
-        payload_bytes: bytes of encoded cuts or gradients.
-        wire_bytes: payload plus the 16-byte headers; TLS records come on top.
+        direction: "up" means from the feature party to the label party.
+        payload_bytes: bytes of the payloads, for example of encoded cuts or gradients.
+        wire_bytes: payload plus the 16-byte headers; the bytes of TLS records are not counted.
         seconds: time that the label party waited for these frames.
     """
 
@@ -43,7 +43,7 @@ class Traffic:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes for people.
+    """Format a number of bytes with a unit, for people.
 
     >>> size(1_234_567)
     '1.23 MB'
@@ -56,10 +56,10 @@ def size(count: float) -> str:
 
 
 class Ledger:
-    """Counts every frame of every link; an `Observer`.
+    """Counter of all frames on all links; use it as an `Observer`.
 
     Attributes:
-        phase: phase of the next frames; None determines it from their kind.
+        phase: phase to which the next frames are counted; None derives it from the frame's kind.
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class Ledger:
         self._row(party, "up", phase).seconds += seconds
 
     def rows(self) -> list[Traffic]:
-        """All counts, by party, direction and phase."""
+        """Return all counts, sorted by party, direction and phase."""
         return [self._rows[key] for key in sorted(self._rows)]
 
     def bytes_by_party(self, direction: str) -> dict[str, int]:
-        """Wire bytes of each party in one direction: cuts, gradients, receipts; no greetings."""
+        """Return each party's wire bytes in one direction, without handshakes."""
         totals: dict[str, int] = defaultdict(int)
         for row in self.rows():
             if row.direction == direction and row.phase != CONTROL:
@@ -92,24 +92,24 @@ class Ledger:
         return dict(totals)
 
     def payload_bytes(self, phase: str) -> int:
-        """Encoded bytes of one phase, both directions, all parties."""
+        """Return the payload bytes of one phase, in both directions, of all parties."""
         return sum(row.payload_bytes for row in self.rows() if row.phase == phase)
 
     def total_bytes(self, direction: str) -> int:
-        """Wire bytes in one direction over all parties; see `bytes_by_party`."""
+        """Return the wire bytes in one direction of all parties; see `bytes_by_party`."""
         return sum(self.bytes_by_party(direction).values())
 
     def state(self) -> list[dict[str, str | int | float]]:
-        """All counts as plain values, for a checkpoint."""
+        """Return all counts as plain values, for a checkpoint."""
         return [asdict(row) for row in self.rows()]
 
     def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Continue from counts of `state`; later counts are dropped."""
+        """Set the counts to those of a former `state`; counts since then are dropped."""
         rows = [Traffic(**row) for row in state]
         self._rows = {(row.party, row.direction, row.phase): row for row in rows}
 
     def to_csv(self) -> str:
-        """The counts as the text of ``traffic.csv``."""
+        """Return the counts as the text of ``traffic.csv``."""
         rows = [{**asdict(row), "seconds": round(row.seconds, 6)} for row in self.rows()]
         return csv_text([field.name for field in fields(Traffic)], rows)
 

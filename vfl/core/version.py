@@ -1,3 +1,3 @@
-"""The version of this package, defined only here."""
+"""Version of this package, defined only here."""
 
 VERSION = "0.2.0"
