@@ -1,6 +1,7 @@
 """Links between parties: in one process, or over TLS sockets that reconnect.
 
-Only this package uses sockets. A protocol never names one of these classes; it receives a `Link`.
+Only this package uses sockets. The code of a protocol never names a class of this package; it
+receives a `Link`.
 """
 
 from vfl.transport.certificates import (

@@ -1,11 +1,11 @@
-"""Certificates and keys of a session's stream and of a trial federation, and their renewal.
+"""Certificates and keys for session streams and for trial federations, and their renewal.
 
-A session's certificate lives as long as its hub: its CA signs once and is deleted, and its private
-key stays in memory. The trial files allow a federation before an organisation issues its own
-certificates: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. A
-new server certificate under the same CA needs no action by other parties. A new CA takes two steps:
-so that no party is cut off: first ca.pem contains the new CA and the old one and is sent to all
-parties, then the server's certificate changes.
+The certificate of a session lives as long as the session's hub: a new CA signs it once and its key
+is then deleted; the hub's private key stays in memory. The trial files allow a federation before an
+organisation issues its own certificates: a CA, a server certificate for the SuperLink, and one key
+pair for each SuperNode. A new server certificate under the same CA needs no action by other
+parties. A new CA takes two steps, so that no party is cut off. First ca.pem gets the new CA beside
+the old CA and is sent to all parties; then the server gets a certificate of the new CA.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from vfl.core.errors import MissingDataError, UserError
 from vfl.core.storage import PRIVATE_FILE, private_folder, write_bytes
 
 _SESSION_DAYS = 30
-#: Lifetime of the SuperLink's certificate, and of the CA that renews it.
+#: Lifetimes in days of the SuperLink's certificate, and of the CA that renews this certificate.
 SERVER_DAYS = 90
 AUTHORITY_DAYS = 1825
-#: Earliest warning about the end of a certificate, in days before it; see `ends_soon`.
+#: Warnings begin at most this many days before a certificate ends; see `ends_soon`.
 WARN_DAYS = 30
 _NEW_CA = "make a new one with: vfl renew PROJECT --authority"
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
-#: Order of the P-256 group (SEC 2, section 2.4.2), and the bytes of secret for a key of it.
+#: Order of the P-256 group (SEC 2, section 2.4.2), and the number of secret bytes from which a key
+#: is derived.
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _SECRET_BYTES = 48
-#: Number of bytes of a fingerprint: with 128 bits, finding another key with the same one is
-#: infeasible.
+#: Number of bytes of a key's fingerprint: with 128 bits, it is infeasible to find another key
+#: with the same fingerprint.
 _FINGERPRINT_BYTES = 16
 _KEY_TYPE = re.compile(rb"(ssh|ecdsa)-[a-z0-9-]+")
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -51,14 +52,14 @@ _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """A server's certificate and key, and the CA that signed it, all as PEM."""
+    """A server's certificate, its key, and the certificate of the CA that signed it, all as PEM."""
 
     ca_pem: bytes
     cert_pem: bytes
     key_pem: bytes = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """The TLS 1.3 context of the server."""
+        """Return the TLS 1.3 context of the server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # reconnecting parties send a new greeting
@@ -72,7 +73,7 @@ class ServerCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A CA that can sign: its certificate and key, both PEM."""
+    """A CA that can sign certificates: its own certificate and its key, both as PEM."""
 
     ca_pem: bytes
     key_pem: bytes = field(repr=False)
@@ -84,10 +85,10 @@ class Authority:
 
     @classmethod
     def of_secret(cls, secret: bytes, name: str, days: float) -> Authority:
-        """Make the CA of that name; its private key is derived from 48 secret bytes.
+        """Make a CA with this name, whose private key is derived from 48 secret bytes.
 
-        Each call makes another certificate; each of them verifies all signatures of the others (the
-        extra random bits follow FIPS 186-5, A.2.1).
+        Each call makes another certificate for the same key, so each of these certificates verifies
+        every signature (the extra random bits follow FIPS 186-5, A.2.1).
         """
         assert len(secret) == _SECRET_BYTES, "16 bytes more than the key has, against bias"
         number = 1 + int.from_bytes(secret, "big") % (_P256_ORDER - 1)
@@ -128,21 +129,21 @@ class Authority:
 
 
 def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
-    """Make a server certificate under a new CA that cannot sign again.
+    """Make a server certificate, signed by a new CA whose key is then dropped.
 
     Args:
         hosts: names and addresses of the server in its certificate.
-        days: number of days of its validity.
+        days: validity of the certificate in days.
     """
     return Authority.new("vfl session CA", days).issue_for(hosts, days)
 
 
 def check_not_expired(path: Path) -> None:
-    """Check one of vfl's own certificates before a peer would refuse it.
+    """Check that one of vfl's own certificates is still valid, before a peer would refuse it.
 
     Raises:
         MissingDataError: the file does not exist.
-        UserError: the certificate has expired, or the file is no certificate.
+        UserError: the certificate has expired, or the file is not a certificate.
     """
     ends, now = _certificates(path)[0].not_valid_after_utc, datetime.datetime.now(datetime.UTC)
     if ends < now:
@@ -164,13 +165,14 @@ def write_trial_certificates(
 ) -> None:
     """Write ca.pem, ca.key, server.pem, server.key, and PARTY.key and PARTY.pub for each party.
 
-    Without `with_keys`, no key of a party is made, but its name is checked. The server's
-    certificate is valid for `days`. The CA's and the server's files are PEM. The party's P-384 keys
-    are in OpenSSH's formats: the public ones are for ``flwr supernode register``, the private ones
-    for ``flower-supernode --auth-supernode-private-key``. All files get mode 0600.
+    With `with_keys=False` the function makes no keys of parties, but still checks their names. The
+    server's certificate is valid for `days` days. The CA's and the server's files are PEM. Each
+    party gets a P-384 key pair in OpenSSH's formats: the public key is for ``flwr supernode
+    register``, the private key for ``flower-supernode --auth-supernode-private-key``. All files get
+    mode 0600.
 
     Raises:
-        UserError: a party's name cannot name a file, or a file exists already.
+        UserError: a party's name cannot be the name of a file, or a file exists already.
     """
     for party in parties:
         if not _PARTY.fullmatch(party) or party in ("ca", "server"):
@@ -195,7 +197,7 @@ def write_trial_certificates(
 
 
 def node_key_pair() -> tuple[bytes, bytes]:
-    """Generate a private and a public P-384 key in OpenSSH's formats, which Flower reads."""
+    """Generate a P-384 key pair in OpenSSH's formats, which Flower reads: private, public."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         _PEM,
@@ -211,7 +213,7 @@ def node_key_pair() -> tuple[bytes, bytes]:
 def public_key_bytes(content: bytes) -> bytes | None:
     """Return the part of a SuperNode's key file that identifies the key; None if there is no key.
 
-    Comments at the end of a line, PEM encoding, and other kinds of keys on further lines do not
+    Comments at the end of a line, PEM encoding, and keys of other kinds on further lines do not
     change the result.
     """
     lines: list[bytes] = public_key_lines(content)
@@ -229,7 +231,7 @@ def public_key_bytes(content: bytes) -> bytes | None:
 
 
 def public_key_lines(content: bytes) -> list[bytes]:
-    r"""Type and key of each line of OpenSSH public keys, without comments.
+    r"""Return the type and key of each line of OpenSSH public keys, without comments.
 
     >>> public_key_lines(b"ssh-ed25519 AAAA bank\n\n# nothing\n")
     [b'ssh-ed25519 AAAA']
@@ -239,9 +241,9 @@ def public_key_lines(content: bytes) -> list[bytes]:
 
 
 def fingerprint(content: bytes) -> str:
-    """Fingerprint of a file of public keys, for people: 128 bits of SHA-256, in groups of four.
+    """Return the fingerprint of a file of public keys: 128 bits of SHA-256, in groups of four.
 
-    Comments and the order of lines do not count.
+    Comments and the order of lines do not change the fingerprint.
 
     Raises:
         UserError: the file contains no key.
@@ -257,11 +259,11 @@ def fingerprint(content: bytes) -> str:
 
 
 def public_half(private: Path) -> bytes:
-    """Return a private key file's public key, as one line in OpenSSH's format.
+    """Return the public key of a private key file, as one line in OpenSSH's format.
 
     Raises:
         MissingDataError: the file does not exist.
-        UserError: the file has no private key, or its key has a passphrase.
+        UserError: the file contains no private key, or its key has a passphrase.
     """
     try:
         key = serialization.load_ssh_private_key(_read(private), None)
@@ -339,17 +341,17 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def days_left(path: Path) -> int:
-    """Return the whole days until a PEM file's first certificate ends; negative after its end.
+    """Return the full days until the first certificate of a PEM file ends; negative after its end.
 
     Raises:
         MissingDataError: the file does not exist.
-        UserError: the file has no certificate.
+        UserError: the file contains no certificate.
     """
     return time_left(path) // datetime.timedelta(days=1)
 
 
 def time_left(path: Path) -> datetime.timedelta:
-    """Return the time until a PEM file's first certificate ends; negative after its end.
+    """Return the time until the first certificate of a PEM file ends; negative after its end.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -358,7 +360,7 @@ def time_left(path: Path) -> datetime.timedelta:
 
 
 def ends_soon(path: Path) -> bool:
-    """Return whether less than a third of a certificate's lifetime is left, at most 30 days.
+    """Return whether less than a third of a certificate's lifetime is left, and at most 30 days.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -369,7 +371,7 @@ def ends_soon(path: Path) -> bool:
 
 
 def expiry_warning(path: Path, fix: str) -> str | None:
-    """Return a line about a certificate that has ended or ends soon; otherwise None."""
+    """Return a warning line if a certificate has expired or expires soon; otherwise None."""
     if not ends_soon(path):
         return None
     left = days_left(path)
@@ -378,7 +380,7 @@ def expiry_warning(path: Path, fix: str) -> str | None:
 
 
 def renew_when_due(folder: Path, days: float) -> bool:
-    """Call `renew_server` if the certificate `ends_soon`; return whether it was renewed.
+    """Renew the server's certificate if it `ends_soon`; return whether it was renewed.
 
     It does nothing without ca.key, or while ca.pem has two authorities: until every party has the
     new CA, the server's certificate stays with the old one.
@@ -394,22 +396,25 @@ def renew_when_due(folder: Path, days: float) -> bool:
 
 
 def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
-    """Replace server.pem and server.key, with the same names, signed by the key ca.key.
+    """Replace server.pem and server.key by a new certificate for the same host names.
 
-    Afterwards ca.pem contains only that CA.
+    The CA key in ca.key signs the new certificate.
+
+    Afterwards ca.pem contains only the certificate of that CA.
 
     Returns:
-        Number of days of the new certificate's validity, which ends no later than the CA's.
+        Validity of the new certificate in days; it ends no later than the CA's.
 
     Raises:
-        MissingDataError: a file is missing; ca.key is needed to sign.
+        MissingDataError: a file is missing; the CA signs with ca.key.
         UserError: ca.key does not belong to ca.pem, or the CA has expired.
     """
     old = _certificates(folder / "server.pem")[0]
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     authority = _authority(folder)
     new = authority.issue(list(names), days)
-    # The key comes first: with one file old and one new, the server reports an error at its start.
+    # The key is replaced first: with one old and one new file, the server reports an error when it
+    # starts.
     write_bytes(folder / "server.key", new.key_pem)
     write_bytes(folder / "server.pem", new.cert_pem)
     write_bytes(folder / "ca.pem", authority.ca_pem)
@@ -417,7 +422,7 @@ def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
 
 
 def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
-    """Put a new CA at the front of ca.pem, and its key into ca.key.
+    """Make a new CA: put its certificate at the front of ca.pem, and its key into ca.key.
 
     Raises:
         MissingDataError: ca.pem does not exist.
@@ -429,7 +434,7 @@ def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
 
 
 def renew_node_key(private: Path, public: Path | None = None) -> None:
-    """Replace a SuperNode's key; the label party has to register its public part."""
+    """Replace a SuperNode's key pair; the label party must then register the new public key."""
     private_key, public_key = node_key_pair()
     if public is not None:
         write_bytes(public, public_key)
@@ -437,7 +442,7 @@ def renew_node_key(private: Path, public: Path | None = None) -> None:
 
 
 def _authority(folder: Path) -> Authority:
-    """The CA in ca.pem that ca.key belongs to."""
+    """Return the CA whose certificate in ca.pem belongs to the key in ca.key."""
     path = folder / "ca.key"
     key_pem = _read(path, "restore the key of the authority, or make a new one with --authority")
     try:

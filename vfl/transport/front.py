@@ -1,21 +1,23 @@
-"""The front of every listener: its rules for connections before a client has authenticated.
+"""Front: the rules of a listener for connections whose client has not authenticated yet.
 
-A connection without a valid credential so far is a *stranger's*. Strangers should cost little, and
-must not keep other clients out:
+In this module, a connection that has not presented a valid credential yet is a *stranger*.
+Strangers should cost little, and must not keep other clients out:
 
-- a listener has a limited number of places for strangers. One more ends the oldest stranger of the
-  source with the most strangers, so a flood only displaces itself; clients with a credential stay;
-- all listeners of a process share a budget of descriptors, below the limit of the process (`ulimit
-  -n`). When it is used up, a stranger is closed, or else a known connection that is idle;
-- a stranger has limited time for its whole first head, including the first byte, and limited bytes;
-- a source may open a limited number of connections a second, because each costs a handshake; a
-  connection with a credential is not counted;
-- a source has a token bucket for requests without a credential. Debt is limited: if a client shares
-  an address with one that failed a thousand times, it waits one second at most after the failures
-  stop.
+- A listener admits a limited number of strangers. If one more connects, the listener closes the
+  oldest connection of the source with the most strangers, so a flood only displaces its own
+  connections. Clients with a credential stay connected.
+- All listeners of a process share a budget of file descriptors, below the limit of the process
+  (`ulimit -n`). When the budget is used up, a stranger's connection is closed, or, if there is no
+  stranger, an idle connection with a credential.
+- A stranger has limited time and limited bytes for its whole first request head.
+- A source may open a limited number of connections per second, because each costs a handshake; a
+  connection with a credential is not counted.
+- A source has a token bucket for requests without a credential. The debt of a bucket is limited: a
+  client that shares an address with a client that failed a thousand times waits at most one second
+  after the failures stop.
 
 A source is an IPv4 address, or the /64 of an IPv6 address. `TcpHub` serves strangers in threads,
-`vfl.transport.http` on an event loop; both follow these rules through a `Front`.
+and `vfl.transport.http` serves them on an event loop; both follow these rules through a `Front`.
 """
 
 from __future__ import annotations
@@ -30,29 +32,32 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
-#: Key of the connection in the scope of a request, see `vfl.transport.http`.
+#: Key under which a request's ASGI scope holds its connection, see `vfl.transport.http`.
 CONNECTION = "vfl.connection"
-#: Descriptors reserved for the rest of the process: a quarter of the limit, or more.
+#: Least number of file descriptors reserved for the rest of the process; a quarter of the limit if
+#: that is more.
 _RESERVED = 64
 _UNLIMITED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """Limits on unauthenticated callers at one listener.
+    """Limits for unauthenticated clients of one listener.
 
     Attributes:
-        strangers: simultaneous connections without a credential.
-        head_s: time from the connection to the end of its first head, including TLS; for a later
-            head, from its first byte.
-        head_bytes: size of a head; TLS has its own limits.
-        connections_per_second: new connections of a source, a second.
-        connections_burst: most connections that a quiet source accumulates.
-        per_second: actions of a source without a credential, a second.
-        burst: most actions that a quiet source accumulates.
-        failure_cost: additional cost of a wrong credential.
-        longest_wait_s: longest wait of a source in debt.
-        sources: number of remembered sources; the one seen longest ago is forgotten first.
+        strangers: largest number of simultaneous connections without a credential.
+        head_s: time from the connection to the end of its first request head, including TLS; a
+            later head has this time from its first byte on.
+        head_bytes: largest size of a request head in bytes; TLS has its own limits.
+        connections_per_second: number of new connections that a source may open per second.
+        connections_burst: largest number of connections that a source may open at once after a
+            pause.
+        per_second: number of actions per second that a source may perform without a credential.
+        burst: largest number of actions that a source may perform at once after a pause.
+        failure_cost: number of tokens that a wrong credential costs in addition.
+        longest_wait_s: longest time in seconds until a source in debt may act again.
+        sources: number of sources that the limiter remembers; it forgets the source that was seen
+            longest ago first.
     """
 
     strangers: int = 256
@@ -74,13 +79,14 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Token buckets by key; safe to use from several threads.
+    """Token buckets, one for each key; safe to use from several threads.
 
     Args:
-        per_second: tokens a second.
-        burst: most tokens that a quiet key accumulates.
-        longest_wait_s: longest wait of a key in debt for its next token.
-        keys: number of remembered keys; the one seen longest ago is forgotten first.
+        per_second: tokens that a bucket gains per second.
+        burst: largest number of tokens in a bucket.
+        longest_wait_s: longest time in seconds until a bucket in debt has a token again.
+        keys: number of keys that the limiter remembers; it forgets the key that was seen longest
+            ago first.
         clock: clock in seconds that never goes back.
     """
 
@@ -101,7 +107,7 @@ class RateLimiter:
         self._lock = threading.Lock()
 
     def allow(self, key: str) -> bool:
-        """Take a token; returns False if there is none."""
+        """Take a token from the key's bucket; return False if the bucket is empty."""
         with self._lock:
             bucket = self._filled(key)
             if bucket.tokens < 1:
@@ -132,13 +138,13 @@ class RateLimiter:
 
 
 class Visitor:
-    """One connection at a front.
+    """One connection that a front has admitted.
 
     Args:
         front: front of the connection.
-        source: source whose connections are counted together.
-        end: function that closes the connection from any thread; called at most once, and not after
-            `leave`.
+        source: source (address or network) under which the connection is counted.
+        end: function that closes the connection from any thread. The front calls it at most once,
+            and not after `leave`.
 
     Attributes:
         known: whether the connection presented a credential.
@@ -159,7 +165,7 @@ class Visitor:
             _HELD.welcome(self)
 
     def leave(self) -> None:
-        """Remove the ended connection from the budget; a second call has no effect."""
+        """Remove a connection that has ended from the budget; a second call has no effect."""
         _HELD.leave(self)
 
 
@@ -167,8 +173,8 @@ class Front:
     """The rules of one listener; safe to use from several threads.
 
     Args:
-        limits: limits of strangers.
-        trusted: addresses of proxies, whose connections do not count as strangers.
+        limits: limits for strangers.
+        trusted: addresses of trusted proxies, whose connections do not count as strangers.
         clock: clock in seconds that never goes back.
 
     Attributes:
@@ -194,13 +200,14 @@ class Front:
         )
 
     def trusts(self, address: str) -> bool:
-        """Return whether a proxy has this address."""
+        """Return whether a trusted proxy has this address."""
         return bool(self._trusted) and source_of(address) in self._trusted
 
     def enter(self, address: str, end: Callable[[], None]) -> Visitor | None:
-        """Admit a new connection.
+        """Admit a new connection, and return it as a `Visitor`.
 
-        The method returns None if its source opens too many connections, or if no place is free.
+        The method returns None if the source opens too many connections, or if no connection can be
+        closed to make room.
         """
         visitor = Visitor(self, source_of(address), end)
         visitor.known = visitor.source in self._trusted
@@ -209,11 +216,11 @@ class Front:
         return visitor if _HELD.enter(visitor) else None
 
     def uncount(self, source: str) -> None:
-        """Return the token of a connection that is not a stranger's."""
+        """Give a source its token back, because the connection has a valid credential."""
         self._connections.charge(source, -1)
 
     def allow(self, address: str) -> bool:
-        """Take a token; return whether the source may act once more without a credential."""
+        """Take a token of a source; return whether it may act once more without a credential."""
         return self._strangers.allow(source_of(address))
 
     def failed(self, address: str) -> None:
@@ -226,7 +233,7 @@ class Front:
 
 
 class _Held:
-    """All connections of the fronts of this process, each kind oldest first."""
+    """All connections of this process's fronts: strangers and known ones, oldest first."""
 
     def __init__(self) -> None:
         self._strangers: dict[Visitor, None] = {}
@@ -234,7 +241,7 @@ class _Held:
         self._lock = threading.Lock()
 
     def enter(self, visitor: Visitor) -> bool:
-        """Add a connection; return False if no other one can be closed for it."""
+        """Add a connection; return False if the budget is used up and no other can be closed."""
         evicted = None
         with self._lock:
             own = self._strangers_of(visitor.front)
@@ -250,7 +257,7 @@ class _Held:
         return True
 
     def welcome(self, visitor: Visitor) -> None:
-        """Move a stranger's connection to the known ones, unless it was just evicted."""
+        """Move a stranger's connection to the known connections, unless it was just evicted."""
         with self._lock:
             if visitor in self._strangers:
                 del self._strangers[visitor]
@@ -273,12 +280,12 @@ class _Held:
         return [each for each in self._strangers if each.front is front]
 
     def _least(self, own: list[Visitor]) -> Visitor | None:
-        """Choose a stranger's connection to evict, here or elsewhere, or else an idle one."""
+        """Choose a connection to close: a stranger's here or elsewhere, else an idle known one."""
         some = own or list(self._strangers) or [each for each in self._known if each.idle]
         return self._evict(some) if some else None
 
     def _evict(self, some: list[Visitor]) -> Visitor:
-        """The oldest connection of the source that has most of these."""
+        """Close the oldest connection of the source with the most connections among these."""
         ((crowd, _),) = Counter(each.source for each in some).most_common(1)
         evicted = next(each for each in some if each.source == crowd)
         self._strangers.pop(evicted, None)
@@ -290,7 +297,7 @@ _HELD = _Held()
 
 
 def budget() -> int:
-    """Most connections of all fronts of this process, from its limit of descriptors."""
+    """Return the most connections that all fronts of this process may hold together."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         limit = _UNLIMITED
@@ -305,14 +312,14 @@ def welcome(scope: Mapping[str, Any]) -> None:
 
 @lru_cache(1024)
 def source_of(address: str) -> str:
-    """Return the source of an address: IPv4 itself, or the /64 of an IPv6 host.
+    """Return the source that an address is counted under: an IPv4 address, or an IPv6 /64.
 
     >>> source_of("10.0.0.7"), source_of("::ffff:10.0.0.7"), source_of("2001:db8::7")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
     """
     try:
         known = ip_address(address.partition("%")[0])
-    except ValueError:  # a file path or a name
+    except ValueError:  # the client has a file path or a name instead of an IP address
         return address
     if not isinstance(known, IPv6Address):
         return address

@@ -1,8 +1,8 @@
-"""The handshake of a stream: HELLO, answered by WELCOME or ERROR.
+"""The handshake of a stream: a HELLO frame, answered by a WELCOME or ERROR frame.
 
-Each message is one frame of JSON. The type and the size of every field are checked before use;
-unknown keys are ignored, so that later versions may add some. A greeting that breaks a rule is a
-`ProtocolError`. Credentials are checked before the application is asked.
+Each of these messages is one frame of JSON. Each side checks the type and the size of every field
+before use, and ignores unknown keys, so that later versions may add keys. A greeting that breaks a
+rule is a `ProtocolError`. The hub checks credentials before it asks the application.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from vfl.core.errors import (
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
 from vfl.core.text import printable
 
-#: The answer to a greeting comes from a hub with a checked certificate, so it may be larger.
+#: Largest answer to a greeting: it comes from a hub with a verified certificate, so it may be
+#: larger than a greeting.
 ANSWER_LIMIT_BYTES = 64 * 1024
 _LIMIT_BYTES = {
     Kind.HELLO: HANDSHAKE_LIMIT_BYTES,
@@ -36,7 +37,7 @@ _LIMIT_BYTES = {
     Kind.ERROR: ANSWER_LIMIT_BYTES,
 }
 _HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-#: Matches all folders of an absolute path, but not an address with "://".
+#: Pattern of the folders of an absolute path; it does not match an address with "://".
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s'\"]+/)+")
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
@@ -60,7 +61,7 @@ _KEY: _Rule = (
 )
 _COUNT: _Rule = ("a count of frames", lambda value: type(value) is int and 0 <= value < 2**63)
 _OBJECT: _Rule = ("a JSON object", lambda value: isinstance(value, dict))
-#: Rules of the fields of a greeting.
+#: Rules for the fields of a greeting.
 _RULES = {
     "session": _NAME,
     "node": _NAME,
@@ -75,23 +76,24 @@ _HELLO_FIELDS = ("session", "node", "token", "about", "key", "sent", "received")
 
 
 def fresh_key() -> str:
-    """Draw a key of 32 random bytes, as hex."""
+    """Draw a key of 32 random bytes, in hexadecimal."""
     return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Greeting of an attaching party, with its progress.
+    """Greeting that a party sends when it attaches; it states how many frames it has.
 
     Attributes:
         session: identifier of the session, from the session message.
-        node: the control plane's name of this node.
+        node: name of this node on the control plane.
         token: the secret of this node in this session.
-        key: secret that this process draws for this session; it is in no message of the control
-            plane. The first greeting binds the token to the secret, so that the token alone is
-            useless afterwards.
-        about: the application's own data; JSON values only.
-        sent, received: frames that this end has sent and fully received in this session.
+        key: secret that this process draws for this session; no message of the control plane
+            contains it. The first greeting binds the token to this secret, so that the token alone
+            is useless afterwards.
+        about: the application's own data, as JSON values only.
+        sent, received: number of frames that this party has sent and completely received in this
+            session.
     """
 
     session: str
@@ -118,23 +120,24 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The hub's acceptance.
+    """The hub's answer that admits a party.
 
     Attributes:
-        received: frames that the hub has fully received from this party in this session.
-        terms: the application's answer; JSON values only.
+        received: number of frames that the hub has completely received from this party in this
+            session.
+        terms: the application's answer, as JSON values only.
     """
 
     received: int
     terms: Mapping[str, Any] = field(default_factory=dict)
 
     def frame(self) -> Frame:
-        """Encode the acceptance as a frame."""
+        """Encode the answer as a frame."""
         return _frame(Kind.WELCOME, {"received": self.received, "terms": self.terms})
 
     @classmethod
     def of(cls, frame: Frame) -> Welcome:
-        """Decode the acceptance from a frame.
+        """Decode the answer from a frame.
 
         Raises:
             ProtocolError: the frame has another kind, or a field has a wrong type or size.
@@ -143,7 +146,7 @@ class Welcome:
 
 
 def error_frame(error: VFLError) -> Frame:
-    """Encode an error for the other end: shorten long texts, and omit local folders."""
+    """Encode an error for the peer; long texts are shortened, and local folders are left out."""
     record = {
         key: printable(_FOLDERS.sub("", text)) for key, text in error.record().items() if text
     }
@@ -151,7 +154,7 @@ def error_frame(error: VFLError) -> Frame:
 
 
 def read_refusal(frame: Frame, party: str) -> VFLError:
-    """Decode the ERROR frame that answered a greeting, into its own class if it is known."""
+    """Decode the ERROR frame that answered a greeting, into the peer's error class if known."""
     code, texts = _error_texts(frame, party)
     if code in _REFUSALS:
         return _REFUSALS[code](texts.pop("what"), **texts)
@@ -159,7 +162,7 @@ def read_refusal(frame: Frame, party: str) -> VFLError:
 
 
 def read_failure(frame: Frame, party: str) -> PeerFailedError:
-    """Decode the error of a later ERROR; `party` is its sender."""
+    """Decode the error in an ERROR frame that arrived after the greeting; `party` sent it."""
     code, texts = _error_texts(frame, party)
     what = texts.pop("what")
     failure = PeerFailedError(f"{party} stopped with {code}: {what}", **texts)
@@ -168,10 +171,10 @@ def read_failure(frame: Frame, party: str) -> PeerFailedError:
 
 
 def in_session(frame: Frame, party: str) -> Frame:
-    """Return an application frame after the greeting; raise an error for other kinds.
+    """Return a frame of the application; raise if it is an error or a second greeting.
 
     Raises:
-        PeerFailedError: the frame reports the error that stopped `party`.
+        PeerFailedError: the frame reports the error that ended the session at `party`.
         ProtocolError: the frame is a second greeting.
     """
     if frame.kind is Kind.ERROR:
@@ -221,7 +224,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _fields(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Some fields of a greeting, each checked for type and size."""
+    """Return some fields of a greeting after a check of their types and sizes."""
     for name in names:
         want, fits = _RULES[name]
         if not fits(record.get(name)):

@@ -1,9 +1,9 @@
 """HTTP with a `Front`: a uvicorn server whose connections vfl accepts itself.
 
-uvicorn first sees a TLS connection after its handshake, and waits for a head without a limit of
-time. This module therefore accepts connections itself: each has a deadline for TLS and its first
-head, and one for every later head. An application calls `welcome(scope)` for a request with a valid
-credential.
+uvicorn sees a TLS connection only after the handshake, and waits for a request head without a time
+limit. This module therefore accepts connections itself: each connection has a deadline for TLS and
+its first request head together, and a deadline for every later head. An application calls
+`welcome(scope)` when a request has presented a valid credential.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Connections accepted in one turn of the loop, and the pause when no descriptor is left.
+#: Most connections accepted in one turn of the event loop, and seconds to pause when no file
+#: descriptor is left.
 _AT_ONCE, _REST_S = 64, 0.05
-#: Time limit for the end of TLS.
+#: Time limit in seconds for closing a TLS connection.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
 
@@ -40,13 +41,13 @@ _START_S, _TICK_S = 10.0, 0.01
 def http_config(
     app: Any, certificate: str | None, key: str | None, client_ca: str | None = None
 ) -> uvicorn.Config:
-    """Configuration of our HTTP listeners: quiet, without web sockets, TLS 1.3 only.
+    """Return the uvicorn configuration of our HTTP listeners: quiet, no web sockets, TLS 1.3 only.
 
     Args:
         app: an ASGI application.
-        certificate: PEM file for TLS; None uses HTTP without TLS.
-        key: PEM file of its private key.
-        client_ca: PEM file of the authority that must have signed clients' certificates.
+        certificate: PEM file of the server's certificate; None means HTTP without TLS.
+        key: PEM file of the certificate's private key.
+        client_ca: PEM file of the CA that must have signed clients' certificates.
     """
     config = uvicorn.Config(
         app,
@@ -70,20 +71,20 @@ def http_config(
 
 
 class LargeBodyError(Exception):
-    """A body exceeds its limit."""
+    """The body of a request is larger than its limit."""
 
 
 async def read_body(
     receive: Receive, most: int, patience_s: float, scope: Scope | None = None
 ) -> bytes | None:
-    """Read the whole body of a request; return None if the client disconnects first.
+    """Read the whole body of a request; return None if the client disconnects before its end.
 
     Args:
-        receive: receive function of the request.
-        most: limit in bytes.
-        patience_s: time limit for the whole body.
-        scope: scope of the request, which may show that the whole body has arrived; reading then
-            needs no time limit.
+        receive: the ASGI receive function of the request.
+        most: largest accepted size in bytes.
+        patience_s: time limit in seconds for the whole body.
+        scope: ASGI scope of the request. It may show that the whole body has already arrived; then
+            no time limit is needed.
 
     Raises:
         LargeBodyError: the body is larger than the limit.
@@ -105,13 +106,13 @@ async def read_body(
 
 
 def announces_at_most(scope: Scope, most: int) -> bool:
-    """Return whether a request announces a length within the limit, or none, as for chunks."""
+    """Return whether a request announces at most `most` bytes, or no length (as in chunks)."""
     announced = [value for key, value in scope["headers"] if key == b"content-length"]
     return all(whole_number(each, most) is not None for each in announced)
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """Make a receive function that first returns a body already read."""
+    """Return an ASGI receive function that first returns a body that was already read."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> MutableMapping[str, Any]:
@@ -121,14 +122,14 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class Connection:
-    """One connection of a server, from its accept to its end; used on the server's loop only.
+    """One connection of a server, from accept to end; use it only on the server's loop.
 
     Args:
-        server: server that accepted it.
+        server: server that accepted the connection.
         accepted: its socket.
 
     Attributes:
-        whole: whether every request that started on it has arrived completely.
+        whole: whether every request that started on this connection has arrived completely.
     """
 
     def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
@@ -144,7 +145,7 @@ class Connection:
         self._ended = False
 
     def open(self, visitor: Visitor) -> None:
-        """Start TLS, or HTTP."""
+        """Start the TLS handshake, or HTTP if the server has no TLS."""
         self.visitor, visitor.idle = visitor, True
         self._server.opening.add(self)
         self._arm()
@@ -157,11 +158,11 @@ class Connection:
 
     def end(self) -> None:
         """Close the connection, from any thread."""
-        with suppress(RuntimeError):  # the server has ended
+        with suppress(RuntimeError):  # the server has ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self.close)
 
     def opened(self, transport: asyncio.BaseTransport) -> None:
-        """Note that TLS is established."""
+        """Record that TLS is established."""
         self._transport = transport
         self._server.opening.discard(self)
 
@@ -178,7 +179,7 @@ class Connection:
                 self._arm()
 
     def begin(self) -> None:
-        """Note that a request is in progress."""
+        """Record that a request is in progress."""
         self._answering, self._head_bytes = True, 0
         self._disarm()
         if self.visitor is not None:
@@ -210,7 +211,7 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _open(self) -> None:
-        """Do the TLS handshake, if any, and pass the socket to uvicorn's protocol."""
+        """Do the TLS handshake, if there is TLS, and pass the socket to uvicorn's protocol."""
         context = self._server.context()
         patience = self._limits.head_s if context else None
         try:
@@ -234,16 +235,16 @@ class Connection:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with connections that pass a front.
+    """uvicorn's server, with connections that a `Front` admits.
 
     Args:
-        config: configuration of uvicorn; its host and port are used without other sockets.
+        config: configuration of uvicorn; the server opens only its host and port.
         front: rules for strangers.
-        signals: whether the server handles SIGINT and SIGTERM; otherwise the caller does.
+        signals: whether the server handles SIGINT and SIGTERM; if not, the caller does.
 
     Attributes:
         front: the argument.
-        opening: connections that have not finished TLS.
+        opening: connections whose TLS handshake is not complete.
     """
 
     def __init__(
@@ -270,10 +271,10 @@ class HttpServer(uvicorn.Server):
         return super().capture_signals() if self._signals else nullcontext()
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context for a new connection, with the present certificate file.
+        """Return the TLS context for a new connection, made from the present certificate file.
 
-        Open connections keep their context. During a renewal, certificate and key may not match;
-        then the previous context is used.
+        Open connections keep their context. During a renewal, certificate and key may not match for
+        a moment; then the previous context is used.
         """
         config, now = self.config, _stamps(self.config)
         if config.ssl is not None and now and now != self._files:
@@ -294,7 +295,7 @@ class HttpServer(uvicorn.Server):
         return config.ssl
 
     def start(self, listening: socket.socket, name: str) -> None:
-        """Serve in a thread of this name; return after the start.
+        """Serve in a thread with this name; return when the server has started.
 
         Raises:
             UserError: the server does not start within ten seconds.
@@ -310,12 +311,12 @@ class HttpServer(uvicorn.Server):
             time.sleep(_TICK_S)
 
     def stop(self) -> None:
-        """Stop the thread of `start`; a second call has no effect."""
+        """Stop the thread that `start` began; a second call has no effect."""
         self.should_exit = True
         self._thread.join(_START_S)
 
     def protocol(self, connection: Connection) -> asyncio.Protocol:
-        """Protocol that handles HTTP on a connection."""
+        """Return the protocol object that handles HTTP on a connection."""
         return _Protocol(
             connection,
             config=self.config,
@@ -325,7 +326,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
-    """Modification times of a certificate and its key; empty without any."""
+    """Return the modification times of a certificate and its key; empty without a certificate."""
     files = [one for one in (config.ssl_certfile, config.ssl_keyfile) if one is not None]
     try:
         return tuple(Path(one).stat().st_mtime_ns for one in files)
@@ -343,7 +344,7 @@ class _Listener:
         self._closed = False
 
     def open(self) -> None:
-        """Accept connections from now on."""
+        """Start to accept connections."""
         if not self._closed:
             asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
@@ -364,7 +365,7 @@ class _Listener:
                 accepted, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # out of descriptors
+            except OSError:  # the process has no file descriptor left
                 self._server.front.make_room()
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._socket)
@@ -380,7 +381,7 @@ class _Listener:
 
 
 class _Noted:
-    """An application that records for each connection when a request is in progress."""
+    """ASGI application that records for each connection while a request is in progress."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -395,15 +396,16 @@ class _Noted:
             await self._app(scope, receive, send)
         finally:
             connection.answered()
-            if scope["type"] == "websocket":  # uvicorn has passed it to another protocol
+            # Uvicorn has passed the connection to its websocket protocol.
+            if scope["type"] == "websocket":
                 connection.left()
 
 
 class _Joined:
-    """A transport that joins the writes of one iteration of the event loop.
+    """A transport that joins all writes of one turn of the event loop into one.
 
-    uvicorn writes head and body of an answer separately; the first write wakes the client, which on
-    a busy machine delays the second.
+    uvicorn writes the head and the body of a response separately. The first write would wake the
+    client, which on a busy machine delays the second write.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -428,7 +430,7 @@ class _Joined:
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol with deadlines for heads, and answers written in one piece."""
+    """uvicorn's HTTP protocol with deadlines for request heads and one write per response."""
 
     def __init__(self, connection: Connection, **options: Any) -> None:
         super().__init__(**options)

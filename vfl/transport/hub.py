@@ -1,8 +1,9 @@
-"""The label party's end of all streams: admission of parties, and their links.
+"""The label party's end of all streams: it admits parties and holds their links.
 
-Strangers pass a `Front`: a connection takes one token of its source, and a failed greeting takes a
-few more. Without a token, a connection is closed before any byte is read; a party that meets this
-tries again automatically.
+A stranger, which is a client that has not authenticated, passes a `Front`: each connection costs a
+token of its source address, and a failed greeting costs a few more. If the source has no token
+left, the hub closes the connection before it reads any byte; a party tries
+again automatically after that.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ from vfl.transport.router import Listener, PortListener
 from vfl.transport.stream import Stream, open_stream, require_loopback
 
 _TICK_S = 0.05
-#: Most bytes of a connection before its greeting is accepted, TLS included.
+#: Most bytes that a connection may send before its greeting is accepted, TLS included.
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
-#: Simultaneous handshakes: each has a thread.
+#: Largest number of simultaneous handshakes; each has a thread.
 _HANDSHAKES = 64
-#: Errors that strangers cause, unlike a party that is refused for a reason.
+#: Errors that a client without valid credentials causes; other errors are reported to the admitted
+#: party.
 _UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
 
 
-#: Called once for each party, at its first attach: maps the party and its `about` to its terms.
+#: Function called once for each party, when it first attaches: from the party's name and its
+#: `about` it returns the terms of the session.
 OnAttach = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Credential of a party: its node's name on the control plane, and the node's token."""
+    """A party's credential: the name of its node on the control plane, and its node's token."""
 
     node: str
     token: str = field(repr=False)
@@ -59,12 +62,13 @@ class Credential:
 
 @dataclass(slots=True)
 class _Ticket:
-    """Stored form of a credential: digests, so that memory contains no token.
+    """Stored form of a credential: digests, so that the memory of the hub contains no token.
 
     Attributes:
-        node, token: SHA-256 of the values to show.
-        expires_at: end of the period for the token's first use, on the monotonic clock.
-        key: SHA-256 of the first greeting's key; None until then.
+        node, token: SHA-256 of the node and token that a greeting must contain.
+        expires_at: time on the monotonic clock until which the token may be used for the first
+            time.
+        key: SHA-256 of the key in the first greeting; None until then.
     """
 
     node: bytes
@@ -74,25 +78,27 @@ class _Ticket:
 
 
 class Admission:
-    """Parties that may attach in one session; safe to use from several threads.
+    """The parties that may attach in one session; safe to use from several threads.
 
-    A token is bound to the key of the first greeting that shows it. An attacker who learns the
-    token later, for example from the control plane's database, cannot greet with it.
+    The first greeting that shows a token binds it to the key in this greeting. An attacker who
+    learns the token later, for example from the control plane's database, cannot greet with it,
+    because the attacker lacks the key.
 
     Args:
         session: identifier of the session.
         credentials: credential of each party, by name.
-        on_attach: returns the terms of a party, or raises a `VFLError`, which both the party and
-            `TcpHub.wait_all` then receive. Called by one thread at a time, within the time limit of
-            a handshake.
+        on_attach: returns the terms for a party, or raises a `VFLError`, which both the party and
+            `TcpHub.wait_all` then receive. Only one thread at a time calls it, and it must return
+            within the time limit of a handshake.
         token_s: seconds for which a token is valid before its first use.
-        limits: returns the limits of a party's frames, after `on_attach` has admitted it; without
-            this only `vfl.core.frame.LIMIT_BYTES` applies.
+        limits: returns the size limits of a party's frames, after `on_attach` has admitted the
+            party; without this function only `vfl.core.frame.LIMIT_BYTES` applies.
         clock: clock in seconds that never goes back.
 
     Attributes:
         limits: the argument.
-        failure: reason why a party with valid credentials was refused; None if no party was.
+        failure: error for which a party with valid credentials was refused; None if no party was
+            refused.
     """
 
     def __init__(
@@ -116,15 +122,15 @@ class Admission:
 
     @property
     def parties(self) -> Sequence[str]:
-        """All parties that may attach."""
+        """Return the names of all parties that may attach."""
         return list(self._tickets)
 
     def admit(self, hello: Hello) -> tuple[str, Mapping[str, Any]]:
-        """Admit a greeting party; returns its name and its terms.
+        """Admit the party that sent a greeting; return its name and its terms.
 
         Raises:
-            AuthenticationError: session, node and token do not match.
-            VFLError: the error of `on_attach`.
+            AuthenticationError: session, node and token of the greeting do not match.
+            VFLError: the error that `on_attach` raised.
         """
         with self._lock:
             party = self._authenticate(hello)
@@ -139,9 +145,9 @@ class Admission:
             self._terms.pop(party, None)
 
     def _authenticate(self, hello: Hello) -> str:
-        """Find the party of a greeting.
+        """Find the party that sent a greeting.
 
-        All comparisons are made, and all failures give the same error.
+        The method always compares with every credential, and every failure raises the same error.
         """
         token, node, key = _digest(hello.token), _digest(hello.node), _digest(hello.key)
         session_known, now = _same(_digest(hello.session), self._session), self._clock()
@@ -169,7 +175,7 @@ class Admission:
             return {}
         try:
             terms = self._on_attach(party, dict(hello.about))
-            Welcome(0, terms).frame()  # checks now that the terms can be sent
+            Welcome(0, terms).frame()  # check now that the terms can be sent
         except VFLError as error:
             self.failure = error
             raise
@@ -188,7 +194,7 @@ def _digest(text: str) -> bytes:
 
 
 def _same(given: bytes, wanted: bytes) -> bool:
-    """Equality in constant time."""
+    """Compare two values in constant time."""
     return hmac.compare_digest(given, wanted)
 
 
@@ -198,9 +204,10 @@ class _Greeting:
 
     Attributes:
         address: address of the client.
-        thread: thread of the handshake.
-        visitor: the connection at the front; marked as known after its admission.
-        asking: whether the admission was asked, so that the client has to receive the answer.
+        thread: thread that runs the handshake.
+        visitor: the connection at the front; the hub marks it as known after admission.
+        asking: whether the hub has asked `Admission`, so that the client must receive the answer
+            before the hub closes.
     """
 
     address: str
@@ -215,20 +222,22 @@ class TcpHub:
     Args:
         host: address to listen on.
         port: port to listen on, 0 for a free one.
-        admission: parties that may attach, and their terms; all others are refused.
-        certificate: certificate for TLS 1.3; None disables TLS, which only a loopback address
-            allows.
+        admission: the parties that may attach, and their terms; the hub refuses all others.
+        certificate: certificate for TLS 1.3; None disables TLS, which is allowed only on a loopback
+            address.
         timeouts: time limits.
-        window: number of sent frames stored for a resend, for each party.
+        window: number of sent frames that are stored for a resend to each party.
         front: rules for strangers; `timeouts.handshake_s` is the deadline of their greeting.
-        plaintext: allows measurements without TLS beyond this machine, for data without any secret.
-        listener: source of connections in place of host and port, such as a router.
+        plaintext: allows measurements without TLS across machines, for data that need no
+            protection.
+        listener: source of connections instead of host and port, such as a router.
 
     Attributes:
-        port: the actual port.
+        port: the port on which the hub listens.
 
     Raises:
-        UserError: the address cannot be listened on, or is open to others without TLS.
+        UserError: the hub cannot listen on the address, or other machines could reach it without
+            TLS.
     """
 
     def __init__(
@@ -263,11 +272,11 @@ class TcpHub:
     def wait_all(
         self, parties: Sequence[str], timeout_s: float, poll: Callable[[], None] | None = None
     ) -> None:
-        """Block until every party has attached; `poll` runs every 0.05 s and may raise.
+        """Wait until every party has attached; `poll` runs every 0.05 s and may raise.
 
         Raises:
-            MissingPartyError: parties are missing; the error names the missing and the attached
-                parties.
+            MissingPartyError: parties are missing; the error names the missing parties and the
+                attached parties.
             VFLError: `on_attach` refused a party.
         """
         deadline = time.monotonic() + timeout_s
@@ -301,7 +310,7 @@ class TcpHub:
         return self._links[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Remove a lost party, and expect it again with a new token and from the first frame on.
+        """Replace a lost party's credential, and expect the party again from the first frame on.
 
         The old link ends, and the old token becomes invalid.
         """
@@ -312,13 +321,13 @@ class TcpHub:
             old.close()
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this end to every attached party, then close."""
+        """Report the label party's own error to every attached party, then close."""
         for link in self._links.values():
             link.fail(error)
         self.close()
 
     def close(self) -> None:
-        """End every link and stop listening; no party can attach afterwards."""
+        """End every link and stop listening; afterwards no party can attach."""
         self._closed.set()
         self._acceptor.join()
         self._listener.close()
@@ -347,7 +356,7 @@ class TcpHub:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # shut down, or out of descriptors
+            except OSError:  # the listener is shut down, or the process has no file descriptor left
                 if not self._closed.wait(_TICK_S):
                     self._front.make_room()
                 continue
@@ -357,7 +366,7 @@ class TcpHub:
                 connection.close()
 
     def _begin(self, connection: socket.socket, address: str) -> None:
-        """Start one handshake in a new thread."""
+        """Start a handshake in a new thread."""
         try:
             stream = open_stream(connection, self._context)
         except (OSError, ValueError):
@@ -383,7 +392,7 @@ class TcpHub:
         thread.start()
 
     def _greet(self, stream: Stream) -> None:
-        """Run one handshake, from TLS to WELCOME or ERROR."""
+        """Run one handshake, from TLS to the WELCOME or ERROR frame."""
         greeting = self._greeting[stream]
         try:
             self._attach(stream, greeting)
@@ -406,7 +415,8 @@ class TcpHub:
         hello = Hello.of(stream.read(deadline))
         if self._closed.is_set():
             raise LostPeerError("the session is over", fix=WHY_IT_ENDED)
-        links = dict(self._links)  # present links: an old token must not reach a replaced link
+        # The present link objects, because an old token must not reach a replaced link.
+        links = dict(self._links)
         greeting.asking = True
         party, terms = self._admission.admit(hello)
         greeting.visitor.welcome()

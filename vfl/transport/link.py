@@ -1,7 +1,7 @@
-"""Common code of all links: limits, deadlines, observers; and the link within one process.
+"""Common code of all links: limits, deadlines, observers; and links within one process.
 
 An exchange between parties of one process uses no other module of this package: `local_pair` passes
-frames without encoding them, and `Observed` reports each to the ledger and the trace.
+frames without encoding them, and `Observed` reports each frame to the ledger and the trace.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
 from vfl.transport.handshake import error_frame, read_failure
 
-#: Number of sent frames that each end stores for the other; also the limit of unread frames in
+#: Number of sent frames that each party stores for a resend; also the most unread frames in
 #: transit.
 WINDOW_FRAMES = 4
-#: Time that an ending link waits until the other end has read the reason.
+#: Seconds for which a party that ends a link waits until the peer has read the reason.
 LINGER_S = 0.5
-#: Cure for a party whose session has ended.
+#: Fix that is shown to a party whose session has ended.
 WHY_IT_ENDED = (
     "see the output of the label party's command: a session ends for all when one party's "
     "rows or settings differ"
@@ -28,18 +28,18 @@ WHY_IT_ENDED = (
 
 
 class TransportLink(Link, Protocol):
-    """A link whose end can report its error to the other end."""
+    """A link that can report an error of this party to the peer."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this end to the other end, then close; `receive` raises it there."""
+        """Report an error of this party to the peer, then close; the peer's `receive` raises it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Largest payloads of one link, by kind, in bytes; other kinds must have no payload.
+    """Largest payloads on one link in bytes, by kind; frames of other kinds must have no payload.
 
     Attributes:
-        up: limits towards the listening party (in a session, the label party).
+        up: limits of frames to the listening party (in a session, the label party).
         down: limits of frames from the label party.
     """
 
@@ -47,19 +47,20 @@ class LinkLimits:
     down: Mapping[Kind, int]
 
     def inbox_bytes(self, window: int) -> int:
-        """Largest total size of unread frames at the listening end."""
-        # One ERROR ends a link, so the other frames of a window are of other kinds.
+        """Return the most bytes of unread frames that the listening party may hold."""
+        # An ERROR frame ends a link, so all other frames of a window have other kinds.
         return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
 
     def resend_bytes(self, window: int) -> int:
-        """Largest total size of sent frames that the listening end stores for a resend."""
+        """Return the most bytes of sent frames that the listening party stores for a resend."""
         return window * _largest(self.down)
 
     def held_bytes(self, window: int) -> int:
-        """Largest total size of frames that the listening end holds for the other end.
+        """Return the most bytes that the listening party holds in memory for one peer.
 
         Args:
-            window: number of unread frames in transit, and of stored sent frames.
+            window: largest number of unread frames in transit, and of sent frames stored for a
+                resend.
 
         >>> LinkLimits(up={Kind.CUT: 984}, down={Kind.GRAD: 184}).held_bytes(window=4)
         4816
@@ -68,21 +69,21 @@ class LinkLimits:
 
 
 def _largest(limits: Mapping[Kind, int]) -> int:
-    """Return the size of the largest frame that does not end the link, header included."""
+    """Return the size, with header, of the largest frame whose kind is not ERROR."""
     return max(most for kind, most in limits.items() if kind is not Kind.ERROR) + HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits of each kind of waiting, in seconds.
+    """Time limits for each kind of waiting, in seconds.
 
     Attributes:
-        connect_s: time for one attempt of a feature party to reach the hub.
+        connect_s: time for one attempt of a feature party to connect to the hub.
         handshake_s: time for one handshake, TLS and greeting together.
-        step_s: time in which the label party expects one frame of an attached party.
-        idle_s: time in which a feature party expects one frame of the label party.
-        rejoin_window_s: time for a lost connection to come back.
-        retry_s: pause before a feature party tries again.
+        step_s: time in which the label party expects a frame of an attached party.
+        idle_s: time in which a feature party expects a frame of the label party.
+        rejoin_window_s: time in which a lost connection must be restored.
+        retry_s: pause before a feature party tries to connect again.
     """
 
     connect_s: float = 5.0
@@ -95,24 +96,25 @@ class Timeouts:
 
 @dataclass(slots=True)
 class Depth:
-    """Length of the longest chain of messages that led to a party's present state."""
+    """Length of the longest chain of dependent messages that led to a party's present state."""
 
     hops: int = 0
 
 
-#: A frame with the length of the chain before it; None if the link was closed.
+#: A frame, with the length of the chain of messages before it; None if the link was closed.
 Sent = tuple[int, Frame] | None
 
 
 class LocalLink:
-    """One end of an in-process pair; one thread may run both ends, or each has its own.
+    """One end of an in-process pair of links; one thread may run both ends, or one thread each.
 
     Args:
-        put: queues a sent message.
-        incoming: messages from the other end.
-        peer: name of the other end, for messages.
-        timeout_s: seconds that `receive` waits; 0 if no other thread could send meanwhile.
-        depth: depth of this party, shared by its links.
+        put: function that queues a sent message for the peer.
+        incoming: queue of messages from the peer.
+        peer: name of the peer, for messages.
+        timeout_s: seconds that `receive` waits; 0 if one thread runs both ends, because no frame
+            could arrive meanwhile.
+        depth: counter of message chains of this party, shared by all its links.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class LocalLink:
         self._depth = depth or Depth()
 
     def send(self, frame: Frame) -> None:
-        """Send one frame; if the other end has closed, only `receive` raises an error.
+        """Send one frame; if the peer has closed the link, only `receive` raises an error.
 
         Raises:
             LostPeerError: this end of the link is closed.
@@ -144,10 +146,9 @@ class LocalLink:
         """Receive the next frame.
 
         Raises:
-            LostPeerError: no frame came in time, or an end has closed the link and every frame was
-                read.
-            ProtocolError: the other end has sent nothing, and no other thread is running.
-            PeerFailedError: the other end reported an error.
+            LostPeerError: no frame arrived in time, or the link is closed and every frame was read.
+            ProtocolError: the peer has sent nothing, and no other thread runs that could send.
+            PeerFailedError: the peer reported an error.
         """
         if self._closed:
             raise _closed_link()
@@ -162,7 +163,7 @@ class LocalLink:
         return frame
 
     def poll(self) -> Frame | None:
-        """Return the next frame if it has arrived.
+        """Return the next frame, or None if no frame has arrived.
 
         Raises:
             LostPeerError, PeerFailedError: see `receive`.
@@ -173,13 +174,13 @@ class LocalLink:
         """Do nothing, because a send on this link never blocks."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this end to the other end, then close."""
+        """Report an error of this party to the peer, then close."""
         if not self._closed:
             self.send(error_frame(error))
         self.close()
 
     def close(self) -> None:
-        """Close this end; the other end can still read frames already sent to it."""
+        """Close this end; the peer can still read the frames that were already sent."""
         if not self._closed:
             self._closed = True
             self._put(None)
@@ -194,7 +195,7 @@ class LocalLink:
 
 
 def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
-    """Unpack a message of `peer`: its chain length, and a frame for the application.
+    """Unpack a message from `peer`: the length of its message chain, and the frame.
 
     Raises:
         LostPeerError: the link was closed.
@@ -208,7 +209,7 @@ def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
 
 
 def sent_nothing(peer: str, timeout_s: float) -> LostPeerError:
-    """Make the error for a party whose frame did not arrive in time."""
+    """Return the error for a party whose frame did not arrive in time."""
     return LostPeerError(f"{peer} sent nothing in time", want=f"a frame within {timeout_s:g} s")
 
 
@@ -221,12 +222,12 @@ def local_pair(
     timeout_s: float = 0.0,
     depths: tuple[Depth | None, Depth | None] = (None, None),
 ) -> tuple[LocalLink, LocalLink]:
-    """Make two connected ends.
+    """Make the two connected ends of an in-process link.
 
     Args:
         names: names of the parties at the two ends.
-        timeout_s: seconds that each end waits for the other; 0 if one thread runs both.
-        depths: depths of the two parties, which count chains of messages.
+        timeout_s: seconds that each end waits for the peer; 0 if one thread runs both ends.
+        depths: counters of message chains of the two parties.
 
     >>> label, feature = local_pair()
     >>> feature.send(Frame(Kind.CUT, step=7))
@@ -246,10 +247,10 @@ class PolledLink(TransportLink, Protocol):
 
     @property
     def patience_s(self) -> float:
-        """Longest silence of its other end, in seconds."""
+        """Longest time in seconds without a frame from the peer."""
 
     def poll(self) -> Frame | None:
-        """The next frame if it has arrived."""
+        """Return the next frame, or None if no frame has arrived."""
 
     def fileno(self) -> int:
         """File descriptor to wait for; -1 if there is none."""
@@ -260,9 +261,10 @@ class Observed:
 
     Args:
         link: the link that carries the frames.
-        party: name of the feature party at one of its ends.
-        end: name of the party at this end.
-        observers: receive (party, "up" or "down", frame); up is towards the label party.
+        party: name of the feature party on this link.
+        end: role of the party at this end: "feature" or "label".
+        observers: functions that receive (party, "up" or "down", frame); "up" is towards the label
+            party.
     """
 
     __slots__ = ("_link", "_observers", "_party", "_receiving", "_sending")
@@ -298,10 +300,10 @@ class Observed:
 
 
 class FanOut:
-    """A feature party's streams to several label parties, as one link.
+    """A feature party's links to several label parties, used as one link.
 
-    Each sent frame goes to all of them, with the same bytes; frames are received from one after the
-    other, always in the same order.
+    Each sent frame goes to every label party with the same bytes. `receive` reads one frame from
+    the label parties in turn, always in the same order.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -352,10 +354,10 @@ class ObservedPoll(Observed):
         return self._polled.fileno()
 
     def filenos(self) -> list[int]:
-        """File descriptors, with the interface of a link of several streams."""
+        """File descriptors as a list, like a link that has several streams."""
         return [self.fileno()]
 
     @property
     def waits_for(self) -> str:
-        """Name of the party at the other end of this link."""
+        """Name of the feature party of this link."""
         return self._party

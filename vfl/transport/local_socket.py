@@ -1,4 +1,4 @@
-"""Unix sockets in one user's folder; the processes of a party find each other there."""
+"""Unix sockets in a user's own folder, by which the processes of a party find each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKLOG = 16
 
 
 def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket:
-    """Open a listening socket in a folder; a socket of an earlier process is replaced."""
+    """Open a listening socket in a folder, in place of the socket file of an earlier process."""
     private_folder(folder)
     listener = socket.socket(socket.AF_UNIX)
     with _address(folder, name) as address:
@@ -28,12 +28,13 @@ def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket
 
 @contextmanager
 def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.socket | None]:
-    """Connect to a listener in a folder; yield None if this user runs no listener.
+    """Connect to a listener in a folder; yield None if this user runs no listener there.
 
     Args:
-        folder: folder of one user.
-        name: name of the socket in the folder.
-        timeout_s: timeout of every later operation, too; 0 never waits.
+        folder: folder of one user, which other users cannot enter.
+        name: name of the socket file in the folder.
+        timeout_s: time limit in seconds of the connection and of every later operation; 0 never
+            waits.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
@@ -47,7 +48,7 @@ def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.s
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether the same user runs the other end (outside Linux by the folder's mode)."""
+    """Return whether the same user runs the peer; outside Linux, the folder's mode ensures it."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -56,7 +57,7 @@ def is_ours(connection: socket.socket) -> bool:
 
 @contextmanager
 def _address(folder: Path, name: str) -> Iterator[str]:
-    """Path of the socket; on Linux through the open folder, because of the limit of 107 bytes."""
+    """Yield a socket's path; on Linux via the open folder, as paths are limited to 107 bytes."""
     if sys.platform != "linux":
         yield str(folder / name)
         return

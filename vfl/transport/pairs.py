@@ -1,11 +1,12 @@
-"""Key agreement between two parties, with signatures and sealed messages, over any channel.
+"""Key agreement between two parties, with signatures and encrypted messages, over any channel.
 
-Each party generates an X25519 key (RFC 7748) for one attempt and offers its public half, optionally
-signed and with a counter; the signature covers data that must be equal at both. HKDF-SHA256 (RFC
-5869) derives keys from the shared secret, bound to the agreed data. AES-256-GCM seals messages,
-which are numbered in each direction; `SealedPairs` has both directions of every pair of a party.
-The callers define the signed data and the data bound to a key: see the heads of
-`vfl.mpc.secure.keys`, `vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys`.
+Each party generates an X25519 key (RFC 7748) for one attempt and sends an offer: its public key,
+optionally with a counter and a signature. The signature covers data that must be equal at both
+parties. HKDF-SHA256 (RFC 5869) derives keys from the shared secret; the keys depend on the agreed
+data. AES-256-GCM encrypts messages ("seals" them), which are numbered in each direction. A
+`SealedPairs` object holds both directions between one party and each other party. The callers
+define the signed data and the data bound to a key: see the heads of `vfl.mpc.secure.keys`,
+`vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys`.
 """
 
 from __future__ import annotations
@@ -22,32 +23,35 @@ from vfl.core.errors import ReusedPadError, VFLError
 
 PUBLIC_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES, COUNT_BYTES, TAG_BYTES, NONCE_BYTES = 64, 8, 16, 12
-#: An X25519 key, the counter of its party's store, and one signature of both.
+#: Bytes of an offer: an X25519 key, the counter of its party's store, and one signature over both.
 OFFER_BYTES = PUBLIC_BYTES + COUNT_BYTES + SIGNATURE_BYTES
-#: Largest number of messages under one key.
+#: Largest number of messages encrypted under one key.
 _MESSAGES = 2**32
 
 
 class Signer(Protocol):
-    """A lasting key; see `vfl.session.store.identity.Identity`."""
+    """A long-term signing key; see `vfl.session.store.identity.Identity`."""
 
     def sign(self, message: bytes) -> bytes:
         """Sign a message; the signature has 64 bytes."""
 
 
 class Verifier(Protocol):
-    """The public half of a lasting key; see `vfl.session.store.identity.Pin`."""
+    """A long-term verification key; see `vfl.session.store.identity.Pin`."""
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
         """Return whether the owner of the key signed the message."""
 
 
 class NotAgreedError(ValueError):
-    """An offer is not signed by its party, or has no valid key; the caller adds the party."""
+    """An offer is not signed by its party, or has no valid key.
+
+    The caller adds the name of the party to the error.
+    """
 
 
 def derived(secret: bytes, info: bytes, size: int = KEY_BYTES, salt: bytes | None = None) -> bytes:
-    """Derive bytes by HKDF-SHA256, bound to `info`."""
+    """Derive key bytes by HKDF-SHA256; they depend on `info`."""
     return HKDF(SHA256(), size, salt=salt, info=info).derive(secret)
 
 
@@ -55,7 +59,7 @@ class Agreeing:
     """One party's X25519 key for one attempt; the private key never leaves this object.
 
     Attributes:
-        public: public half, 32 bytes.
+        public: public key, 32 bytes.
 
     >>> bank, shop = Agreeing(), Agreeing()
     >>> bank.key(shop.public, b"one session") == shop.key(bank.public, b"one session")
@@ -67,15 +71,15 @@ class Agreeing:
         self.public = self._private.public_key().public_bytes_raw()
 
     def offer(self, signer: Signer, about: bytes, count: int = 0) -> bytes:
-        """Make an offer: public key and counter, signed with the data of both ends."""
+        """Make an offer: public key and counter, signed together with the data of both parties."""
         told = self.public + count.to_bytes(COUNT_BYTES)
         return told + signer.sign(about + told)
 
     def shared(self, public: bytes) -> bytes:
-        """The shared secret, from which keys are derived.
+        """Compute the shared secret, from which keys are derived.
 
         Raises:
-            NotAgreedError: the other public value is not a key, or is a point of small order.
+            NotAgreedError: the other public value is not a valid key, or is a point of small order.
         """
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -83,7 +87,10 @@ class Agreeing:
             raise NotAgreedError from None
 
     def key(self, public: bytes, info: bytes, salt: bytes | None = None) -> bytes:
-        """Derive the 32-byte key of both, bound to `info`; raises the errors of `shared`."""
+        """Derive the 32-byte key that both parties share; it depends on `info`.
+
+        It raises the errors of `shared`.
+        """
         return derived(self.shared(public), info, salt=salt)
 
     def __repr__(self) -> str:
@@ -94,10 +101,10 @@ class Agreeing:
 
 
 def opened_offer(offer: bytes, pin: Verifier, about: bytes) -> tuple[bytes, int]:
-    """Verify an offer; returns the public half and the counter.
+    """Verify an offer; return the peer's public key and its counter.
 
     Raises:
-        NotAgreedError: the owner of the pinned key has not signed the offer with the same data.
+        NotAgreedError: the owner of the pinned key has not signed this offer with the same data.
     """
     told, signature = offer[:-SIGNATURE_BYTES], offer[-SIGNATURE_BYTES:]
     if len(offer) != OFFER_BYTES or not pin.has_signed(about + told, signature):
@@ -120,11 +127,12 @@ class Cipher(Protocol[Given, Made]):
 
 
 class Direction(Generic[Given, Made]):
-    """One direction of a pair: the sender seals, the receiver opens, and both count.
+    """One direction between two parties: the sender encrypts, the receiver decrypts, both count.
 
     Args:
-        cipher: cipher of this direction, or of the pair if directions differ in `way`.
-        way: first bytes of every nonce.
+        cipher: cipher of this direction; or one cipher for both directions, which then differ in
+            `way`.
+        way: first bytes of every nonce in this direction.
         first: number of the first message.
 
     >>> from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -137,22 +145,22 @@ class Direction(Generic[Given, Made]):
         self._cipher, self._way, self._next = cipher, way, first
 
     def seal(self, message: Given, about: bytes | None = None) -> Made:
-        """Seal a message; the result is `TAG_BYTES` longer.
+        """Encrypt a message; the result is `TAG_BYTES` longer than the message.
 
         Args:
             message: content of the message.
-            about: associated data, which must be equal at both ends and is not sent.
+            about: associated data, which must be equal at both parties and is not sent.
 
         Raises:
-            ReusedPadError: this key has already sealed its maximum number of messages.
+            ReusedPadError: this key has already encrypted its maximum number of messages.
         """
         return self._cipher.encrypt(self._nonce(), message, about)
 
     def open(self, sealed: Given, about: bytes | None = None) -> Made:
-        """Open a sealed message; only the next one in order can be opened.
+        """Decrypt a message; only the sender's next message in order can be decrypted.
 
         Raises:
-            InvalidTag: the message is not the sender's next one, or its associated data differ.
+            InvalidTag: the message is not the sender's next message, or its associated data differ.
         """
         return self._cipher.decrypt(self._nonce(), sealed, about)
 
@@ -174,12 +182,12 @@ class Direction(Generic[Given, Made]):
 
 
 class SealedPairs(Generic[Given, Made]):
-    """Sealed messages between one party and others, numbered separately in each direction.
+    """Encrypted messages between one party and others, numbered separately in each direction.
 
     Args:
         others: the other parties.
-        refused: makes the error for a message that cannot be opened, from its sender, its length
-            and its associated data.
+        refused: returns the error for a message that cannot be decrypted; it receives the sender,
+            the length of the message and its associated data.
     """
 
     def __init__(
@@ -197,18 +205,18 @@ class SealedPairs(Generic[Given, Made]):
         self._back[other] = Direction(back, first=first)
 
     def has_keys(self, other: str) -> bool:
-        """Return whether messages to another party can be sealed."""
+        """Return whether this party has keys for messages to another party."""
         return other in self._there
 
     def sealed(self, other: str, message: Given, about: bytes = b"") -> Made:
-        """Seal a message for another party; see `Direction.seal`."""
+        """Encrypt a message for another party; see `Direction.seal`."""
         return self._there[other].seal(message, about)
 
     def opened(self, sender: str, sealed: Given, about: bytes = b"") -> Made:
-        """Open a message of another party; only its next message can be opened.
+        """Decrypt a message from another party; only that party's next message can be decrypted.
 
         Raises:
-            VFLError: the message is a different one, or its associated data differ; see `refused`.
+            VFLError: the message is not the next one, or its associated data differ; see `refused`.
         """
         try:
             return self._back[sender].open(sealed, about)

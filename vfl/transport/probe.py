@@ -1,4 +1,4 @@
-"""Probe of an address: whether it answers, its certificate, and its time."""
+"""Probe of an address: whether a server answers there, its certificate, and its clock."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from vfl.core.errors import (
 from vfl.transport.proxies import connect
 from vfl.transport.stream import family_of
 
-#: Largest clock difference of a node whose signature Flower accepts (TIMESTAMP_TOLERANCE).
+#: Largest clock difference at which Flower accepts a node's signature (TIMESTAMP_TOLERANCE).
 CLOCK_TOLERANCE_S = 300
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
-#: OpenSSL's codes for a certificate that is not yet valid, or no longer.
+#: OpenSSL's error codes for a certificate that is not yet valid, or not valid any more.
 _OUT_OF_TIME = (9, 10)
 _PATIENCE_S = 5.0
 _ROUND_TRIPS = 5
@@ -38,9 +38,9 @@ class Probe:
     """Result of a probe of one address.
 
     Attributes:
-        connect_s: time until the TCP connection was established.
-        clock_s: seconds by which the peer's clock is ahead, accurate to about one; None if the
-            answer had no ``Date``.
+        connect_s: time in seconds to establish the TCP connection.
+        clock_s: seconds by which the server's clock is ahead of ours, accurate to about one second;
+            None if the response had no ``Date``.
     """
 
     connect_s: float
@@ -48,20 +48,21 @@ class Probe:
 
 
 def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -> None:
-    """Connect and do the TLS handshake, before a library with less clear errors does.
+    """Connect and do the TLS handshake, before a library does so with less clear errors.
 
     Args:
         name: name of the server in messages.
         address: host:port.
-        ca_pem: the only authority that may have signed its certificate.
-        clock: whether to ask for its time as well.
+        ca_pem: certificate of the only CA that may have signed the server's certificate.
+        clock: whether to compare the server's clock too.
 
     Raises:
-        ClockError: the clocks differ too much, or the certificate fails because of the clock.
-        AuthenticationError: its certificate has expired, is for another host, or is not signed by
-            this authority.
-        ProtocolError: the address answers, but not with TLS.
-        LostPeerError: the address does not answer.
+        ClockError: the clocks differ too much, or the certificate is refused because of a wrong
+            clock.
+        AuthenticationError: the server's certificate has expired, is for another host, or is not
+            signed by this CA.
+        ProtocolError: a server answers at the address, but not with TLS.
+        LostPeerError: no server answers at the address.
     """
     where = parse_address(address)
     with _explained(name, where), closing(_connect(where, ca_pem)) as connection:
@@ -70,7 +71,7 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
 
 
 def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
-    """Call `check_server`; measure the time of a connection, and read the peer's clock.
+    """Call `check_server`, measure the time to connect, and read the server's clock.
 
     Raises:
         PeerError: see `check_server`.
@@ -89,16 +90,16 @@ def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
 
 
 def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
-    """Round-trip time of a packet: the fastest of a few TCP connections.
+    """Return the round-trip time of a packet in seconds: the fastest of a few TCP connections.
 
-    A proxy opens another connection behind ours, whose time is included.
+    Behind a proxy, the time includes the proxy's own connection to the address.
 
     Args:
-        address: host:port of a listener; nothing is sent to it.
+        address: host:port of a listener; no data are sent to it.
         timeout_s: time limit for all connections together.
 
     Raises:
-        LostPeerError: the address did not answer in time.
+        LostPeerError: no listener answered at the address in time.
     """
     deadline = time.monotonic() + timeout_s
     trips: list[float] = []
@@ -122,7 +123,7 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Return whether a service could listen there; True for other machines' addresses."""
+    """Return whether a service could listen on a port of this host; True for other machines."""
     try:
         family = family_of(host)
     except OSError:
@@ -137,7 +138,7 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> None:
-    """Refuse two clocks that differ too much for signed times and certificates.
+    """Refuse two clocks that differ too much for signed requests and certificates.
 
     Raises:
         ClockError: the clocks differ; the error states both.
@@ -155,7 +156,7 @@ def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> Non
 
 
 def _connect(address: Address, ca_pem: str | None) -> http.client.HTTPSConnection:
-    """Connect to a server; without an authority, to any, for answers that are not trusted."""
+    """Connect to a server; without a CA, to any server, whose answers must not be trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_pem is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -203,7 +204,7 @@ def _explained(name: str, address: Address) -> Iterator[None]:
 
 
 def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
-    """The peer's time, to a second, from the ``Date`` of its answer to a HEAD; None without one."""
+    """Return the server's time, from the ``Date`` of its HEAD response; None without a date."""
     try:
         connection.request("HEAD", "/")
         answer = connection.getresponse()
@@ -213,7 +214,7 @@ def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
 
 
 def _unproven_time(address: Address) -> datetime | None:
-    """The time that an unauthenticated server at an address reports."""
+    """Return the time that a server reports which has not proved its identity."""
     try:
         with closing(_connect(address, None)) as connection:
             return _time_at(connection)
@@ -222,7 +223,7 @@ def _unproven_time(address: Address) -> datetime | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct free ports; all are held open together while they are chosen."""
+    """Choose distinct free ports; all sockets stay open until the last port is chosen."""
     with ExitStack() as held:
         ports = []
         for _ in range(count):

@@ -1,9 +1,9 @@
-"""Connections out of an organisation: directly, or through a CONNECT proxy (RFC 9110, 9.3.6).
+"""Connections out of an organisation: direct, or through a CONNECT proxy (RFC 9110, 9.3.6).
 
-Both connections of a party use this module, and read the variables of Flower's own client:
-`HTTPS_PROXY`, or else `ALL_PROXY`, and `NO_PROXY`. The proxy sees names, times and sizes: TLS
-begins inside the tunnel, and certificates are checked as without a proxy. The loopback uses no
-proxy.
+Both connections of a party, to the SuperLink and to the stream port, use the variables of Flower's
+own client: `HTTPS_PROXY`, or else `ALL_PROXY`, and `NO_PROXY`. The proxy sees host names, times and
+sizes only: TLS begins inside the tunnel, and certificates are checked as they are without a proxy.
+Connections to the loopback address use no proxy.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from vfl.core.text import printable
 _HEAD_BYTES = 16 * 1024
 _SETTING = "HTTPS_PROXY (or ALL_PROXY) of the environment"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-#: Answers of a proxy that cannot reach the target now, but perhaps later.
+#: HTTP status codes of a proxy that cannot reach the target now, but perhaps later.
 _LATER = (502, 503, 504)
 _WANTS_PASSWORD = 407
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that makes tunnels.
+    """A proxy that opens tunnels.
 
     Attributes:
         address: address of the proxy.
@@ -42,10 +42,10 @@ class Proxy:
 
 
 def proxy_for(host: str) -> Proxy | None:
-    """Return the proxy for a host by the environment's variables; None if there is none.
+    """Return the proxy that the environment's variables set for a host; None if there is none.
 
     Raises:
-        ConfigError: the variable names a proxy that vfl cannot use.
+        ConfigError: the variable names a proxy that vfl does not support.
     """
     found = getproxies_environment()
     url = found.get("https") or found.get("all")
@@ -54,7 +54,7 @@ def proxy_for(host: str) -> Proxy | None:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         address = Address(parse_host(parts.hostname or ""), parts.port or 80)
-    except ValueError:  # its text may contain a password
+    except ValueError:  # the value of the variable may contain a password
         raise ConfigError(
             "this is not a proxy",
             where=_SETTING,
@@ -76,7 +76,7 @@ def proxy_for(host: str) -> Proxy | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's loopback.
+    """Return whether a host is a loopback address of this machine.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
     (True, True, False)
@@ -88,7 +88,7 @@ def is_loopback(host: str) -> bool:
 
 
 def local_is_direct() -> dict[str, str]:
-    """Variables with which Flower's client, too, reaches this machine without a proxy."""
+    """Return variables with which Flower's client connects to this machine without a proxy."""
     named = getproxies_environment().get("no", "").replace(" ", "")
     known = list(filter(None, named.split(",")))
     hosts = named if "*" in known else ",".join(dict.fromkeys([*known, *_LOCAL]))
@@ -96,11 +96,11 @@ def local_is_direct() -> dict[str, str]:
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Open a TCP connection to a host, through the proxy of this environment if it has one.
+    """Open a TCP connection to a host, through a proxy if the environment sets one.
 
     Raises:
         ConfigError: the proxy cannot be used.
-        AuthenticationError: the proxy requires another user name and password.
+        AuthenticationError: the proxy requires another user name or password.
         LostPeerError: the proxy refuses to open a tunnel to the host.
         OSError: the host or the proxy cannot be reached, or takes too long.
     """
@@ -132,7 +132,7 @@ def _request(target: Address, proxy: Proxy) -> bytes:
 
 
 def _head(connection: socket.socket, deadline: float) -> bytes:
-    """Read the head of the answer; after it, the other end waits until we send."""
+    """Read the head of the proxy's response; nothing follows it before this party sends."""
     head = bytearray()
     while not head.endswith(b"\r\n\r\n"):
         connection.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
-"""Both ends of a stream that survives interruptions; they count, store and resend frames.
+"""Both ends of a stream that survives interruptions: they count, store and resend frames.
 
-Each end counts the frames it has sent and fully received in a session, and stores the last few sent
-frames unchanged. When a party attaches again, both ends report their received frames, and each
-resends those that the other lacks. No frame is ever encoded twice.
+Each party counts the frames that it has sent and completely received in a session, and stores the
+last few sent frames unchanged. When a party attaches again, each party reports how many frames it
+has received, and the peer resends the missing frames. A frame is encoded only once.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TICK_S = 0.05
 
 
 class Sequence:
-    """The counters and stored frames of one end; the owner's lock protects them.
+    """The frame counters and stored frames of one party; a lock of the owner protects them.
 
     Args:
-        window: number of stored sent frames.
+        window: number of sent frames to store.
     """
 
     def __init__(self, window: int = WINDOW_FRAMES) -> None:
@@ -55,30 +55,30 @@ class Sequence:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the stored frames."""
+        """Bytes of all stored frames."""
         return sum(frame.wire_bytes for frame in self._stored)
 
     def store(self, frame: Frame) -> None:
-        """Count and store a frame, before it is written."""
+        """Count and store a frame, before the frame is written to the stream."""
         self._stored.append(frame)
         self.sent += 1
 
     def check_sent(self, peer_sent: int) -> None:
-        """Check that the other end counts at least the frames received from it.
+        """Check that the peer has sent at least as many frames as were received from it.
 
         Raises:
-            LostPeerError: the peer's counter is smaller than before, so the peer is a different
-                process now.
+            LostPeerError: the peer's counter is smaller than before, so the peer is another process
+                now.
         """
         if peer_sent < self.received:
             raise self._another_process(f"{peer_sent} frames sent", f"at least {self.received}")
 
     def missing(self, peer_received: int) -> list[Frame]:
-        """Return the stored frames that the other end lacks, oldest first.
+        """Return the stored frames that the peer has not received, oldest first.
 
         Raises:
-            LostPeerError: the other end lacks more frames than are stored, or counts more than were
-                sent.
+            LostPeerError: the peer lacks frames that are not stored any more, or its counter
+                exceeds the number of sent frames.
         """
         gap = self.sent - peer_received
         if gap < 0:
@@ -106,17 +106,17 @@ _LABEL_PARTY = "the label party"
 
 
 class _StreamLink:
-    """Code for both ends of a stream: counting, storing, limits, and a single end.
+    """Common code for both ends of a stream: counting, storing, limits, and one way to end.
 
     Args:
-        peer: name of the other end, for messages.
-        patience_s: longest time without any sent or accepted data.
+        peer: name of the peer, for messages.
+        patience_s: longest time in seconds in which the peer may neither send nor accept data.
         timeouts: all other time limits of the link.
         window: number of sent frames stored for a resend.
 
     Attributes:
-        limits: limits of frames; None until they are agreed.
-        patience_s: longest time without any data sent or accepted by the other end.
+        limits: size limits of frames; None until the parties have agreed on limits.
+        patience_s: longest time in seconds in which the peer may neither send nor accept data.
     """
 
     def __init__(self, peer: str, patience_s: float, timeouts: Timeouts, window: int) -> None:
@@ -132,9 +132,10 @@ class _StreamLink:
         self._beside: tuple[_StreamLink, ...] = ()
 
     def read_beside(self, links: Iterable[_StreamLink]) -> None:
-        """Also read other links of this thread while a frame waits for room.
+        """Also read other links of the same thread while a frame waits for room to be sent.
 
-        If three ends send in a circle, each waits for the next one to read.
+        Without this, three parties that send in a circle would deadlock: each would wait until the
+        next party reads.
 
         Args:
             links: links used by the same thread as this one; they replace earlier ones.
@@ -142,11 +143,12 @@ class _StreamLink:
         self._beside = tuple(links)
 
     def send(self, frame: Frame) -> None:
-        """Store and write a frame; a broken link is repaired when the party returns.
+        """Store and write a frame; if the link is broken, wait until the party has reconnected.
 
         Raises:
-            OversizedFrameError: the frame exceeds the agreed limit; it was neither sent nor stored.
-            LostPeerError: the rejoin window has passed, or the other end does not accept data in
+            OversizedFrameError: the frame exceeds the agreed limit, so it was neither stored nor
+                sent.
+            LostPeerError: the time for reconnecting has passed, or the peer does not accept data in
                 time.
         """
         self._check_open()
@@ -160,7 +162,7 @@ class _StreamLink:
                 want=f"at most {limits.get(frame.kind, 0)} bytes",
             )
         stream = self._store(frame, deadline)
-        if stream is None:  # before the first attach
+        if stream is None:  # before the party has attached for the first time
             return
         try:
             if self._beside:
@@ -169,8 +171,8 @@ class _StreamLink:
             else:
                 stream.write(frame, deadline)
         except ConnectionError:
-            # The stream stays open: frames that the other end sent before the break can still be
-            # read.
+            # The stream stays open, so that frames which the peer sent before the break can still
+            # be read.
             self._note_loss(stream)
         except TimeoutError as error:
             raise self._end(self._silent("took nothing")) from error
@@ -178,12 +180,12 @@ class _StreamLink:
             raise self._end(error) from None
 
     def receive(self) -> Frame:
-        """Wait for the next frame, also through interruptions of the stream.
+        """Wait for the next frame, even if the stream is interrupted meanwhile.
 
         Raises:
-            LostPeerError: no frame came in time, or the rejoin window has passed.
-            PeerFailedError: the other end reported an error.
-            FrameError: the bytes are no frame; the link has ended.
+            LostPeerError: no frame arrived in time, or the time for reconnecting has passed.
+            PeerFailedError: the peer reported an error.
+            FrameError: the received bytes are not a frame; the link has ended.
         """
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -195,7 +197,7 @@ class _StreamLink:
                 return frame
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this end to the other end, then close; later attaches get it too."""
+        """Report an error of this party to the peer, then close; a later attach gets it too."""
         with self._changed:
             stream = self._stream if self._ended is None else None
             self._ended = self._ended or error
@@ -212,21 +214,21 @@ class _StreamLink:
         self._end(LostPeerError(f"the link to {self._peer} was closed"))
 
     def _store(self, frame: Frame, deadline: float) -> Stream | None:
-        """Store a frame; returns the stream to write it to, or None if it will be resent anyway."""
+        """Store a frame; return the stream to write to, or None if a resend will send the frame."""
         raise NotImplementedError
 
     def _readable(self, deadline: float) -> Stream:
-        """Stream from which the next frame is read."""
+        """Return the stream from which to read the next frame."""
         raise NotImplementedError
 
     def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
-        """Record a failed write, or a failed read after which no frame follows."""
+        """Record that a write failed, or that a read failed and no frame can follow."""
         raise NotImplementedError
 
     def _read(self, stream: Stream, deadline: float | None) -> Frame | None:
         """Read the next frame; return None if the stream broke or was replaced meanwhile.
 
-        Without a deadline, the method does not wait, and also returns None if none has arrived.
+        Without a deadline the method does not wait, and returns None if no frame has arrived.
         """
         try:
             frame = stream.poll() if deadline is None else stream.read(deadline)
@@ -243,7 +245,7 @@ class _StreamLink:
             raise self._end(error) from None
 
     def _count(self, stream: Stream) -> bool:
-        """Count a received frame, unless its stream was replaced during the read."""
+        """Count a received frame; return False if its stream was replaced during the read."""
         self._sequence.received += 1
         return True
 
@@ -273,19 +275,19 @@ class _StreamLink:
 
 
 class TcpLink(_StreamLink):
-    """An attached link; made by `connect`, used by one thread, and reattached after a break.
+    """A party's link to the hub, made by `connect` and used by one thread; it reconnects by itself.
 
     Args:
-        reach: opens a new stream to the hub.
-        hello: greeting of this party.
+        reach: function that opens a new stream to the hub.
+        hello: greeting that this party sends at each attach.
         timeouts: time limits.
-        window: number of sent frames stored for a resend; the hub should use the same.
+        window: number of sent frames stored for a resend; use the same number at the hub.
         peer: name of the listener, for messages.
-        limits: limits of frames; None if none were agreed.
+        limits: size limits of frames; None if the parties agreed on none.
         place: address of the listener, for messages.
 
     Attributes:
-        terms: terms from the label party's answer to the first attach.
+        terms: the terms in the hub's answer to the first attach.
     """
 
     def __init__(
@@ -322,26 +324,28 @@ class TcpLink(_StreamLink):
         plaintext: bool = False,
         route: str = "",
     ) -> TcpLink:
-        """Attach to a hub; returns after its WELCOME.
+        """Attach to a hub; return after its WELCOME frame.
 
         Args:
-            host: the hub's name or address, as in its certificate.
+            host: the hub's name or address, as in the hub's certificate.
             port: the hub's port.
             hello: greeting of this party.
-            ca_pem: certificate of the CA that must have signed the hub's; None disables TLS, which
-                only a loopback address allows.
+            ca_pem: certificate of the CA that must have signed the hub's certificate; None disables
+                TLS, which is allowed only on a loopback address.
             timeouts: time limits.
             window: number of sent frames stored for a resend.
             peer: name of the listener, for messages.
-            limits: limits of frames; without them, only the general limit applies.
-            plaintext: allows measurements without TLS beyond this machine, with nothing to protect.
-            route: name of the session behind a shared port, see `vfl.transport.router`.
+            limits: size limits of frames; without them, only the general limit applies.
+            plaintext: allows measurements without TLS across machines, for data that need no
+                protection.
+            route: name of the session if several sessions share the port, see
+                `vfl.transport.router`.
 
         Raises:
-            AuthenticationError: the session, node, token or certificate is wrong.
+            AuthenticationError: the session, the node, the token or the certificate is wrong.
             UserError: the address is on another machine, and TLS is off.
-            DisagreementError, ConsentError, PeerFailedError: the listener refused this party.
-            LostPeerError: no hub answered within the rejoin window.
+            DisagreementError, ConsentError, PeerFailedError: the hub refused this party.
+            LostPeerError: no hub answered within the time for reconnecting.
         """
         if ca_pem is None and not plaintext:
             require_loopback(host)
@@ -351,7 +355,7 @@ class TcpLink(_StreamLink):
         return cls(reach, hello, waits, window, peer, limits, str(Address(host, port)))
 
     def poll(self) -> Frame | None:
-        """The next frame if it has arrived; a broken stream is repaired first.
+        """Return the next frame, or None if none has arrived; reconnect first if the stream broke.
 
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `receive`.
@@ -363,7 +367,7 @@ class TcpLink(_StreamLink):
         return -1 if self._stream is None else self._stream.fileno()
 
     def agree(self, limits: LinkLimits) -> None:
-        """Apply limits to frames in both directions, from the next frame on."""
+        """Apply size limits to frames in both directions, from the next frame on."""
         self.limits, self._outgoing = limits, limits.up
         if self._stream is not None:
             self._limit(self._stream, limits.down)
@@ -395,9 +399,9 @@ class TcpLink(_StreamLink):
         self._broken = False
 
     def _attach(self) -> Mapping[str, Any]:
-        """Try until the rejoin window has passed; a refusal is final.
+        """Try to attach until the time for reconnecting has passed; a refusal is final.
 
-        Returns the terms of WELCOME.
+        The method returns the terms in the hub's WELCOME frame.
         """
         deadline = time.monotonic() + self._timeouts.rejoin_window_s
         while True:
@@ -438,7 +442,7 @@ class TcpLink(_StreamLink):
 
 
 class HubLink(_StreamLink):
-    """One party's link, used by one thread while handshake threads attach new streams to it.
+    """The hub's link to one party; one thread uses it, while others attach new streams to it.
 
     Args:
         party: name of the feature party.
@@ -447,7 +451,7 @@ class HubLink(_StreamLink):
 
     Attributes:
         party: name of the feature party.
-        attached: whether the party has ever attached.
+        attached: whether the party has attached at least once.
     """
 
     def __init__(
@@ -457,10 +461,11 @@ class HubLink(_StreamLink):
         super().__init__(f"party '{party}'", waits.step_s, waits, window)
         self.party = party
         self.attached = False
-        self._lost_at: float | None = None  # time when a read or write of the stream first failed
+        # Time at which a read or write of the stream first failed.
+        self._lost_at: float | None = None
 
     def agree(self, limits: LinkLimits) -> None:
-        """Apply limits to frames in both directions, from the next frame on."""
+        """Apply size limits to frames in both directions, from the next frame on."""
         with self._changed:
             self.limits, self._outgoing = limits, limits.down
             if self._stream is not None:
@@ -468,21 +473,23 @@ class HubLink(_StreamLink):
 
     @property
     def held_bytes(self) -> int:
-        """Size of frames held for this party: unread ones, and those stored for a resend."""
+        """Bytes of frames held for this party: unread frames, and those stored for a resend."""
         with self._changed:
             unread = 0 if self._stream is None else self._stream.inbox_bytes
             return unread + self._sequence.stored_bytes
 
     def attach(self, stream: Stream, hello: Hello, terms: Mapping[str, Any]) -> None:
-        """Send WELCOME, resend the frames that the party lacks, and replace the old stream.
+        """Answer a party's greeting, resend frames that it lacks, and replace its old stream.
 
-        All of this holds the lock: a frame sent meanwhile is either resent or follows later, and a
-        frame that the old stream still delivers is dropped, because the party sends it again.
+        The method holds the lock all the time. A frame that another thread sends meanwhile is thus
+        either resent here or follows later. A frame that the old stream still delivers is dropped,
+        because the party sends this frame again.
 
         Raises:
-            LostPeerError: the counters of the two ends do not match.
-            VFLError: the reason why the link has ended.
-            ConnectionError, TimeoutError: the new stream broke; the caller may attach another one.
+            LostPeerError: the frame counters of the two parties do not match.
+            VFLError: the error for which the link has ended.
+            ConnectionError, TimeoutError: the new stream broke; the caller may attach another
+                stream.
         """
         with self._changed:
             self._check_open()
@@ -499,10 +506,10 @@ class HubLink(_StreamLink):
             self._changed.notify_all()
 
     def poll(self) -> Frame | None:
-        """Return the next frame if it has arrived, without waiting.
+        """Return the next frame without waiting, or None if no frame has arrived.
 
         Raises:
-            LostPeerError: the rejoin window has passed.
+            LostPeerError: the time for reconnecting has passed.
             PeerFailedError, FrameError: see `receive`.
         """
         with self._changed:
@@ -513,16 +520,15 @@ class HubLink(_StreamLink):
         return None if stream is None else self._read(stream, None)
 
     def fileno(self) -> int:
-        """File descriptor of the current stream; -1 without one, or after a failed write.
+        """File descriptor of the current stream; -1 without a stream, or after a failed write.
 
-        It needs no lock, which would cost more than the answer: the stream may be replaced right
-        afterwards anyway.
+        The method takes no lock, because the stream may be replaced right after the call anyway.
         """
         stream = self._stream if self._lost_at is None else None
         return -1 if stream is None else stream.fileno()
 
     def _bound(self, stream: Stream) -> None:
-        """Limit frames to the agreed sizes, and unread bytes to those of a window."""
+        """Limit frames to the agreed sizes, and unread bytes to those of one window."""
         stream.wire_limit_bytes = None
         self._limit(stream, None if self.limits is None else self.limits.up)
         if self.limits is not None:
@@ -544,7 +550,7 @@ class HubLink(_StreamLink):
             return self._stream
 
     def _await(self, deadline: float, did: str) -> None:
-        """Wait under the lock until a handshake thread repairs the link, in its rejoin window."""
+        """Wait, with the lock, until a handshake thread attaches a new stream, or time is up."""
         self._check_open()
         now = time.monotonic()
         if now >= deadline:
@@ -576,22 +582,22 @@ class HubLink(_StreamLink):
                 self._lost_at = self._lost_at or time.monotonic()
 
     def _release(self) -> None:
-        """The rejoin window begins here at the latest."""
+        """The time for reconnecting begins here at the latest."""
         if self._stream is not None:
             self._lost_at = self._lost_at or time.monotonic()
         super()._release()
 
 
 def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
-    """Receive the next frame from any party, and its name, also through interruptions.
+    """Receive the next frame from any party, even through interruptions; return name and frame.
 
     Args:
-        links: links by party.
+        links: links by name of the party.
 
     Raises:
-        LostPeerError: no party sent anything in time, or a rejoin window has passed.
+        LostPeerError: no party sent a frame in time, or a party did not reconnect in time.
         PeerFailedError: a party reported an error.
-        FrameError: the bytes are no frame.
+        FrameError: the received bytes are not a frame.
     """
     patience_s = max(link.patience_s for link in links.values())
     deadline = time.monotonic() + patience_s
@@ -609,10 +615,11 @@ def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
 
 
 def wait_briefly(links: Iterable[PolledLink]) -> None:
-    """Wait for a message on one of these links, for 0.05 s at most."""
+    """Wait until one of these links has a message to read, for 0.05 s at most."""
     waiting = select.poll()
     for number in (link.fileno() for link in links):
         if number >= 0:
             waiting.register(number, select.POLLIN)
-    # A stream may be replaced meanwhile; its old descriptor would not show it.
+    # The wait is short, because a stream may be replaced meanwhile, and its old descriptor would
+    # not show new data.
     waiting.poll(1000 * _TICK_S)

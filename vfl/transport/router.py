@@ -1,11 +1,11 @@
 """Router: one port for the streams of all sessions of a label party.
 
 Each session runs in a separate process with a separate hub. The port belongs to the SuperLink as
-long as that runs. Its `StreamRouter` accepts a connection and peeks at the first message of TLS
-(the ClientHello, RFC 8446, section 4.1.2). ALPN (RFC 7301) names the session there, and the router
-passes the connection to the session's process through a Unix socket of this user. The router
-decrypts nothing and holds no key. A route only leads to a hub; its certificate, token and greeting
-decide on the attachment, as without a router.
+long as the SuperLink runs. Its `StreamRouter` accepts a connection and reads the first message of
+TLS (the ClientHello, RFC 8446, section 4.1.2) without consuming it. The ALPN field (RFC 7301) of
+this message names the session, and the router passes the connection to the session's process
+through a Unix socket of this user. The router decrypts nothing and holds no key. A route only leads
+to a hub; the hub then checks certificate, token and greeting, as it does without a router.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.local_socket import connected_to, is_ours, listen_in
 from vfl.transport.stream import listen
 
-#: Folder in which a router and its sessions connect; set for all children of a SuperLink.
+#: Environment variable with the folder in which a router and its sessions connect; set for all
+#: child processes of a SuperLink.
 ROUTER_VARIABLE = "VFL_STREAM_ROUTER"
 _PREFIX = "vfl/"
 _ROUTE_DIGITS = 32
 _ADDRESS_FILE = "address"
 _TICK_S = 0.05
 _BACKLOG = 1024
-#: Largest size of a ClientHello read for its route: one TLS record with its header.
+#: Largest ClientHello that the router accepts: one TLS record with its header.
 _HELLO_BYTES = 5 + 16 * 1024
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 
@@ -40,7 +41,8 @@ _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 def route_of(session: str, rank: int = 0) -> str:
     """Return the ALPN name of a session's stream; anyone on the network path can read it.
 
-    It is a digest, so it does not disclose the session's identifier, which keys digests of rows.
+    The name is a digest, so it does not disclose the session's identifier, which is a key for
+    digests of rows.
 
     >>> route_of("0" * 32)
     'vfl/17b129271c2cf12351b279a1faa83dbc'
@@ -50,7 +52,7 @@ def route_of(session: str, rank: int = 0) -> str:
 
 
 class Listener(Protocol):
-    """Source of a hub's connections."""
+    """Source of connections for a hub."""
 
     port: int
 
@@ -67,14 +69,14 @@ class Listener(Protocol):
 
 
 class PortListener:
-    """A separate port of the hub.
+    """A port that belongs to one hub.
 
     Args:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
 
     Raises:
-        UserError: the address cannot be listened on.
+        UserError: the process cannot listen on the address.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -93,12 +95,12 @@ class PortListener:
 
 
 class RoutedListener:
-    """Connections that a router passes to one session.
+    """Listener for the connections that a router passes to one session.
 
     Args:
-        folder: folder in which the router looks for sessions.
-        route: route of the session, see `route_of`.
-        port: port of the router.
+        folder: folder in which the router looks for the sockets of sessions.
+        route: route name of the session, see `route_of`.
+        port: port on which the router listens.
     """
 
     def __init__(self, folder: Path, route: str, port: int) -> None:
@@ -131,15 +133,15 @@ class RoutedListener:
 
 
 def router_port(folder: Path, host: str, port: int) -> int | None:
-    """The port of the router that reaches its sessions through sockets in a folder.
+    """Return the port of the router that connects to its sessions through a folder.
 
     Args:
         folder: folder of the router.
-        host: address of the router.
-        port: port of the router; 0 for a free one.
+        host: address on which the router should listen.
+        port: port on which the router should listen; 0 stands for any free port.
 
     Returns:
-        The port; None if there is no router, or it listens elsewhere.
+        The port; None if there is no router in this folder, or if it listens on another address.
     """
     path = folder / _ADDRESS_FILE
     at, _, found = path.read_text().rpartition(" ") if path.exists() else ("", "", "0")
@@ -147,12 +149,12 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
 
 
 def routed_listener(session: str, host: str, port: int, rank: int = 0) -> RoutedListener | None:
-    """Return a listener behind this process's router; None if no router has that address.
+    """Return a listener behind this process's router; None if no router has this address.
 
     Args:
         session: identifier of the session.
-        host: address of the sessions.
-        port: port of that address; 0 for a free one.
+        host: address on which sessions are reached.
+        port: port of that address; 0 stands for any free port.
         rank: rank of the label party.
     """
     if named := os.environ.get(ROUTER_VARIABLE):
@@ -164,7 +166,7 @@ def routed_listener(session: str, host: str, port: int, rank: int = 0) -> Routed
 
 @dataclass(slots=True)
 class _Waiting:
-    """A connection whose ClientHello is not complete."""
+    """A connection whose ClientHello has not arrived completely."""
 
     connection: socket.socket
     until: float
@@ -173,21 +175,21 @@ class _Waiting:
 
 
 class OtherConnections:
-    """Connections that a router passes to a server in its process, as a listening socket."""
+    """Connections that a router passes to a server in its process; works like a socket."""
 
     def __init__(self) -> None:
         self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._in.setblocking(False)
 
     def take(self, connection: socket.socket) -> bool:
-        """Pass a connection on; return False if the server is too far behind."""
+        """Pass a connection to the server; return False if the server's queue is full."""
         try:
             return bool(socket.send_fds(self._in, [b"\0"], [connection.fileno()]))
         except OSError:
             return False
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection and its address; see `socket.socket.accept`."""
+        """Return the next connection and its address, as `socket.socket.accept` does."""
         _, files, _, _ = socket.recv_fds(self._out, 1, 1)
         if not files:
             raise ConnectionAbortedError("no connection was passed on")
@@ -199,7 +201,7 @@ class OtherConnections:
             raise ConnectionAbortedError("the connection ended meanwhile") from None
 
     def fileno(self) -> int:
-        """File descriptor that is readable if a connection waits."""
+        """File descriptor that is readable if a connection waits to be accepted."""
         return self._out.fileno()
 
     def setblocking(self, flag: bool) -> None:
@@ -207,26 +209,26 @@ class OtherConnections:
         self._out.setblocking(flag)
 
     def close(self) -> None:
-        """Stop taking and passing connections."""
+        """Stop passing connections to the server."""
         self._in.close()
         self._out.close()
 
 
 class StreamRouter:
-    """Listens for the streams of all sessions, in its own thread.
+    """Listener for the streams of all sessions, with its own thread.
 
     Args:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
-        folder: folder in which sessions connect; files of an earlier router are removed.
-        front: rules for connections before they are passed on.
-        others: takes TLS connections without a session's name, if one port serves both.
+        folder: folder of the sessions' sockets; files of an earlier router are removed.
+        front: rules for connections before the router passes them on.
+        others: receives TLS connections that name no session, if one port serves both kinds.
 
     Attributes:
-        port: the actual port.
+        port: the port on which the router listens.
 
     Raises:
-        UserError: the address cannot be listened on.
+        UserError: the router cannot listen on the address.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class StreamRouter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; streams that were passed on continue."""
+        """Stop listening; streams that were already passed on continue."""
         self._closed.set()
         self._thread.join()
 
@@ -282,7 +284,7 @@ class StreamRouter:
             connection, (address, *_) = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors
+        except OSError:  # the process has no file descriptor left
             self._front.make_room()
             self._closed.wait(_TICK_S)
             return
@@ -295,12 +297,13 @@ class StreamRouter:
             self._ready.register(connection, selectors.EVENT_READ, one)
 
     def _look(self, one: _Waiting) -> None:
-        """Pass a connection on when its ClientHello is complete; close one without any."""
+        """Pass a connection on when its ClientHello is complete; close it if there is none."""
         try:
             hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)
             whole = 5 + int.from_bytes(hello[3:5]) if len(hello) >= 5 else 5
             if len(hello) < whole <= _HELLO_BYTES and len(hello) > one.seen:
-                # Linux wakes us when this much has arrived, or no more can come.
+                # Linux wakes the router when this many bytes have arrived, or when no more can
+                # come.
                 one.seen = len(hello)
                 one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, whole)
                 return
@@ -315,7 +318,7 @@ class StreamRouter:
         self._end(one, failed=not handed)
 
     def _hand_over(self, connection: socket.socket, name: str) -> bool:
-        """Return whether a session's process has accepted the connection."""
+        """Pass a connection to a session's process; return whether that process has taken it."""
         if len(name) != _ROUTE_DIGITS or not set(name) <= set("0123456789abcdef"):
             return False
         with connected_to(self._folder, name, 0) as session:
@@ -335,10 +338,10 @@ class StreamRouter:
 
 
 def alpn_of(hello: bytes) -> list[str]:
-    """Names of protocols from ALPN in the first record of a TLS connection.
+    """Return the ALPN protocol names in the first TLS record of a connection.
 
     Args:
-        hello: the whole TLS record.
+        hello: the whole first TLS record.
 
     Raises:
         ValueError: the bytes are not a ClientHello, or its fields are inconsistent.
@@ -368,7 +371,7 @@ def alpn_of(hello: bytes) -> list[str]:
 
 
 class _Fields:
-    """Reader of the fields of a TLS structure."""
+    """Reader for the fields of a TLS structure."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._at = content, 0
@@ -378,12 +381,12 @@ class _Fields:
         return len(self._content) - self._at
 
     def take(self, count: int) -> bytes:
-        """Read this many bytes."""
+        """Read `count` bytes."""
         if count > self.left:
             raise ValueError("a field of the ClientHello is longer than its container")
         self._at += count
         return self._content[self._at - count : self._at]
 
     def vector(self, length_bytes: int) -> bytes:
-        """Read a vector: its length, then its bytes."""
+        """Read a TLS vector: first its length, then its bytes."""
         return self.take(int.from_bytes(self.take(length_bytes)))

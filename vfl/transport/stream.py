@@ -1,10 +1,10 @@
 """Frames on one connected socket, with deadlines, for one thread at a time; opens sockets.
 
 The socket never blocks; waiting happens in `poll`, with a deadline for the whole frame. While a
-write waits for room, arriving frames are read, so two ends that send at the same time both succeed.
-A lost connection is a `ConnectionError` and a passed deadline a `TimeoutError`; the link decides
-whether that means the loss of the peer. Bytes that are no frame give a `FrameError`. Sockets are
-tuned, and only TLS 1.3 is used.
+write waits for room in the socket, arriving frames are read, so that two parties that send at the
+same time both succeed. A lost connection raises `ConnectionError`, and a passed deadline raises
+`TimeoutError`; the link decides whether this means that the peer is lost. Bytes that are not a
+frame raise `FrameError`. All sockets have the same options, and TLS connections use TLS 1.3 only.
 """
 
 from __future__ import annotations
@@ -36,20 +36,23 @@ from vfl.core.frame import (
 from vfl.transport.link import WINDOW_FRAMES, Timeouts
 from vfl.transport.proxies import connect, is_loopback
 
-#: Up to this size, header and payload are one write; over TLS also the size of further writes.
+#: Up to this many bytes, header and payload are one write; with TLS, longer frames are written in
+#: pieces of this size.
 JOINED_BYTES = 64 * 1024
-#: Largest size of one TLS record.
+#: Largest size of one TLS record in bytes.
 _RECORD_BYTES = 16 * 1024
-#: Bytes read at once while no payload arrives: a small frame is one read.
+#: Bytes requested by one read while no payload is expected: a small frame then needs one read.
 _READ_BYTES = 4096
-#: Most bytes that a reader waits for at once. Each wake-up costs some 10 us of CPU time.
+#: Largest number of bytes for which a reader waits before it wakes up. Each wake-up costs about 10
+#: us of CPU time.
 _WAKE_BYTES = 256 * 1024
-#: Offset of tcpi_bytes_received, a u64, in Linux's struct tcp_info.
+#: Offset of the field tcpi_bytes_received, a u64, in Linux's struct tcp_info.
 _RECEIVED_AT = 128
 _NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
 _BACKLOG = 1024
 _EVERY_ADDRESS = "::"
-#: A NAT drops silent connections; macOS calls the first option TCP_KEEPALIVE.
+#: Keep-alive options, because a NAT drops silent connections; macOS calls the first option
+#: TCP_KEEPALIVE.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -58,16 +61,16 @@ class Stream:
     """One connection. Deadlines are times of `time.monotonic`.
 
     Args:
-        connection: a connected socket; a TLS socket may be before its handshake.
-        limit_bytes: largest accepted payload; may be changed between frames.
+        connection: a connected socket; the handshake of a TLS socket may still be open.
+        limit_bytes: largest accepted payload; the owner may change it between frames.
 
     Attributes:
-        inbox_limit_bytes: most bytes of unread frames, including the one that is arriving; None is
-            no limit.
-        inbox_bytes: present bytes of unread frames.
-        wire_limit_bytes: most bytes that the other end may send in total, TLS included; None is no
+        inbox_limit_bytes: most bytes of unread frames, including the frame that is arriving; None
+            means no limit.
+        inbox_bytes: present number of bytes of unread frames.
+        wire_limit_bytes: most bytes that the peer may send in total, TLS included; None means no
             limit.
-        window: most frames read ahead while a write waits for room.
+        window: most frames that are read ahead while a write waits for room.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: PayloadLimit = LIMIT_BYTES) -> None:
@@ -85,8 +88,8 @@ class Stream:
         self._events, self._least_bytes = select.POLLIN, 1
         self._busy = threading.Lock()
         self._inbox: deque[Frame] = deque()
-        # Bytes that were read but belong to no frame yet are those from `_start` to `_end` of the
-        # buffer; a payload that exceeds them is read into a separate buffer.
+        # Bytes from `_start` to `_end` of the buffer were read but belong to no complete frame yet;
+        # a payload that does not fit is read into a separate buffer.
         self._buffer, self._start, self._end = bytearray(_READ_BYTES), 0, 0
         self._header: Header | None = None
         self._body = bytearray()
@@ -97,7 +100,7 @@ class Stream:
         """Finish the TLS handshake; do nothing without TLS.
 
         Raises:
-            ssl.SSLCertVerificationError: the other end's certificate is not trusted.
+            ssl.SSLCertVerificationError: the peer's certificate is not trusted.
             ConnectionError, TimeoutError: the handshake failed or took too long.
         """
         if not isinstance(self._socket, ssl.SSLSocket):
@@ -116,15 +119,15 @@ class Stream:
                     raise ConnectionError("the TLS handshake failed") from error
 
     def fileno(self) -> int:
-        """File descriptor of the socket, to wait on several streams; -1 after its end."""
+        """File descriptor of the socket, to wait on several streams; -1 after the stream's end."""
         return self._socket.fileno()
 
     def read(self, deadline: float) -> Frame:
-        """Read the next frame; a deadline inside a frame loses none of its bytes.
+        """Read the next frame; if the deadline passes inside a frame, none of its bytes are lost.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: the stream broke or the bytes are no frame;
-                see the module's docstring.
+            ConnectionError, TimeoutError, FrameError: the stream broke, the deadline passed, or the
+                bytes are not a frame; see the module's docstring.
         """
         with self._busy:
             try:
@@ -134,14 +137,14 @@ class Stream:
                         self._wait(select.POLLIN, deadline, self._awaited_bytes())
                     self._advance()
             finally:
-                self._wake_at(1)  # others wait for the descriptor
+                self._wake_at(1)  # another stream's write may wait for this descriptor
             return self._take()
 
     def poll(self) -> Frame | None:
-        """The next frame if it has arrived, without waiting.
+        """Return the next frame without waiting, or None if no frame has arrived.
 
         Raises:
-            ConnectionError, FrameError: the stream broke or the bytes are no frame; see the
+            ConnectionError, FrameError: the stream broke or the bytes are not a frame; see the
                 module's docstring.
         """
         with self._busy:
@@ -158,24 +161,26 @@ class Stream:
         Args:
             frame: the frame.
             deadline: deadline for the whole frame.
-            beside: streams that are read, like this one, while it waits for room.
+            beside: further streams that are read, like this stream, while the write waits for room.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: the stream broke or the bytes are no frame;
-                see the module's docstring.
+            ConnectionError, TimeoutError, FrameError: the stream broke, the deadline passed, or
+                received bytes are not a frame; see the module's docstring.
         """
         with self._busy:
             header = pack_header(frame, payload_checked=self._payload_checked)
-            # No TCP_CORK: the kernel then delays full windows by some 100 ms, also on the loopback.
+            # TCP_CORK is not used: with it, the kernel delays full windows by some 100 ms, even on
+            # the loopback.
             for piece in self._pieces(header, memoryview(frame.payload)):
                 self._push(piece, deadline, beside)
 
     def end(self, linger_s: float = 0.0) -> None:
-        """Close, from any thread; a thread inside `read` or `write` gets `ConnectionError`.
+        """Close, from any thread; a thread that reads or writes then gets `ConnectionError`.
 
         Args:
-            linger_s: longest wait until the other end has read all written bytes. Closing with
-                unread bytes would reset the connection and could destroy those.
+            linger_s: longest time in seconds to wait until the peer has read all written bytes.
+                Closing a socket with unread bytes would reset the connection, and could destroy the
+                written bytes.
         """
         if linger_s:
             self._linger(time.monotonic() + linger_s)
@@ -185,7 +190,7 @@ class Stream:
             self._socket.close()
 
     def _linger(self, deadline: float) -> None:
-        # Methods of the plain socket: later TLS processing of these bytes does not matter.
+        # Methods of the plain socket are used, because TLS need not process these bytes any more.
         with contextlib.suppress(OSError), self._busy:
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
             while True:
@@ -202,7 +207,8 @@ class Stream:
     def _push(self, piece: memoryview, deadline: float, beside: Sequence[Stream]) -> None:
         while piece:
             try:
-                # TLS requires that a postponed write is repeated with the same bytes, as done here.
+                # TLS requires that a postponed write is repeated with the same bytes; this loop
+                # does so.
                 piece = piece[self._socket.send(piece) :]
             except _LATER:
                 room = len(self._inbox) < self.window
@@ -217,7 +223,7 @@ class Stream:
     def _wait_beside(
         self, events: int, deadline: float, beside: Sequence[Stream]
     ) -> Sequence[Stream]:
-        """Wait for room, and read this stream and others; return those that remain readable."""
+        """Wait for room to write, and read this stream and others; return the unbroken others."""
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)
         others = {stream.fileno(): stream for stream in beside}
@@ -236,7 +242,7 @@ class Stream:
         return [stream for stream in beside if stream not in broken]
 
     def _read_ahead(self) -> bool:
-        """Read the available bytes; returns False for a broken connection, which `read` reports."""
+        """Read the available bytes; return False if the connection broke, which `read` reports."""
         with self._busy:
             try:
                 self._fill_inbox()
@@ -245,12 +251,12 @@ class Stream:
         return True
 
     def _fill_inbox(self) -> None:
-        """Read frames that have arrived, up to a window."""
+        """Read frames that have arrived, up to one window."""
         while len(self._inbox) < self.window and self._advance():
             pass
 
     def _poll_sees_all(self) -> bool:
-        """Return False if this end still holds bytes already read, or the socket is closed."""
+        """Return False if this process already holds bytes of a frame, or the socket is closed."""
         if self._header is None and self._end - self._start >= HEADER_BYTES:
             return False
         if self._tls_holds and self._socket.pending():  # type: ignore[attr-defined]
@@ -260,7 +266,7 @@ class Stream:
     def _advance(self) -> bool:
         """Read the available bytes.
 
-        The method returns True once a frame is complete, False if more are needed.
+        The method returns True once a frame is complete, and False if more bytes are needed.
         """
         while True:
             if self._header is None and self._begin():
@@ -276,7 +282,7 @@ class Stream:
                 return True
 
     def _receive(self, whole: bytearray, start: int) -> int:
-        """Read bytes to the end of `whole`; return their number, 0 if none have arrived."""
+        """Read bytes into `whole` from `start` on; return their number, 0 if none have arrived."""
         try:
             with memoryview(whole) as view, view[start:] as rest:
                 count = self._socket.recv_into(rest)
@@ -290,13 +296,13 @@ class Stream:
         return count
 
     def _begin(self) -> bool:
-        """Check a header in the buffer, and move its payload's first bytes.
+        """Check a header in the buffer, and take the bytes of its payload that are in the buffer.
 
-        The method returns True if that completes a frame.
+        The method returns True if these bytes complete the frame.
         """
         start = self._start
         if self._end - start < HEADER_BYTES:
-            if start:  # so that a whole header fits
+            if start:  # move the bytes to the start, so that a whole header fits
                 self._buffer[: self._end - start] = self._buffer[start : self._end]
                 self._start, self._end = 0, self._end - start
             return False
@@ -319,27 +325,27 @@ class Stream:
         return False
 
     def _complete(self, header: Header, payload: bytearray) -> None:
-        """Queue a complete frame."""
+        """Add a complete frame to the queue of unread frames."""
         self._header, self._body = None, bytearray()
         self._inbox.append(join(header, payload, payload_checked=self._payload_checked))
 
     def _awaited_bytes(self) -> int:
-        """Return how many bytes justify a wake-up: many inside a long frame, otherwise one.
+        """Return how many bytes to wait for: many inside a long frame, otherwise one.
 
-        TLS may hold most of a record that it has already read, so that this number of bytes may
-        never arrive.
+        The number is one TLS record less than missing, because TLS may already hold most of a
+        record, and those bytes never arrive again.
         """
         left = 0 if self._header is None else len(self._body) - self._filled
         return max(1, min(left - _RECORD_BYTES, _WAKE_BYTES))
 
     def _wait(self, events: int, deadline: float, least_bytes: int = 1) -> int:
-        """Wait for events and return them; poll always reports a hang-up.
+        """Wait for events on the socket and return them; a hang-up is always among them.
 
         Args:
-            events: events to wait for.
+            events: events to wait for, as in `select.poll`.
             deadline: time at which the wait ends.
-            least_bytes: number of unread bytes from which the socket counts as readable; it always
-                does when its buffer is full or the other end has closed.
+            least_bytes: number of unread bytes from which the socket counts as readable; it is
+                always readable when its buffer is full or the peer has closed.
         """
         if self.wire_limit_bytes is not None:
             self._check_received(self.wire_limit_bytes)
@@ -361,9 +367,9 @@ class Stream:
             self._least_bytes = least_bytes
 
     def _check_received(self, limit_bytes: int) -> None:
-        """Check that no more bytes than the limit were received.
+        """Check that the peer has not sent more bytes than the limit.
 
-        Only Linux counts these bytes; elsewhere only the deadline limits them.
+        Only Linux counts received bytes; on other systems, only the deadline limits them.
         """
         if sys.platform != "linux":
             return
@@ -373,7 +379,7 @@ class Stream:
 
 
 def require_loopback(host: str) -> None:
-    """Refuse a stream without TLS whose other end may be another machine.
+    """Refuse a stream without TLS if the peer may be on another machine.
 
     Raises:
         UserError: `host` is neither a loopback address nor a name of one.
@@ -387,7 +393,7 @@ def require_loopback(host: str) -> None:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Return the address family to listen in: IPv4 for a name, unless it has only IPv6.
+    """Return the address family to listen in: IPv4 for a name, or IPv6 if it has no IPv4 address.
 
     Raises:
         OSError: the name cannot be resolved.
@@ -400,10 +406,10 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 takes a free one, host "::" all of IPv6 and IPv4.
+    """Open a listening socket; port 0 takes any free port, host "::" listens on IPv6 and IPv4.
 
     Raises:
-        UserError: the address cannot be listened on.
+        UserError: the process cannot listen on the address.
     """
     try:
         family = family_of(host)
@@ -423,18 +429,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts) -> Stream:
-    """Open a stream to a listening hub, including the TLS handshake.
+    """Open a stream to a hub, including the TLS handshake.
 
     Raises:
         AuthenticationError: the hub's certificate is not trusted.
         ConnectionError, TimeoutError, OSError: no process listens at the address, or it does not
             answer.
-        PeerError, ConfigError: the proxy of this environment does not lead to the address.
+        PeerError, ConfigError: the proxy of this environment does not connect to the address.
     """
     connection = connect(host, port, timeouts.connect_s)
     if connection.getsockname() == connection.getpeername():
-        # Without a listener at a local port, the system may choose the same port as our source: the
-        # socket would connect to itself, and would block the port for the real listener.
+        # If no process listens on a local port, the system may choose that port as the source port
+        # of this connection. The socket would then connect to itself, and block the port for the
+        # real listener.
         connection.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     try:
@@ -464,11 +471,11 @@ def open_stream(
     *,
     server_hostname: str | None = None,
 ) -> Stream:
-    """Wrap a connected socket as a stream; with TLS its handshake is still to be done."""
+    """Wrap a connected socket as a stream; the TLS handshake, if any, still has to be done."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        with contextlib.suppress(AttributeError):  # no system has all of these options
+        with contextlib.suppress(AttributeError):  # no operating system has all of these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if context is not None:
         connection = context.wrap_socket(
@@ -485,12 +492,13 @@ def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
 
     Args:
         ca_pem: the CA's certificate.
-        route: name of the session behind a shared port, see `vfl.transport.router`.
+        route: name of the session if several sessions share the port, see `vfl.transport.router`.
 
     Raises:
         AuthenticationError: the bytes are not a certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks host name and certificate
+    # These settings check the host name and the certificate.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=ca_pem.decode())
