@@ -1,7 +1,8 @@
-"""A party's columns as bins: a tree needs only the order of values.
+"""Conversion of a party's columns to bins, because a tree needs only the order of values.
 
-Edges are learned from training rows and stay with their party. Another party may receive only each
-cell's bin number and, for each column, the number of bins and whether they have an order.
+A party learns bin edges from its training rows and never sends them. Other parties may receive only
+the bin number of each cell, the number of bins of each column, and whether these bins have an
+order.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Binning:
     """A party's rule for putting its cells into bins.
 
     Attributes:
-        edges: each column's lower bounds of all bins but the first, increasing; empty for
-            categories.
+        edges: for each column, the lower bounds of all bins except the first, in increasing order;
+            empty for a column of categories.
         categories: number of categories of each column; 0 for a column whose values have an order.
     """
 
@@ -35,7 +36,7 @@ class Binning:
 
     @property
     def layout(self) -> Layout:
-        """The part that another party may know."""
+        """Number and order of each column's bins; other parties may receive this."""
         counts = [
             count or len(edges) + 1
             for edges, count in zip(self.edges, self.categories, strict=True)
@@ -43,14 +44,14 @@ class Binning:
         return Layout(tuple(counts), tuple(count > 0 for count in self.categories))
 
     def bins(self, cells: np.ndarray) -> np.ndarray:
-        """Return each cell's bin number, axes (rows, columns).
+        """Return the bin number of each cell, axes (rows, columns).
 
-        A missing cell has `layout.width - 1`.
+        A missing cell has the bin number `layout.width - 1`.
 
-        The type is uint8 if that is large enough, else uint16.
+        The type is uint8 if it can represent all bin numbers, else uint16.
 
         Args:
-            cells: cells of `CellEncoder`: numbers, or numbers of categories; missing ones are NaN.
+            cells: cells from `CellEncoder`: numbers, or codes of categories; missing cells are NaN.
         """
         missing = self.layout.width - 1
         found = np.empty(cells.shape, np.uint8 if missing < 256 else np.uint16)
@@ -66,7 +67,7 @@ class Binning:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the edges as tensors, for `of_state`."""
+        """Return the bin edges as tensors, from which `of_state` restores the binning."""
         counts = torch.tensor([len(edges) for edges in self.edges], dtype=torch.int64)
         edges = np.concatenate([*self.edges, np.empty(0, np.float32)])
         return {"edges": torch.from_numpy(edges), "edge_counts": counts}
@@ -81,13 +82,14 @@ class Binning:
 def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Binning:
     """Learn bins of a party's columns.
 
-    A column of numbers with at most `max_bin` different values gets a bin for each; another gets
-    edges that XGBoost's `hist` chooses for the same cells, see `quantile_edges`.
+    A column of numbers with at most `max_bin` different values gets a bin for each value; a column
+    with more values gets the edges that XGBoost's `hist` chooses for the same cells, see
+    `quantile_edges`.
 
     Args:
         cells: cells of the training rows, float32, axes (rows, columns); see `Binning.bins`.
         categories: number of categories of each column; 0 for a column whose values have an order.
-        max_bin: most bins of an ordered column, 2 to 32768.
+        max_bin: largest number of bins of an ordered column, 2 to 32768.
     """
     none = np.empty(0, np.float32)
     edges = [
@@ -102,16 +104,16 @@ _RANKS_PER_BIN = 8
 
 
 def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
-    """Return lower bounds of all bins of a column but the first, float32, increasing.
+    """Return the lower bounds of a column's bins except the first bin, float32, increasing.
 
-    These are values at evenly spaced ranks, as the quantile summary of Chen and Guestrin 2016
-    (appendix A) returns them if it holds all values: it is pruned to eight values a bin, then to
-    one. A frequent value has the ranks of all its rows. XGBoost has the same edges for columns of
-    up to eight distinct values a bin. For more values its edges are approximate, because its
-    summary is made from blocks.
+    The bounds are values at evenly spaced ranks. A quantile summary of all values (Chen and
+    Guestrin 2016, appendix A) returns the same bounds. It is pruned first to eight values per bin,
+    then to one. A value that occurs in many rows covers the ranks of all these rows. XGBoost
+    chooses the same edges for columns of up to eight distinct values per bin. For columns of more
+    values, XGBoost's edges are approximate, because it merges summaries of blocks of rows.
 
     Args:
-        column: cells, axes (rows,); NaN is missing.
+        column: cells of the column, axes (rows,); NaN is a missing cell.
         max_bin: most bins.
 
     >>> quantile_edges(np.arange(100, dtype=np.float32), 4).tolist()
@@ -127,11 +129,11 @@ def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
 
 
 def _pruned(begins: np.ndarray, ends: np.ndarray, most: int) -> np.ndarray:
-    """Return positions of the values next to `most` evenly spaced ranks, including both ends.
+    """Return positions of values at `most` evenly spaced ranks, first and last value included.
 
     Args:
         begins: for each value, the number of rows with a smaller value.
-        ends: for each value, the number of rows without a larger value.
+        ends: for each value, the number of rows with a smaller or equal value.
         most: number of values to keep.
     """
     last = len(ends) - 1
@@ -146,19 +148,20 @@ def _pruned(begins: np.ndarray, ends: np.ndarray, most: int) -> np.ndarray:
 
 
 def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret) -> np.ndarray:
-    """Return bins after k-ary randomised response, which is local DP of each cell.
+    """Return bins after k-ary randomised response, a local differential privacy mechanism per cell.
 
     Source: Kairouz et al. 2016, section 2.
 
     A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise it moves to one
     of the other k - 1 bins of its column, including the missing one, with equal probability. A row
-    spends `epsilon` for each column.
+    spends `epsilon` once for each column.
 
     Args:
         bins: bins of cells, axes (rows, columns).
         layout: layout of these columns.
-        epsilon: parameter for each cell.
-        secret: secret of the party for this training only; the same secret draws the same bins.
+        epsilon: epsilon of the response for each cell.
+        secret: secret of the party for this training only; the same secret always draws the same
+            bins.
     """
     drawn = bins.copy()
     missing = layout.width - 1

@@ -1,7 +1,7 @@
-"""Boosting: each tree is fitted to the gradients at the margins of the earlier trees.
+"""Gradient boosting: each tree is fitted to the gradients at the margins of the earlier trees.
 
-Friedman 2001 with second derivatives (Chen and Guestrin 2016). The loop sees histograms, and not
-the owners of their columns.
+The algorithm is that of Friedman 2001 with second derivatives (Chen and Guestrin 2016). The
+boosting loop uses only histograms; it does not depend on which party owns a column.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from vfl.trees.objectives import Objective
 
 @dataclass(frozen=True)
 class Boosting:
-    """Settings of boosting; names and defaults are XGBoost's.
+    """Settings of gradient boosting; names and defaults are those of XGBoost.
 
     Attributes:
         growth: settings of each tree.
-        subsample: share of the rows that each tree grows on, drawn without replacement.
+        subsample: share of the rows that each tree is grown on, drawn without replacement.
         colsample_bytree: share of the columns that each tree may split on.
-        seed: seed of the draws, which every party may know.
-        own_rounds: number of first rounds that split only on the first `own_columns` columns.
-        own_columns: number of the label party's columns; they come first.
+        seed: seed of the random draws, which all parties may know.
+        own_rounds: number of first rounds that split only the first `own_columns` columns.
+        own_columns: number of the label party's columns, which come first.
     """
 
     growth: Growth = field(default_factory=Growth)
@@ -41,38 +41,38 @@ class Boosting:
 
 
 class Source(Histograms, Protocol):
-    """Histograms that can begin a tree; see `vfl.trees.histograms.Local`."""
+    """A source of histograms for one tree after another; see `vfl.trees.histograms.Local`."""
 
     def start(self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> None:
-        """Begin a tree.
+        """Prepare the histograms of a new tree.
 
         Args:
             gradients: first and second derivatives, float32, axes (rows, 2).
             rows: the rows that grow this tree, int64, increasing.
-            columns: columns that the tree may split on, bool, axes (columns,); None for all. first
-                columns whose sums are needed; others may be omitted.
+            columns: whether the tree may split on each column, bool, axes (columns,); None allows
+                all columns.
         """
         ...
 
     def values(self, tree: Tree) -> np.ndarray:
-        """Return the leaf values that a tree adds to the margins, axes (all rows,).
+        """Return the leaf value that a tree adds to the margin of each row, axes (all rows,).
 
         Args:
-            tree: the tree that was just grown, or an earlier one between two trees.
+            tree: the tree that has just been grown, or an earlier tree if no tree is being grown.
         """
         ...
 
 
-#: Number of rows that pass through a forest at once.
+#: Number of rows that are evaluated on a forest at once.
 _WALKED_ROWS = 1 << 12
 
 
 class _Walk:
-    """All trees in one structure, so that a row passes through them together.
+    """All trees in one structure, so that all trees are evaluated for a block of rows together.
 
     Args:
-        trees: trees in the order of their splits.
-        rounds: rounds of these trees.
+        trees: the trees, in the order of their splits.
+        rounds: number of boosting rounds of these trees.
     """
 
     def __init__(self, trees: Sequence[Tree], rounds: int) -> None:
@@ -84,7 +84,7 @@ class _Walk:
         children = np.array(pairs, np.int64).reshape(-1, 2)
         self._values = np.array([value for tree in trees for value in tree.values])
         inner = children[:, 0] >= 0
-        #: A leaf leads to itself, and may read any answer.
+        #: A leaf is its own child, so the answer that is looked up for it does not matter.
         nodes = np.arange(len(children))[:, None]
         self._children = np.where(inner[:, None], children + first[:, None], nodes)
         self._asked = np.where(inner, np.cumsum(inner) - 1, 0)
@@ -105,8 +105,8 @@ class Forest:
     """Grown trees and their initial margins.
 
     Attributes:
-        start: margins before the first tree, axes (outputs,).
-        rounds: the trees of each round, one an output.
+        start: margins before the first tree, axes (outputs,), one for each output of the model.
+        rounds: the trees of each boosting round, one tree per output.
     """
 
     start: np.ndarray
@@ -115,19 +115,19 @@ class Forest:
 
     @property
     def trees(self) -> list[Tree]:
-        """All trees, round by round."""
+        """All trees, ordered by boosting round."""
         return [tree for one in self.rounds for tree in one]
 
     @property
     def splits(self) -> list[Split]:
-        """The splits of all trees, tree by tree and node by node."""
+        """The splits of all trees, ordered by tree and then by node."""
         return splits_of(self.trees)
 
     def margins(self, goes_left: np.ndarray) -> np.ndarray:
-        """Return margins of rows, axes (rows, outputs).
+        """Return the margins of rows, axes (rows, outputs).
 
         Args:
-            goes_left: the answer to each of `splits` for each row, bool, axes (rows, splits).
+            goes_left: whether each row goes left at each of `splits`, bool, axes (rows, splits).
         """
         margins = np.tile(self.start, (len(goes_left), 1))
         if self._walk is None or self._walk.rounds != len(self.rounds):
@@ -135,13 +135,13 @@ class Forest:
         for begin in range(0, len(margins), _WALKED_ROWS):
             rows = slice(begin, begin + _WALKED_ROWS)
             values = self._walk.values(goes_left[rows])
-            # in the order of the training, so that sums are equal to the last bit
+            # added in the order of training, so that the sums are bitwise equal
             for place in range(values.shape[1]):
                 margins[rows, place % len(self.start)] += values[:, place]
         return margins
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the forest as tensors, for `of_state`."""
+        """Return the forest as tensors, from which `of_state` restores it."""
         trees = self.trees
         children = [pair for tree in trees for pair in tree.children]
         return {
@@ -173,26 +173,26 @@ class Forest:
         return forest
 
 
-#: Number of rows whose derivatives are computed at a time.
+#: Number of rows whose derivatives are computed at once.
 _BLOCK_ROWS = 1 << 14
 _OF_NODES = ("values", "gains", "weights")
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """Yield blocks of rows, which limit the memory of intermediate results."""
+    """Yield consecutive slices of the rows; computing by slices limits memory."""
     starts = range(0, max(1, rows), _BLOCK_ROWS)
     return (slice(start, min(rows, start + _BLOCK_ROWS)) for start in starts)
 
 
 def splits_of(trees: Iterable[Tree]) -> list[Split]:
-    """Return the splits of trees, tree by tree and node by node."""
+    """Return the splits of trees, ordered by tree and then by node."""
     return [split for tree in trees for split in tree.splits if split is not None]
 
 
 def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:
-    """Return splits as tensors, for `splits_of_state`.
+    """Return splits as tensors, from which `splits_of_state` restores them.
 
-    An ordered split is stored as the number of bins that go left.
+    A split of an ordered column is stored as the number of bins that go left.
     """
     left = [[one.left.stop] if isinstance(one.left, range) else list(one.left) for one in splits]
 
@@ -222,19 +222,19 @@ def splits_of_state(state: Mapping[str, Tensor]) -> list[Split]:
 
 
 class Booster:
-    """Grows a forest round by round.
+    """Grows a forest, one boosting round at a time.
 
     Args:
-        settings: settings of boosting.
+        settings: settings of gradient boosting.
         objective: loss to minimise.
-        source: histograms of all rows' bins.
-        labels: labels of the training rows, codes, counts or numbers, axes (training rows,).
+        source: source of the histograms of all rows.
+        labels: labels of the training rows (class codes, counts or numbers), axes (training rows,).
         weights: weight of each training row, axes (training rows,).
-        rows: number of rows; the training rows come first.
+        rows: number of all rows; the training rows come first.
 
     Attributes:
         forest: the forest grown so far.
-        margins: margins of all rows, axes (rows, outputs).
+        margins: margins of all rows after the trees grown so far, axes (rows, outputs).
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Booster:
         self.margins = np.tile(self.forest.start, (rows, 1))
 
     def go_on(self, forest: Forest) -> None:
-        """Continue from a forest that has grown on the same rows."""
+        """Continue from a forest that was grown on the same rows."""
         self.forest = forest
         self.margins = np.tile(forest.start, (len(self.margins), 1))
         for trees in forest.rounds:
@@ -260,7 +260,7 @@ class Booster:
                 self.margins[:, output] += self._source.values(tree)
 
     def add_round(self) -> list[Tree]:
-        """Grow one tree for each output."""
+        """Grow one tree for each output of the model."""
         number, trees = 1 + len(self.forest.rounds), []
         gradients = self._gradients()
         for output in range(len(gradients)):
@@ -272,20 +272,20 @@ class Booster:
         return trees
 
     def _start(self, gradients: np.ndarray, number: int, output: int) -> np.ndarray | None:
-        """Start a tree; only the source stores its rows.
+        """Start a tree: draw its rows and columns, and give the gradients to the source.
 
-        Return the columns that it may split on.
+        Return the columns that the tree may split on.
         """
         rows, columns = self._drawn(number, output)
         self._source.start(gradients, rows, columns)
         return columns
 
     def _gradients(self) -> list[np.ndarray]:
-        """Return each output's weighted derivatives of the loss, float32; axes (rows, 2).
+        """Return the weighted derivatives of the loss for each output, float32; axes (rows, 2).
 
-        The type is XGBoost's.
+        XGBoost uses float32 as well.
 
-        Each array is separate, so that it can be freed after its tree has grown.
+        The arrays are separate, so that the memory of each is freed after its tree has grown.
         """
         labels, weights = self._labels, self._weights
         found = [np.empty((len(labels), 2), np.float32) for _ in range(self._objective.outputs)]
@@ -297,7 +297,7 @@ class Booster:
         return found
 
     def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Draw the rows and the columns of one tree."""
+        """Draw the rows and the columns that one tree may use."""
         settings, layout = self._settings, self._source.layout
 
         def some(count: int, share: float, what: str) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Common part of sessions over binned cells, and the messages that carry bins.
+"""Common code of sessions over binned cells, and the messages that carry bins.
 
-A feature party's `CellsEnd` sends the bin number of each training and validation cell, a byte a
-cell, if its protection says so; the label party requests every message by an empty frame.
+A feature party's `CellsEnd` sends the bin number of each training and validation cell, one byte per
+cell, if the mode discloses bins; the label party requests every message by an empty frame.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ from vfl.trees.grow import Layout
 #: Largest payload of any message of these sessions.
 CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
-#: Prefix of the label party's own bins among its weights.
+#: Prefix of the names of the label party's binning tensors in its saved weights.
 OWN = "own."
-#: Largest size of one party's bins that the label party accepts; each party announces its columns.
+#: Largest total size of one party's bins that the label party accepts; the size follows from the
+#: columns that the party announces.
 MOST_BYTES = 1 << 32
-#: Settings of [train] and of each party that have no meaning for models of cells.
+#: Settings of [train] and of each party that only neural networks use.
 _IDLE = (
     "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "in_flight", "batch_size", "shuffle", "checkpoint_every", "precision",
@@ -65,22 +66,22 @@ _IDLE_OF_PARTIES = ("bottom", "width", "branches")
 
 
 class CellsMode(NetworkMode):
-    """A session that reads cells: the label party in the middle, one stream to each other party.
+    """A mode whose parties read cells; the label party has one stream to each other party.
 
     Attributes:
-        takes_noisy_labels: whether a defense may replace labels before the training. whether
-            defenses may randomise labels; otherwise p-values and intervals would describe the
-            replaced labels.
-        instead: replacement for a setting of networks, by the setting's name.
-        fits_once: whether the model is fitted in one epoch.
-        plain_ends: classes of a feature party's and the label party's part, in a session without
-            shares.
-        with_helper: value of `model` that names a helper, for messages.
-        sized: whether `NetworkSizes` bound the frames of a training on shares; CHUNK_BYTES bounds
-            all others.
+        takes_noisy_labels: whether a defense may replace labels before the training. Models with
+            p-values and intervals set False, because these would describe the replaced labels.
+        instead: suggested replacement for each refused neural-network setting, by the setting's
+            name.
+        fits_once: whether the model is fitted in a single epoch.
+        plain_ends: the feature party's class and the label party's class, for sessions without
+            additive shares.
+        with_helper: example of a value of `model` that names a helper, for error messages.
+        sized: whether `NetworkSizes` limits the frame sizes of a training on shares; CHUNK_BYTES
+            limits the frames of all other sessions.
         helper: name of the party without data that takes part in trainings on shares.
         max_bin: largest number of bins of an ordered column.
-        epsilon: parameter of the randomised response on each cell that a feature party sends; None
+        epsilon: epsilon of the randomised response on each cell that a feature party sends; None
             sends the true bins.
     """
 
@@ -137,18 +138,18 @@ class CellsMode(NetworkMode):
             )
 
     def shares(self, terms: Terms) -> bool:
-        """Return whether a session computes on shares; answers to queries do not depend on that."""
+        """Return whether a session computes on additive shares; only trainings do."""
         return self.needs_keys and terms.mode == "train"
 
     def third_party(self, label_party: str) -> str | None:
         return self.helper if self.needs_keys else None
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the guarantee for each cell's owner."""
+        """Return the differential privacy guarantee for a party's cells."""
         return ()
 
     def signs(self, names: Sequence[str], columns: int) -> list[int]:
-        """Return the sign of each of a party's columns, 0 for no constraint."""
+        """Return the monotone constraint of each of a party's columns: -1, 1, or 0 for none."""
         return [self._signs.get(name, 0) for name in names] if names else [0] * columns
 
     def limits(
@@ -189,7 +190,7 @@ class CellsMode(NetworkMode):
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Any:
-        if not self.needs_keys:  # a party without an identity key may take part
+        if not self.needs_keys:  # without shares, a party needs no identity key
             return None
         return super().own_keys(party, terms, session, attempt, standing)
 
@@ -201,14 +202,14 @@ class CellsMode(NetworkMode):
         return {**super().simulated_keys(secrets, terms, session, attempt)}
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the rest."""
+        """Yield the row and column counts that each party learned in a session on shares."""
         if self.shares(terms):
             for name in self.roles(terms):
                 yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
 
 class CellsEnd(WholeNetwork):
-    """A party's part of a session over cells.
+    """A party's implementation of a session over cells.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
@@ -221,8 +222,8 @@ class CellsEnd(WholeNetwork):
         self._digest = rows.digest()
         self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._own: Binning | None = None
-        #: Contributions of the own columns, if a session explains them, axes (rows, columns,
-        #: outputs).
+        #: Shapley values of the party's own columns, if the session explains predictions, axes
+        #: (rows, columns, outputs).
         self._values = list[np.ndarray]()
 
     @property
@@ -251,7 +252,7 @@ class CellsEnd(WholeNetwork):
         return {"weights": self.weights(), "inputs": self._digest, "revealed": seen}
 
     def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """Return the weights of a training's state, after checking that the rows are the same."""
+        """Return the weights of a saved training, after checking that the rows are the same."""
         require_same_rows(self.party, self._digest, state["inputs"])
         for what, of, phase, times, values in state["revealed"]:
             self._seen[what, of, phase] = times, values
@@ -267,7 +268,7 @@ class CellsEnd(WholeNetwork):
         return self._terms.mode == "train"
 
     def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Learn the bins of the party's columns, or restore those of a training."""
+        """Learn the bins of the party's columns, or restore the bins of an earlier training."""
         if weights is not None:
             self._own = Binning.of_state(weights, self._categories)
         elif self._rows.inputs is not None:
@@ -292,16 +293,16 @@ class CellsEnd(WholeNetwork):
         return found
 
     def _asked_for(self, exchange: Exchange) -> np.ndarray:
-        """Return the positions of a query's rows among the aligned rows.
+        """Return the positions of an exchange's rows among the aligned rows.
 
-        In a service they are the position of one row.
+        In a service, the rows of the exchange already are such positions.
         """
         return (
             self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows
         )
 
     def _cells(self, positions: np.ndarray) -> np.ndarray:
-        """Return cells of some aligned rows, float32, axes (rows, columns)."""
+        """Return the cells of some aligned rows, float32, axes (rows, columns)."""
         assert self._rows.inputs is not None, "asked of a party with columns"
         return taken(self._rows.inputs.flatten(1).numpy(), positions)
 
@@ -309,16 +310,16 @@ class CellsEnd(WholeNetwork):
         return self._binning.bins(self._cells(positions))
 
     def _known_rows(self) -> np.ndarray:
-        """Return the rows whose bins the label party receives: training, then validation rows."""
+        """Return the positions of the rows whose bins the label party gets: train, validation."""
         return np.concatenate([self._positions("train"), self._positions("validation")])
 
 
 class FeatureCellsEnd(CellsEnd):
-    """A feature party's part: it may show bins, and answers requests.
+    """A feature party in a session over cells: it may send bins, and it answers requests.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
-        link: link to the label party.
+        link: network link to the label party.
     """
 
     def __init__(
@@ -337,7 +338,7 @@ class FeatureCellsEnd(CellsEnd):
     def _prepare(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
     ) -> None:
-        """Learn the bins of the party's columns, or restore those and the model of a training."""
+        """Learn the bins, or restore both the bins and the model of an earlier training."""
         if state is not None:
             weights = self._restored(state)
         self._bin_columns(weights)
@@ -350,7 +351,7 @@ class FeatureCellsEnd(CellsEnd):
             self.answer_rows(exchange)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Answer a request for some rows."""
+        """Answer the label party's request for the rows of an exchange."""
         raise NotImplementedError
 
     def receive_verdict(self) -> bytes:
@@ -360,21 +361,21 @@ class FeatureCellsEnd(CellsEnd):
         return report_to_label_party(self.link, report)
 
     def _show_bins(self) -> None:
-        """Send each cell's bin number, after randomised response if there is any."""
+        """Send each cell's bin number, after randomised response if the mode has an epsilon."""
         self._answer(0, self._about())
-        raw = self._shown_bins().tobytes("F")  # column by column
+        raw = self._shown_bins().tobytes("F")  # the message contains the bins column by column
         for start, end in chunks(len(raw)):
             self._answer(0, raw[start:end])
 
     def _shown_bins(self) -> np.ndarray:
-        """Return bins of these rows as other parties may see them."""
+        """Return the bins of training and validation rows as other parties may receive them."""
         bins, epsilon = self._bins(self._known_rows()), self._mode.epsilon
         if epsilon is None:
             return bins
         return randomised(bins, self._binning.layout, epsilon, self._rows.secret)
 
     def _about(self) -> bytes:
-        """Describe the columns for the label party, without names or edges."""
+        """Describe the columns to the label party, without their names and bin edges."""
         layout = self._binning.layout
         about = {
             "bins": layout.bins,
@@ -384,20 +385,20 @@ class FeatureCellsEnd(CellsEnd):
         return json.dumps(about).encode()
 
     def _answer(self, step: int, payload: bytes) -> None:
-        """Send the message that the label party requests."""
+        """Send one message when the label party requests it."""
         expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
         self.link.send(Frame(Kind.PROTOCOL, step, payload))
 
 
 class LabelCellsEnd(CellsEnd):
-    """The label party's part, with a link to each other party.
+    """The label party in a session over cells, with a network link to each other party.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
         links: see `links_of`.
 
     Attributes:
-        ends: links by party.
+        ends: network links by name of the other party.
     """
 
     def __init__(
@@ -405,7 +406,7 @@ class LabelCellsEnd(CellsEnd):
     ) -> None:
         super().__init__(mode, terms.label_party, terms, rows)
         self.ends = {name: ServedEnd(link) for name, link in links.items()}
-        #: Number of columns of each party, the own ones first.
+        #: Number of columns of each party; the label party's columns come first.
         self._counts: dict[str, int] = {}
 
     def begin(
@@ -421,7 +422,7 @@ class LabelCellsEnd(CellsEnd):
             self._start(resumes=state is not None)
 
     def _start(self, *, resumes: bool) -> None:
-        """Start a training on the bins of all parties."""
+        """Start a training on the bins of all parties' columns."""
         raise NotImplementedError
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
@@ -437,18 +438,18 @@ class LabelCellsEnd(CellsEnd):
         return {}
 
     def _ask_all(self, step: int) -> None:
-        """Ask every feature party for its answers about the rows of a step."""
+        """Request from every feature party its answers about the rows of a step."""
         for name in self._terms.feature_parties:
             self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
 
     def _own_bins(self, exchange: Exchange, inputs: Tensor | None) -> np.ndarray:
-        """Return bins of the party's own columns for a query's rows, or for given cells."""
+        """Return the bins of the label party's columns, for queried rows or given cells."""
         if inputs is not None:
             return self._binning.bins(inputs.flatten(1).numpy())
         return self._bins(self._asked_for(exchange))
 
     def _first_of(self, name: str) -> int:
-        """Return the number of a party's first column."""
+        """Return the number of a party's first column among all columns."""
         names = list(self._counts)
         return sum(self._counts[one] for one in names[: names.index(name)])
 
@@ -458,7 +459,7 @@ class LabelCellsEnd(CellsEnd):
         self._counts = dict(zip(names, counts.tolist(), strict=True))
 
     def _pull(self, name: str, step: int) -> memoryview:
-        """Request a party's next message of a step."""
+        """Request and return a party's next message of a step."""
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
         return self._next(name, step)
 
@@ -467,10 +468,10 @@ class LabelCellsEnd(CellsEnd):
         return memoryview(frame.payload)
 
     def _layout_of(self, raw: bytes, name: str) -> tuple[Layout, list[int]]:
-        """Parse a feature party's description of its columns, and the signs of their constraints.
+        """Parse a feature party's description of its columns: layout and constraints.
 
         Raises:
-            ProtocolError: no columns fit the description, or there are more than this party
+            ProtocolError: the description is invalid, or its columns are more than this party
                 accepts.
         """
         rows = len(self._known_rows())
@@ -493,7 +494,7 @@ class LabelCellsEnd(CellsEnd):
         return layout, signs
 
     def _all_bins(self) -> tuple[dict[str, tuple[np.ndarray, Layout]], list[int]]:
-        """Return each party's bins and layout, the own ones first, and all signs."""
+        """Return each party's bins and layout, the label party's first, and all constraints."""
         parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
         if self._own is not None:
             parts[self.party] = self._bins(self._known_rows()), self._own.layout
@@ -505,7 +506,7 @@ class LabelCellsEnd(CellsEnd):
         return parts, signs
 
     def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
-        """Receive a feature party's bins with their layout, and its columns' signs."""
+        """Receive a feature party's bins, their layout, and its monotone constraints."""
         where, rows = f"the message of party '{name}'", len(self._known_rows())
         layout, signs = self._layout_of(bytes(self._pull(name, 0)), name)
         kind, columns = np.dtype(np.uint8 if layout.width <= 256 else "<u2"), len(layout.bins)
@@ -532,20 +533,20 @@ def links_of(
     streams: Mapping[str, Link],
     receive_any: Callable[[], tuple[str, Frame]],
 ) -> Mapping[str, Link]:
-    """Return the label party's links by party, if other parties exchange no messages.
+    """Return the label party's link to each feature party, if parties talk only to the label party.
 
     Args:
         terms: terms of the session.
         streams: see `SecureMode.middle_network`.
         receive_any: see `SecureMode.middle_network`.
     """
-    if terms.mode == "serve":  # in a service, the caller reads each stream
+    if terms.mode == "serve":  # in a service, the caller reads frames from each stream
         return streams
     return Switchboard(streams, receive_any, lambda one, two: False, 2).links
 
 
 def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the entries of some rows; for all rows in order, the array itself."""
+    """Return the entries of some rows; if these are all rows in order, return the array itself."""
     if len(positions) == len(of_rows) and (positions[1:] > positions[:-1]).all():
         return of_rows
     found: np.ndarray = of_rows[positions]
@@ -553,7 +554,7 @@ def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def rows_of(counts: Sequence[int]) -> Rows:
-    """Number training, validation and test rows phase by phase; int32 if that is enough.
+    """Number train, validation and test rows consecutively; int32 if all numbers fit.
 
     >>> rows_of((2, 0, 1)).train
     array([0, 1], dtype=int32)
@@ -563,11 +564,11 @@ def rows_of(counts: Sequence[int]) -> Rows:
 
 
 def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tensor]:
-    """Return the label party's own bins and every party's number of columns, as tensors.
+    """Return the label party's binning and every party's number of columns, as tensors.
 
     Args:
-        own: bins of the party's own columns, if it has any.
-        counts: number of columns of each party, the own ones first.
+        own: binning of the label party's columns, if it has any.
+        counts: number of columns of each party, the label party first.
     """
     bins = {} if own is None else own.state_dict()
     found = {f"{OWN}{name}": value for name, value in bins.items()}
@@ -575,11 +576,11 @@ def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tenso
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names have a prefix, under the rest of the name."""
+    """Return the tensors whose names begin with a prefix; the result's names lack the prefix."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each message for a number of bytes."""
+    """Yield the start and end of each chunk of a message with this many bytes."""
     return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))

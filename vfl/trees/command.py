@@ -1,4 +1,4 @@
-"""`vfl importance`: how much a forest uses each party and each column."""
+"""`vfl importance`: how much a forest of boosted trees uses each party and each column."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _FIGURES = ("splits", "gain", "permutation", "shapley")
 def importance(run: Run, json: Json = False) -> None:
     """Report which parties and columns boosted trees use, by gain, permutation and Shapley values.
 
-    The figures come from the last `vfl evaluate RUN`. A column is listed by name if its party's
-    files are in RUN, else by its number at its owner. In a feature party's own folder of a run: the
-    number of splits of each of its columns, and their Shapley values if the last evaluation
-    disclosed them (`vfl evaluate RUN --explain PARTY`).
+    The numbers come from the last `vfl evaluate RUN`. A column has its name if RUN contains its
+    party's files, else its number at the party that owns it. In a feature party's own run folder,
+    the command shows the number of splits on each of its columns, and their Shapley values if the
+    last evaluation disclosed them (`vfl evaluate RUN --explain PARTY`).
     """
     table = importance_of(run)
     if json:
         emit(table)
         return
     if "rows" in table:
-        print(f"on {table['rows']} test rows; gain is a share, permutation the growth of the loss,")
-        print("shapley the mean absolute part of a margin")
+        print(f"on {table['rows']} test rows; gain: share of the total gain of all splits;")
+        print("permutation: increase of the loss when a party's or column's cells are permuted;")
+        print("shapley: mean absolute Shapley value, added up over outputs")
     heads = [name for name in _FIGURES if name in table["columns"][0]]
     print(f"{'':<32}" + "".join(f"{name:>13}" for name in heads))
     for one in [*table["parties"], *table["columns"]]:
@@ -43,12 +44,13 @@ def importance_of(run: Path) -> dict[str, Any]:
     """Return the importance of parties and columns from a run's folder.
 
     Returns:
-        `parties` and `columns`, most gain first. At a feature party, only its own `columns` with
-        splits are included, with Shapley values if it has received them.
+        The entries `parties` and `columns`, with the largest gain first. A feature party's run has
+        only the entry `columns`, with the party's columns that have splits, and their Shapley
+        values if the party received them.
 
     Raises:
-        RunFolderError: the run has no files of a party, or was never evaluated.
-        SpecError: the run's model is not a forest.
+        RunFolderError: the run lacks files of a party, or was never evaluated.
+        SpecError: the run's model is not boosted trees.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.session import PartyFolder
@@ -95,5 +97,5 @@ def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, A
 
 
 def column_name(one: Mapping[str, Any]) -> str:
-    """Return a column's name if it is known, or else its number at its owner."""
+    """Return a column's name if this host knows it, or else its number at its owner."""
     return str(one.get("name", f"column {one['column']}"))

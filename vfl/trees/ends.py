@@ -5,11 +5,12 @@
       keeps its splits                   <----     grows a round; splits on the party's columns;
       sides of queried rows              ---->     margins of queried rows.
 
-The label party requests every message by an empty frame of the same step, so only one is in transit
-at a time. It knows a feature party's columns by number, not by name. A feature party learns only
-which of its columns were split at which bins. In evaluations and predictions it also receives the
-Shapley values of its own columns, if the label party consents. A feature party discloses the order
-of its cells; with an `epsilon`, only after randomised response. Queries for test rows and new rows
+The label party requests every message by an empty frame of the same step, so only one message is in
+transit at a time. The label party knows a feature party's columns by number, not by name. During
+training, a feature party learns only which of its columns were split, and at which bins. In
+evaluations and predictions, the feature party also receives the Shapley values of its own columns,
+if the label party consents. The bins disclose the order of a feature party's cells; with an
+`epsilon`, the party sends bins only after randomised response. Queries for test rows and new rows
 use the true cells: answers show on which side of each split they lie.
 """
 
@@ -53,18 +54,19 @@ from vfl.trees.histograms import Local, Sides
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Largest number of splits on one party's columns, so that their answers for the largest query fit
-#: a message.
+#: Largest number of splits on one party's columns; with more, the answers for the largest query
+#: would not fit one message.
 MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
 _LABEL_PARTY = "the label party"
-#: Entries of a histogram of all columns, of 16 bytes each: 64 MiB a node.
+#: Largest number of entries of a histogram of all columns; an entry has 16 bytes, so a node has at
+#: most 64 MiB.
 _MOST_PLACES = 1 << 22
-#: Most test rows that importance is measured on.
+#: Largest number of test rows on which importance is measured.
 _EXPLAINED_ROWS = 256
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """The part of a feature party: its bins, and later its splits.
+    """A feature party's implementation: its bins, and later its splits.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -81,7 +83,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._take(bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload))
 
     def _take(self, raw: bytes) -> None:
-        """Keep the splits of a round on the party's columns."""
+        """Store a round's splits on this party's columns, from the label party's message."""
         taken = read_splits(raw, self._binning.layout)
         if len(self._splits) + len(taken) > MOST_SPLITS:
             raise _too_many_splits(self.party)
@@ -89,7 +91,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send on which side of each of the party's splits some rows lie."""
+        """Send the side of each split on this party's columns for the rows of an exchange."""
         if self._sides is None:
             self._sides = Sides(self._splits, self._binning.layout)
         answers = np.packbits(self._sides.of(self._bins(self._asked_for(exchange))), axis=1)
@@ -101,7 +103,7 @@ class FeatureEnd(FeatureCellsEnd):
             self._values.append(self._told(exchange))
 
     def _told(self, exchange: Exchange) -> np.ndarray:
-        """Receive the label party's explanation of the columns in an exchange."""
+        """Receive the Shapley values of this party's columns for an exchange."""
         rows = len(exchange.rows) if self._terms.mode == "predict" else 1
         columns = len(self._binning.layout.bins)
         frame = expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
@@ -129,12 +131,15 @@ class FeatureEnd(FeatureCellsEnd):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Asking:
-    """The splits on one party's columns, for requests.
+    """The splits on one party's columns, as needed for requests about rows.
 
     Attributes:
-        places: positions of these splits among all splits, axes (own splits,).
-        missing_left: whether rows without a value go left at each split.
-        sides: computes answers for columns at this party.
+        places: positions of these splits among all splits of the forest, axes (splits of the
+            party,).
+        missing_left: whether each split sends rows with a missing cell left, axes (splits of the
+            party,).
+        sides: looks up the sides for the label party's own columns; None for another party's
+            columns.
     """
 
     places: np.ndarray
@@ -143,7 +148,7 @@ class _Asking:
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's part: it grows the forest and adds up answers.
+    """The label party's implementation: grows the forest and computes margins.
 
     Args:
         mode, terms, rows, links: see `LabelCellsEnd`.
@@ -156,14 +161,14 @@ class LabelEnd(LabelCellsEnd):
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None
-        #: Number of splits that the forest has on each party's columns.
+        #: Number of the forest's splits on each party's columns.
         self._split_counts = Counter[str]()
-        #: Sides of the last answered rows, axes (rows, splits).
+        #: Sides of the rows that were answered last, axes (rows, splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
-        #: Query for each party, by name, after the forest has grown.
+        #: Splits on each party's columns, by party name; None until a finished forest is queried.
         self._askings: dict[str, _Asking] | None = None
-        #: Answers and labels of the test rows that importance is measured on.
+        #: Sides and labels of the test rows on which importance is measured.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
     def _start(self, *, resumes: bool) -> None:
@@ -189,7 +194,7 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _histograms(self) -> tuple[Source, list[int]]:
-        """Return the source of sums, and the signs of all columns' constraints."""
+        """Return the source of histograms, and the monotone constraints of all columns."""
         parts, signs = self._all_bins()
         return Local(*_side_by_side(list(parts.values()))), signs
 
@@ -205,7 +210,7 @@ class LabelEnd(LabelCellsEnd):
         return self._outputs_of(booster.margins, exchange.rows)
 
     def _send_taken(self, name: str, step: int, splits: bytes) -> None:
-        """Send a feature party the splits of a round on its columns."""
+        """Send a feature party the splits of a round that are on its columns."""
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, splits))
 
     def outputs(self, exchange: Exchange) -> Tensor:
@@ -221,10 +226,10 @@ class LabelEnd(LabelCellsEnd):
         return outputs
 
     def _explain(self, exchange: Exchange) -> None:
-        """Send parties their columns' contributions: per predicted row, or averaged over test rows.
+        """Send parties their columns' Shapley values: per predicted row, or means over test rows.
 
         Raises:
-            DataError: the values of so many columns and outputs do not fit a message.
+            DataError: the Shapley values of one party do not fit a message.
         """
         answers = self._answers
         if self._terms.mode == "evaluate":
@@ -261,7 +266,7 @@ class LabelEnd(LabelCellsEnd):
                 assert asking.sides is not None, "they are here"
                 answers[:, places] = asking.sides.of(self._own_bins(exchange, inputs))
             else:
-                # Cells of a row that the party lacks are treated as missing.
+                # For rows that the party does not have, its cells are treated as missing.
                 answers[:, places] = asking.missing_left
                 asked = self._asked_of(name, exchange)
                 if name in without:
@@ -297,16 +302,16 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _columns(self) -> np.ndarray:
-        """The column of each split, by the label party's own numbers, axes (splits,)."""
+        """Number of the column of each split, in the label party's numbering, axes (splits,)."""
         return np.array([split.column for split in self._forest.splits], np.int64)
 
     @property
     def _owners(self) -> np.ndarray:
-        """Owner of each column, as a position in `_counts`, axes (columns,)."""
+        """Party that owns each column, as a position in `_counts`, axes (columns,)."""
         return np.repeat(np.arange(len(self._counts)), list(self._counts.values()))
 
     def _keep_some(self, exchange: Exchange) -> None:
-        """Keep answers of rows that are spread evenly over the phase."""
+        """Keep the sides and labels of a sample of rows, spread evenly over the phase."""
         positions, labels = self._positions(exchange.phase), self._rows.labels
         chosen = np.linspace(0, len(positions) - 1, _EXPLAINED_ROWS).astype(np.int64)
         kept = np.flatnonzero(np.isin(exchange.rows, chosen))
@@ -315,7 +320,7 @@ class LabelEnd(LabelCellsEnd):
         self._tested.append((self._answers[kept], own))
 
     def _paths(self) -> Leaves:
-        """Return the leaves of a finished forest."""
+        """Return the leaves of the finished forest with their paths."""
         if self._leaves is None:
             self._leaves = Leaves(self._forest)
         return self._leaves
@@ -342,7 +347,7 @@ class LabelEnd(LabelCellsEnd):
         return torch.from_numpy(np.concatenate(found))
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
-        """Return the query to a party for each row, after all splits are known."""
+        """Return a party's splits as needed for requests."""
         owned = list(self._owned(name, splits))
         own = [one for _, one in owned]
         here = self._own if name == self.party else None
@@ -353,14 +358,14 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
-        """Yield the positions of a party's splits, and the splits by the party's column numbers."""
+        """Yield a party's splits with their positions; columns have the party's own numbers."""
         first = self._first_of(name)
         for place, one in enumerate(splits):
             if first <= one.column < first + self._counts[name]:
                 yield place, replace(one, column=one.column - first)
 
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
-        """Return the positions of the rows to query at a feature party.
+        """Return the positions, within an exchange, of the rows that a feature party can answer.
 
         In a service they are the position of one row.
         """
@@ -370,7 +375,7 @@ class LabelEnd(LabelCellsEnd):
         return own_rows(exchange, held[name])
 
     def _sides(self, name: str, exchange: Exchange, asked: np.ndarray, splits: int) -> np.ndarray:
-        """Return the sides of rows at a feature party's splits, bool, axes (rows, splits)."""
+        """Receive the sides of rows at a feature party's splits, bool, axes (rows, splits)."""
         raw = self._next(name, exchange.step)
         rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:
@@ -387,7 +392,7 @@ class LabelEnd(LabelCellsEnd):
 
 
 def _explains(terms: Terms, exchange: Exchange) -> bool:
-    """Return whether the label party discloses the columns' contributions after an exchange."""
+    """Return whether the label party sends Shapley values after an exchange."""
     return bool(terms.explained) and (terms.mode == "predict" or exchange.last)
 
 
@@ -400,16 +405,16 @@ def _too_many_splits(party: str) -> DataError:
 
 
 def written(split: Split) -> list[Any]:
-    """Return a split as JSON: for an ordered column the number of left bins, else categories."""
+    """Return a split as JSON: the number of left bins if they are ordered, else the categories."""
     left = split.left.stop if isinstance(split.left, range) else list(split.left)
     return [split.column, left, split.missing_left]
 
 
 def read_splits(raw: bytes, layout: Layout) -> list[Split]:
-    """Parse the label party's message of splits from `written`, as JSON.
+    """Parse the label party's message of splits, which is JSON made by `written`.
 
     Raises:
-        ProtocolError: a split does not fit these columns.
+        ProtocolError: a split does not fit this party's columns.
     """
     try:
         return [_split(one, layout) for one in json.loads(raw)]
@@ -441,7 +446,7 @@ def _split(written: Any, layout: Layout) -> Split:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:
-    """Join all columns; a missing cell gets the last position of the widest histogram.
+    """Join the layouts of all parties; missing cells have the widest histogram's last position.
 
     Raises:
         DataError: the histogram of all columns does not fit a message.

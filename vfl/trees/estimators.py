@@ -32,7 +32,7 @@ _OF_SPECS = frozenset(",/=:+")
 
 @dataclass(eq=False, repr=False)
 class VFLBoosting(InProcessEstimator):
-    """Boosts trees with parties that are all in this process; see `VFLBoostingClassifier`."""
+    """Gradient boosting with all parties in this process; see `VFLBoostingClassifier`."""
 
     _form: ClassVar[TableFormat] = TableFormat(cells=True)
     _kind: ClassVar[Callable[..., Any]] = WholeNetworkSession
@@ -65,7 +65,7 @@ class VFLBoosting(InProcessEstimator):
     random_state: int | None = None
 
     def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """Grow a forest; labels as in `PartyData`, axes (rows,)."""
+        """Train a forest; for the form of labels see `PartyData`; axes of weights (rows,)."""
         self._start(frame)
         split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
         data = self._data(split, self._fit_inputs(frame, split), labels, weights)
@@ -106,11 +106,11 @@ class VFLBoosting(InProcessEstimator):
         return checked(content, "the estimator's arguments")
 
     def _of_label(self) -> dict[str, str]:
-        """Settings of the label for this kind of task."""
+        """Return the label settings for this kind of task."""
         return {}
 
     def _spec(self) -> str:
-        """Return the options of the model as a spec."""
+        """Return the model's options as a spec string."""
         signs = self.monotone_constraints or {}
         if strange := [name for name in signs if _OF_SPECS & set(name)]:
             raise ConfigError(
@@ -129,34 +129,36 @@ class VFLBoosting(InProcessEstimator):
 class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
     """Gradient boosting over columns of several parties, all in this process.
 
-    The label party receives each cell's bin number, grows all trees and sends each party the splits
-    on its bins (`vfl.trees.ends`). Names of parameters are XGBoost's.
+    The label party receives the bin number of each cell, grows all trees, and sends each party the
+    splits on its columns (`vfl.trees.ends`). Names of the parameters are those of XGBoost.
 
     Args:
-        parties: columns by party (names, globs or positions), or a number of parties that share
-            the columns evenly in order.
-        label_party: name of the party that holds the labels; if it is one of `parties`, it also has
-            columns.
-        protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`.
-        n_estimators, learning_rate, max_depth, max_leaves, grow_policy, max_bin, reg_lambda,
-            reg_alpha, gamma, min_child_weight, max_delta_step, subsample, colsample_bytree:
-            parameters of XGBoost. 255 bins and the missing cells fit a byte.
+        parties: columns of each party (names, globs or positions), or a number of parties that
+            share the columns evenly in order.
+        label_party: name of the party that holds the labels; it also has columns if `parties`
+            contains it.
+        protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`. n_estimators, learning_rate,
+            max_depth, max_leaves, grow_policy, max_bin, reg_lambda, reg_alpha, gamma,
+            min_child_weight, max_delta_step, subsample, colsample_bytree: parameters of XGBoost.
+            With the default max_bin of 255 and a bin for missing cells, a bin number fits one byte.
         own_rounds: number of first rounds that split only on the label party's columns.
-        monotone_constraints: column -> -1 or 1, the sign with which the outcome may change.
-        early_stopping_rounds: rounds without a lower validation loss after which boosting stops,
-            with the trees of the best round; 0 never stops.
-        validation: share of the rows held out to score each round.
+        monotone_constraints: column -> -1 or 1: the prediction may only fall, or only rise, with
+            the column.
+        early_stopping_rounds: number of rounds without a lower validation loss after which boosting
+            stops and keeps the trees up to the best round; 0 never stops.
+        validation: share of the rows that is held out to measure the validation loss after each
+            round.
         calibration: "isotonic" or "platt" calibrates probabilities on the validation rows at the
             end of `fit`.
-        random_state: an int makes the draws of rows and columns repeatable.
+        random_state: an int makes the random draws of rows and columns repeatable.
 
     Attributes:
         classes_: the labels, sorted.
         feature_importances_: each column's share of the total gain of all splits, axes (columns,);
             XGBoost's `total_gain`, normalised.
-        history_: one record per round.
-        ledger_: record of the messages in training.
-        parties_: columns by party, as used.
+        history_: one record of metrics per round.
+        ledger_: record of the messages that parties exchanged in training.
+        parties_: columns of each party, as used.
 
     Examples:
         >>> from sklearn.datasets import load_breast_cancer
@@ -174,7 +176,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         """Train on a table.
 
         Args:
-            X: a frame, or an array of axes (rows, columns); NaN and None are missing cells.
+            X: a DataFrame, or an array of axes (rows, columns); NaN and None are missing cells.
             y: one label per row.
             sample_weight: weight of each row, not negative, axes (rows,).
         """
@@ -219,8 +221,8 @@ class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
         """Train on a table.
 
         Args:
-            X: a frame, or an array of axes (rows, columns); NaN and None are missing cells.
-            y: one number per row; for "poisson" not negative.
+            X: a DataFrame, or an array of axes (rows, columns); NaN and None are missing cells.
+            y: one number per row; not negative for "poisson".
             sample_weight: weight of each row, not negative, axes (rows,).
         """
         frame = frame_of(self, X, y, reset=True)

@@ -1,9 +1,9 @@
-"""A forest's margins if some splits have no answer, and the contribution of each answer.
+"""Margins of a forest when some splits have no answer, and Shapley values of players.
 
-A split without an answer sends a row to both sides, in proportion to the training weight on each.
-The margins are then an expectation over the splits' training rows, as in the game of path-dependent
-TreeSHAP (Lundberg et al. 2020, algorithm 1). A player owns some answers: it is a column, or a party
-with all of its columns.
+At a split without an answer, a row goes to both sides, weighted by the training weight on each
+side. The margin is then an expectation over training rows, as in the game of path-dependent
+TreeSHAP (Lundberg et al. 2020, algorithm 1). A player of the game owns the answers of some splits:
+a player is a column, or a party with all of its columns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vfl.trees.boosting import Forest
 from vfl.trees.grow import LEAST_GAIN, Tree, values_of
 from vfl.trees.objectives import Objective
 
-#: Largest number of values in one array, 8 bytes each; rows are processed in blocks to stay below
-#: it.
+#: Largest number of elements of one array, 8 bytes each; larger inputs are processed in blocks of
+#: rows.
 _MOST_NUMBERS = 1 << 22
 _PERMUTATIONS = 5
 
@@ -29,11 +29,11 @@ class Importance:
     """Importance of each player for a forest, axes (players,) each.
 
     Attributes:
-        splits: number of the player's splits.
-        gain: share of the total gain of all splits.
+        splits: number of splits that the player owns.
+        gain: the player's share of the total gain of all splits.
         permutation: increase of the mean loss if the player's answers are taken from other rows, as
-            if its cells were permuted (Breiman 2001); the mean of `_PERMUTATIONS`.
-        shapley: mean absolute Shapley value, added up over outputs.
+            if its cells were permuted (Breiman 2001); mean over `_PERMUTATIONS` permutations.
+        shapley: mean absolute Shapley value over rows, added up over outputs.
     """
 
     splits: np.ndarray
@@ -50,14 +50,14 @@ def importance(
     players: np.ndarray,
     count: int,
 ) -> Importance:
-    """Return the importance of players on some rows.
+    """Return the importance of players, measured on some rows.
 
     Args:
         forest: a grown forest.
-        objective: loss to measure.
-        goes_left: the answer to each split for each row, bool, axes (rows, splits).
-        labels: labels of the rows, codes, counts or numbers.
-        players: number of the player that answers each split, axes (splits,).
+        objective: loss function whose increase is measured.
+        goes_left: whether each row goes left at each split, bool, axes (rows, splits).
+        labels: labels of the rows: class codes, counts or numbers.
+        players: number of the player that owns each split, axes (splits,).
         count: number of players.
     """
     values = Leaves(forest).contributions(goes_left, players, count)
@@ -82,10 +82,10 @@ def importance(
 
 
 def mean_absolute(values: np.ndarray) -> np.ndarray:
-    """Return mean absolute Shapley values, added up over outputs, axes (players,).
+    """Return mean absolute Shapley values over rows, added up over outputs, axes (players,).
 
     Args:
-        values: axes (rows, players, outputs).
+        values: Shapley values, axes (rows, players, outputs).
 
     >>> mean_absolute(np.array([[[1.0, -2.0]], [[-3.0, 0.0]]])).tolist()
     [3.0]
@@ -99,7 +99,7 @@ def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:
 
     Args:
         forest: a grown forest.
-        players: number of the player of each split, axes (splits,).
+        players: number of the player that owns each split, axes (splits,).
         count: number of players.
     """
     nodes = ((tree, node) for tree in forest.trees for node in range(len(tree.splits)))
@@ -109,22 +109,22 @@ def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:
 
 
 class Leaves:
-    """The leaves of a forest and the answers that lead to each.
+    """The leaves of a forest, each with the path of splits that leads to it.
 
     Args:
         forest: a grown forest.
 
     Attributes:
-        base: margins of a row without any known answer, axes (outputs,).
+        base: expected margins if the answers of all splits are unknown, axes (outputs,).
     """
 
     def __init__(self, forest: Forest) -> None:
         placed = list(_placed(forest))
         paths = [path for tree, _, part in placed for path in _paths(tree, part.start)]
         depth = max((len(path) for path in paths), default=0)
-        #: For each step of a path: the split, the side that leads to the leaf, and the share of
-        #: weight that goes there. A shorter path ends in splits that all rows pass. Axes (leaves,
-        #: depth).
+        #: For each step of a leaf's path: the split, the side that leads to the leaf, and the share
+        #: of training weight that goes to this side. Shorter paths are padded by splits that all
+        #: rows pass. The axes are (leaves, depth).
         self._splits = np.full((len(paths), depth), -1)
         self._lefts = np.zeros(self._splits.shape, bool)
         self._shares = np.ones(self._splits.shape)
@@ -140,11 +140,11 @@ class Leaves:
         self.base = self._added(self._shares.prod(axis=1)[None])[0]
 
     def margins(self, goes_left: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Return expected margins, axes (rows, outputs); if all splits are known, `Forest.margins`.
+        """Return expected margins, axes (rows, outputs); `Forest.margins` if all are known.
 
         Args:
-            goes_left: the answer to each split for each row, bool, axes (rows, splits).
-            known: whether each answer is known, bool, axes (rows, splits) or (splits,).
+            goes_left: whether each row goes left at each split, bool, axes (rows, splits).
+            known: whether each of these answers is known, bool, axes (rows, splits) or (splits,).
         """
         known = np.broadcast_to(known, goes_left.shape)
         found = np.empty((len(goes_left), len(self._start)))
@@ -158,13 +158,13 @@ class Leaves:
     def contributions(self, goes_left: np.ndarray, players: np.ndarray, count: int) -> np.ndarray:
         """Return each player's Shapley value for each margin, axes (rows, players, outputs).
 
-        They add up to the margins minus `base`. A leaf is a game of the few players on its path:
-        its value is multiplied by each known player's answer (`ones`), or by the weight share
-        (`zeros`).
+        The values of all players add up to the margins minus `base`. Each leaf is a game of the few
+        players on its path. Its value is multiplied by one factor per player: whether the player's
+        answers lead to the leaf (`ones`), or the share of weight that does (`zeros`).
 
         Args:
-            goes_left: the answer to each split for each row, bool, axes (rows, splits).
-            players: number of the player that answers each split, axes (splits,).
+            goes_left: whether each row goes left at each split, bool, axes (rows, splits).
+            players: number of the player that owns each split, axes (splits,).
             count: number of players.
         """
         slots, here = _slots(np.append(players, -1)[self._splits])
@@ -172,7 +172,7 @@ class Leaves:
         at, zeros = np.arange(leaves), np.ones((leaves, width + 1))
         for place in range(slots.shape[1]):
             zeros[at, slots[:, place]] *= self._shares[:, place]
-        #: Target of each slot of a player, in the order of players and outputs.
+        #: For each player on each path, the index of its player and output in the result.
         to = np.where(here < 0, -1, here * len(self._start) + self._outputs[:, None]).ravel()
         order = np.argsort(to, kind="stable")[(to < 0).sum() :]
         targets, starts = np.unique(to[order], return_index=True)
@@ -188,25 +188,26 @@ class Leaves:
         return found.reshape(len(goes_left), count, len(self._start))
 
     def _passed(self, goes_left: np.ndarray) -> np.ndarray:
-        """Return whether rows take each step of each path, bool, axes (rows, leaves, depth)."""
+        """Return whether each row takes each path step, bool, axes (rows, leaves, depth)."""
         passed: np.ndarray = self._placed(goes_left) == self._lefts
         return passed
 
     def _placed(self, of_splits: np.ndarray) -> np.ndarray:
-        """Arrange rows' values at splits by path, False after a path's end.
+        """Arrange a value per row and split along the paths; False after a path's end.
 
-        The result is bool, with the axes of `_passed`.
+        The result is bool, with the axes of the result of `_passed`.
         """
         padded = np.concatenate([of_splits, np.zeros((len(of_splits), 1), bool)], axis=1)
         found: np.ndarray = padded[:, self._splits]
         return found
 
     def _added(self, reached: np.ndarray) -> np.ndarray:
-        """Return margins for these leaf weights, axes (rows, outputs)."""
+        """Return margins as the sum of leaf values with these weights, axes (rows, outputs)."""
         found = np.tile(self._start, (len(reached), 1))
         for output in range(len(self._start)):
             own = self._outputs == output
-            # A matrix product is avoided: its last digits depend on the number of rows.
+            # A matrix product is not used, because its last digits would depend on the number of
+            # rows.
             found[:, output] += (reached[:, own] * self._values[own]).sum(axis=1)
         return found
 
@@ -216,7 +217,7 @@ class Leaves:
 
 
 def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
-    """Yield each tree, its output, and its splits' positions in the forest."""
+    """Yield each tree with its output and the positions of its splits in the forest."""
     first = 0
     for trees in forest.rounds:
         for output, tree in enumerate(trees):
@@ -226,7 +227,7 @@ def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
 
 
 def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
-    """Yield the path to each leaf in order: splits, sides, and weight shares."""
+    """Yield each leaf's path in order, as a list of (split, goes left, share of weight)."""
     numbers, at = [-1] * len(tree.splits), first
     to: list[list[tuple[int, bool, float]]] = [[] for _ in tree.splits]
     for node, split in enumerate(tree.splits):
@@ -242,15 +243,15 @@ def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
 
 
 def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Assign a slot to each distinct player on a path.
+    """Number the distinct players on each path by slots.
 
     Args:
         of_path: player at each step of a path, -1 after its end, axes (leaves, depth).
 
     Returns:
-        The result is the slot of each step, the last slot after a path's end, axes (leaves, depth);
-        and the player of each slot except the last, -1 if a path has fewer players, axes (leaves,
-        slots).
+        Two arrays: the slot of each step, axes (leaves, depth), where steps after a path's end have
+        the last slot; and the player of each slot except the last, axes (leaves, slots), -1 if a
+        path has fewer players.
     """
     different: list[dict[int, int]] = []
     for path in of_path.tolist():
@@ -269,16 +270,16 @@ def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shapley(ones: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Return Shapley values of products, axes (rows, leaves, players).
+    """Return Shapley values of a game of products, axes (rows, leaves, players).
 
-    The value of a coalition is the product of `ones` of its members and `zeros` of all others. A
-    player's Shapley value is an integral over t in [0, 1] of its marginal contribution when each
-    other player is in with probability t (Owen 1972). The integrand is a polynomial, and a
-    Gauss-Legendre sum integrates it exactly.
+    The value of a coalition is the product of `ones` over its members and `zeros` over all other
+    players. A player's Shapley value is the integral over t in [0, 1] of its marginal contribution
+    when each other player joins with probability t (Owen 1972). The integrand is a polynomial, and
+    a Gauss-Legendre sum integrates it exactly.
 
     Args:
-        ones: axes (rows, leaves, players).
-        zeros: axes (leaves, players).
+        ones: factors of members, axes (rows, leaves, players).
+        zeros: factors of other players, axes (leaves, players).
     """
     players = ones.shape[2]
     others = np.zeros_like(ones)

@@ -1,4 +1,4 @@
-"""Export of a forest as JSON for XGBoost, if all of its thresholds are available."""
+"""Export of a forest as JSON for XGBoost, if all thresholds are on this host."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from vfl.trees.grow import Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson
 
-#: Tolerance for XGBoost's margins, relative to the largest, because XGBoost sums float32 numbers.
+#: Tolerance for the difference from XGBoost's margins, relative to the largest margin; XGBoost adds
+#: float32 numbers.
 TOLERANCE = 1e-5
 _ROWS = 256
-#: Largest cell, because XGBoost accepts no infinite ones.
+#: Largest cell of the random test rows, because XGBoost accepts no infinite cells.
 _LARGEST = float(np.finfo(np.float32).max)
 _ROOT = 2**31 - 1
-#: Letters that XGBoost does not accept in a column name.
+#: Characters that XGBoost does not accept in a column name.
 _UNFIT = re.compile(r"[\[\]<]")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns with known thresholds.
+    """Columns whose thresholds are known on this host.
 
     Attributes:
         names: one name per column.
         binning: binning of the columns.
-        texts: the categories of each column in the order of their numbers; empty for a column of
-            numbers.
+        texts: the categories of each column as texts, in the order of their codes; empty for a
+            column of numbers.
     """
 
     names: tuple[str, ...]
@@ -54,8 +55,9 @@ class Columns:
 def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
     """Write the forest of a run as `forest.json`, a model file of XGBoost 3.1 or later.
 
-    Its columns are those of the parties whose files are in the run: These are all columns in a run
-    of one process, and the label party's own in a federation.
+    Its columns are those of the parties whose files are in the run: A run in one process has the
+    thresholds of all columns; in a federation, the label party has the thresholds of its own
+    columns only.
 
     Args:
         run: folder of the run.
@@ -63,13 +65,13 @@ def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
         target: folder to write to.
 
     Returns:
-        The result is the written facts, and the largest difference between XGBoost's margins and
-        the forest's on random cells, relative to the largest margin; None if XGBoost is not
-        installed.
+        The written facts, and the largest difference between XGBoost's margins and the forest's
+        margins on random cells, relative to the largest margin. The difference is None if XGBoost
+        is not installed.
 
     Raises:
-        SpecError: the party is not the label party.
-        RunFolderError: thresholds of some splits are missing here, or files are damaged.
+        SpecError: the exporting party is not the label party.
+        RunFolderError: the thresholds of some splits are on other hosts, or files are damaged.
     """
     terms, weights = own.terms(), own.weights()
     if own.path.name != terms.label_party:
@@ -106,12 +108,12 @@ def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
 
 
 def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str, Any]:
-    """Return a forest as the content of XGBoost's model file.
+    """Return the content of XGBoost's model file for a forest.
 
     Args:
-        forest: forest with splits on these columns.
-        columns: all columns that may be split on.
-        objective: loss that the forest minimises.
+        forest: forest whose splits are on these columns.
+        columns: all columns that the forest may split on.
+        objective: loss that the forest was trained to minimise.
     """
     outputs, count = len(forest.start), len(columns.names)
     name, base, parameters = _objective(objective, forest.start)
@@ -149,10 +151,10 @@ def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str
 def _with_columns(
     forest: Forest, counts: Sequence[int], terms: Terms, own: PartyFolder
 ) -> tuple[Forest, Columns]:
-    """Return the forest with splits renumbered to the columns that are available here.
+    """Return the forest with its splits renumbered to the columns that are on this host.
 
     Raises:
-        RunFolderError: the thresholds of some splits are missing here.
+        RunFolderError: the thresholds of some splits are on other hosts.
     """
     label, feature = terms.label_party, terms.feature_parties
     names = [*([label] if label in terms.parties else []), *feature]
@@ -192,7 +194,7 @@ def _with_columns(
 
 
 def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
-    """Return a party's columns, from its own part of the run.
+    """Return a party's columns, from the party's part of the run.
 
     Raises:
         RunFolderError: the files are damaged.
@@ -210,7 +212,7 @@ def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
 
 
 def _joined(parts: Mapping[str, Columns]) -> Columns:
-    """Join all columns; equal names get their party as a prefix."""
+    """Join the columns of all parties; equal names get the party's name as a prefix."""
     pairs = [(party, _UNFIT.sub("_", name)) for party, own in parts.items() for name in own.names]
     names = [name for _, name in pairs]
     if len(set(names)) < len(names):
@@ -224,7 +226,7 @@ def _joined(parts: Mapping[str, Columns]) -> Columns:
 def _objective(
     objective: Objective, start: np.ndarray
 ) -> tuple[str, np.ndarray, dict[str, dict[str, str]]]:
-    """Return XGBoost's name of the objective, its base score, and its parameters."""
+    """Return XGBoost's objective name, base score and objective parameters."""
     if isinstance(objective, Binary):
         return "binary:logistic", expit(start), {"reg_loss_param": {"scale_pos_weight": "1"}}
     if isinstance(objective, Classes):
@@ -237,7 +239,7 @@ def _objective(
 
 
 def _categories(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the texts of all categories, by which XGBoost numbers those of a data frame."""
+    """Return the texts of all categories, which XGBoost needs to number DataFrame categories."""
     coded, segments, order = list[dict[str, Any]](), [0], list[int]()
     for own in texts:
         raw = [text.encode() for text in own]
@@ -295,14 +297,14 @@ def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
 
 
 def _threshold(edges: np.ndarray, bins: int) -> float:
-    """Return the threshold below which a cell goes left, from the number of left bins."""
+    """Return the threshold below which cells go left, from the number of bins that go left."""
     if bins > len(edges):
         return _LARGEST
     return min(float(edges[bins - 1]), _LARGEST) if bins else -_LARGEST
 
 
 def _difference(path: Path, forest: Forest, binning: Binning) -> float:
-    """Return XGBoost's largest difference on random cells, relative to the largest margin."""
+    """Return the largest relative difference from XGBoost's margins on random cells."""
     import xgboost
 
     draw, layout = np.random.default_rng(derive(0, "export")), binning.layout

@@ -1,12 +1,13 @@
-"""Growth of one tree from histograms of gradients, whatever their source.
+"""Growth of one tree from histograms of gradients, wherever these are computed.
 
-A tree is grown over bins: it uses only the bin number of a cell. The grower requests from a
-`Histograms` the sums of gradients over bins and the rows of each side of a split; it never sees a
-cell, a threshold or, in a protected training, a gradient.
+A tree is grown over bins: The grower uses only the bin number of a cell. The grower requests from a
+`Histograms` the gradient sums over bins, and the division of a node's rows; it never reads a cell,
+a threshold or, in a protected training, a gradient.
 
 Gains, leaf weights and the choice between equal gains follow Chen and Guestrin 2016 (equations 5 to
-7) as XGBoost's `hist` computes them, with float32 where it uses float32. With all columns in one
-place and the same bins both grow the same trees (`tests/trees/test_grow.py`).
+7) as computed by XGBoost's `hist`; this code uses float32 where XGBoost does. With the same bins,
+and all columns in one place, this code and XGBoost grow the same trees
+(`tests/trees/test_grow.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import numpy as np
 
 from vfl.core.compiled import COMPILED, compiled
 
-#: A split must gain more than this (XGBoost's kRtEps).
+#: The gain of a split must be larger than this (XGBoost's kRtEps).
 LEAST_GAIN = 1e-6
-#: Least and largest leaf weight: equal for all nodes, or per node, axes (2, nodes).
+#: Smallest and largest allowed leaf weight: one pair for all nodes, or one per node with axes (2,
+#: nodes).
 _Bounds = tuple[float, float] | np.ndarray
 _NO_BOUNDS = (-float("inf"), float("inf"))
 _NEVER = np.float32(-np.inf)
@@ -30,20 +32,20 @@ _NEVER = np.float32(-np.inf)
 
 @dataclass(frozen=True)
 class Growth:
-    """Settings of one tree; names and defaults are XGBoost's.
+    """Settings for growing one tree; names and defaults are those of XGBoost.
 
     Attributes:
-        max_depth: levels of splits; 0 sets no bound.
-        max_leaves: largest number of leaves; 0 sets no bound.
-        grow_policy: "depthwise" splits level by level, "lossguide" at the node with the largest
-            gain.
-        learning_rate: factor of each leaf.
+        max_depth: largest number of levels of splits; 0 sets no limit.
+        max_leaves: largest number of leaves; 0 sets no limit.
+        grow_policy: "depthwise" splits level by level, "lossguide" splits the node with the largest
+            gain first.
+        learning_rate: factor by which each leaf value is multiplied.
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
-        gamma: least gain of a split.
-        min_child_weight: least sum of second derivatives of each side of a split.
-        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets no bound.
-        monotone: -1, 0 or 1 per column: the sign with which the outcome may change; empty for no
-            constraint.
+        gamma: smallest gain of a split.
+        min_child_weight: smallest sum of second derivatives on each side of a split.
+        max_delta_step: largest absolute leaf weight before `learning_rate`; 0 sets no limit.
+        monotone: -1, 0 or 1 per column: the prediction may only fall (-1) or only rise (1) with the
+            column; empty for no constraint.
     """
 
     max_depth: int = 6
@@ -62,10 +64,10 @@ class Growth:
 class Layout:
     """The columns of a histogram, whose axes are (columns, `width`, 2).
 
-    A column's bins of values come first; sums of its missing cells are at the last position.
+    A column's bins of values come first; the sums of its missing cells have the last position.
 
     Attributes:
-        bins: number of bins of values of each column, 1 or more.
+        bins: number of each column's bins without the bin of missing cells, at least 1.
         categorical: whether a column's bins are categories, which have no order.
     """
 
@@ -80,11 +82,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Split:
-    """A test of one column at one node.
+    """The test that a node applies to one column.
 
     Attributes:
-        column: its number in the `Layout`.
-        left: the bins of values that go left; for an ordered column a range from 0 on.
+        column: number of the column in the `Layout`.
+        left: the bins of values that go left; for an ordered column a range that begins at 0.
         missing_left: whether rows with a missing cell go left.
     """
 
@@ -95,7 +97,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A node, its split, and the new nodes on both sides."""
+    """A node, its split, and the two new nodes that receive its rows."""
 
     node: int
     split: Split
@@ -104,14 +106,14 @@ class Division:
 
 
 class Histograms(Protocol):
-    """Sums of gradients over bins, from one place, or from several owners and a helper."""
+    """Sums of gradients over bins, from one place, or from several column owners and a helper."""
 
     layout: Layout
 
     def total(self) -> np.ndarray:
-        """Return the sums over all rows of this tree.
+        """Return the gradient sums over all rows of this tree.
 
-        The result is float64, axes (2,): first and second derivatives.
+        The result holds the sums of first and of second derivatives, float64, axes (2,).
         """
         ...
 
@@ -120,7 +122,7 @@ class Histograms(Protocol):
         ...
 
     def smaller(self, left: int, right: int) -> int:
-        """Return the side whose sums are cheaper to request; the other side is a difference."""
+        """Return the sibling whose sums are cheaper; the other's sums follow by subtraction."""
         ...
 
     def divide(self, divisions: Sequence[Division]) -> None:
@@ -130,15 +132,15 @@ class Histograms(Protocol):
 
 @dataclass
 class Tree:
-    """A grown tree, node by node; the root is node 0.
+    """A grown tree as lists with one entry per node; the root is node 0.
 
     Attributes:
-        splits: the test of each node; None at a leaf.
+        splits: the split of each node; None at a leaf.
         children: numbers of the left and the right child of each node; (-1, -1) at a leaf.
-        values: value that a leaf adds to the margin of its rows; for an inner node, its value if it
-            were a leaf.
+        values: value that a leaf adds to the margin of its rows; an inner node has the value that
+            it would have as a leaf.
         gains: gain of each split; 0 at a leaf.
-        weights: sums of second derivatives of the rows of each node.
+        weights: sum of second derivatives of each node's rows.
     """
 
     splits: list[Split | None] = field(default_factory=list)
@@ -153,7 +155,7 @@ class Tree:
         return [node for node, split in enumerate(self.splits) if split is None]
 
     def add(self, value: float, weight: float) -> int:
-        """Add a leaf; return its number."""
+        """Add a leaf and return its node number."""
         self.splits.append(None)
         self.children.append((-1, -1))
         self.values.append(value)
@@ -167,7 +169,8 @@ def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
 
     Args:
         tree: a grown tree.
-        goes_left: the answers of its inner nodes in order, bool, axes (rows, inner nodes).
+        goes_left: whether each row goes left at each inner node, in the order of the nodes, bool,
+            axes (rows, inner nodes).
     """
     inner = [node for node, split in enumerate(tree.splits) if split is not None]
     place = np.zeros(len(tree.splits), np.int64)
@@ -185,7 +188,7 @@ def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Found:
-    """The best split of a node: its gain, and the sums of both sides."""
+    """The best split of a node: its gain, and the gradient sums of both sides."""
 
     gain: float
     split: Split
@@ -198,11 +201,11 @@ class _Open:
     """A node that may still be split.
 
     Attributes:
-        node, depth: number and level.
-        sums: first and second derivatives, axes (2,).
-        bounds: least and largest leaf weight that constraints at earlier splits allow.
-        histogram: axes (columns, width, 2).
-        best: the node's best split; None if no split gains.
+        node, depth: number and level of the node.
+        sums: sums of first and second derivatives, axes (2,).
+        bounds: smallest and largest leaf weight that monotone constraints at ancestors allow.
+        histogram: gradient sums of the node, axes (columns, width, 2).
+        best: the node's best split; None if no split has enough gain.
     """
 
     node: int
@@ -218,8 +221,9 @@ def grow(growth: Growth, histograms: Histograms, columns: np.ndarray | None = No
 
     Args:
         growth: settings of the tree.
-        histograms: source of the sums, set to the gradients of this tree.
-        columns: columns that the tree may split on, bool, axes (columns,); None for all.
+        histograms: source of the gradient sums, which already has the gradients for this tree.
+        columns: whether the tree may split on each column, bool, axes (columns,); None allows all
+            columns.
     """
     return _Grower(growth, histograms, columns).run()
 
@@ -240,7 +244,7 @@ class _Grower:
     def _opened(
         self, depth: int, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Open]:
-        """Open new nodes of a level; axes of `sums` (nodes, 2)."""
+        """Add new nodes of one level to the tree; `sums` has axes (nodes, 2)."""
         weights = self._search.weights(sums, bounds).astype(np.float32)
         values = weights * np.float32(self._growth.learning_rate)
         return [
@@ -252,7 +256,7 @@ class _Grower:
         return self._histograms.of([0])
 
     def _enqueue(self, opened: Sequence[_Open], histograms: Callable[[], np.ndarray]) -> None:
-        """Find the best split of each new node, if one more level is allowed."""
+        """Find the best split of each new node, unless the nodes are at the largest depth."""
         growth = self._growth
         if growth.max_depth and opened[0].depth >= growth.max_depth:
             return
@@ -268,7 +272,7 @@ class _Grower:
                 heapq.heappush(self._queue, (key, one.node, one))
 
     def _next(self) -> list[_Open]:
-        """Return the next nodes to split: all of a level, or the one with the largest gain."""
+        """Return the next nodes to split: all of a level, or only the one with the largest gain."""
         key, _, first = heapq.heappop(self._queue)
         batch, bound = [first], self._growth.max_leaves
         if self._growth.grow_policy == "depthwise":
@@ -280,7 +284,7 @@ class _Grower:
         return batch
 
     def _expand(self, batch: Sequence[_Open]) -> None:
-        """Split these nodes of one level, and find splits of their children."""
+        """Split the given nodes of one level, then find the best splits of their children."""
         if not batch:
             return
         tree, sums, bounds = self._tree, list[np.ndarray](), list[tuple[float, float]]()
@@ -302,9 +306,10 @@ class _Grower:
     def _of_children(
         self, batch: Sequence[_Open], pairs: Sequence[tuple[_Open, _Open]]
     ) -> np.ndarray:
-        """Return histograms of both children of nodes.
+        """Return the histograms of both children of each node.
 
-        One side is requested, and the other is the difference.
+        The histogram of one child is requested; the other child's is the difference from the
+        parent's.
         """
         asked = [self._histograms.smaller(left.node, right.node) for left, right in pairs]
         sums = self._histograms.of(asked)
@@ -328,20 +333,20 @@ def scan(
     reg_alpha: float,
     least: float,
 ) -> Any:
-    """Find the best split of ordered columns in one compiled loop, as `Search` does without bounds.
+    """Find the best split of ordered columns in one compiled loop, like `Search` without bounds.
 
     Args:
-        histogram: axes (columns, width, 2).
-        sums: sums of the node, axes (2,).
-        own: gain of the node itself.
+        histogram: gradient sums of the node, axes (columns, width, 2).
+        sums: total gradient sums of the node, axes (2,).
+        own: gain of the node without a split.
         places: whether a column may be split at a position, bool, axes (columns, width).
         reg_lambda: L2 penalty.
         reg_alpha: L1 penalty.
-        least: least weight of each side.
+        least: smallest sum of second derivatives of each side.
 
     Returns:
-        The result is gain, column, position, 1 if missing cells go left and 0 if right, and the
-        sums of the side without them.
+        The gain, the column, the position, 1 if missing cells go left (0 if right), and the
+        gradient sums of the side without missing cells.
     """
     columns, width = histogram.shape[0], histogram.shape[1]
     best, at, sides = _NEVER, (0, 0, 0), (0.0, 0.0)
@@ -373,9 +378,10 @@ class Search:
     """Finds the best split of a node from its histogram.
 
     Args:
-        growth: penalties and bounds.
+        growth: penalties and limits of tree growth.
         layout: layout of the columns' bins.
-        columns: columns that may be split on, bool, axes (columns,); None for all.
+        columns: whether each column may be split on, bool, axes (columns,); None allows all
+            columns.
     """
 
     def __init__(self, growth: Growth, layout: Layout, columns: np.ndarray | None) -> None:
@@ -384,33 +390,33 @@ class Search:
         allowed = np.ones(count, bool) if columns is None else columns
         categorical = np.asarray(layout.categorical, bool)
         self._nominal = np.flatnonzero(allowed & categorical)
-        #: Positions at which an ordered column may be split, axes (columns, width).
+        #: Whether an ordered column may be split at each position, axes (columns, width).
         inside = np.arange(layout.width) < np.asarray(layout.bins)[:, None]
         self._places = inside & (allowed & ~categorical)[:, None]
         self._monotone = np.asarray(growth.monotone or (0,) * count)[:, None]
         self._bounded = any(growth.monotone)
 
     def weights(self, sums: np.ndarray, bounds: Sequence[tuple[float, float]]) -> np.ndarray:
-        """Return leaf weights (Chen and Guestrin 2016, equation 5), without learning rate.
+        """Return leaf weights (Chen and Guestrin 2016, equation 5), before the learning rate.
 
         Args:
-            sums: sums of nodes, axes (nodes, 2).
-            bounds: bounds of each node's weight.
+            sums: gradient sums of the nodes, axes (nodes, 2).
+            bounds: smallest and largest allowed weight of each node.
         """
         return self._weights(sums, np.array(bounds).T)
 
     def best(
         self, histograms: np.ndarray, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Found | None]:
-        """Return the split with the largest gain for each node; None if no split gains enough.
+        """Return each node's split with the largest gain; None if no split has enough gain.
 
-        Of equal gains, the lower column wins, then the split that sends missing cells right, then
-        the lower bin.
+        Between equal gains, the lower column wins; then the split that sends missing cells right;
+        then the lower bin (the higher bin if missing cells go left).
 
         Args:
-            histograms: axes (nodes, columns, width, 2).
-            sums: sums of the nodes, axes (nodes, 2).
-            bounds: bounds of each node's leaf weight.
+            histograms: gradient sums over bins, axes (nodes, columns, width, 2).
+            sums: total gradient sums of the nodes, axes (nodes, 2).
+            bounds: smallest and largest allowed leaf weight of each node.
         """
         own = self._gain(sums, np.array(bounds).T)
         found = []
@@ -432,7 +438,7 @@ class Search:
     def child_bounds(
         self, found: _Found, bounds: tuple[float, float]
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return bounds of the leaf weights of both sides, which a monotone column divides."""
+        """Return the leaf-weight bounds of both children; a monotone column separates them."""
         sign = self._growth.monotone[found.split.column] if self._bounded else 0
         if not sign:
             return bounds, bounds
@@ -444,7 +450,7 @@ class Search:
     def _ordered(
         self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float], own: np.float32
     ) -> _Found | None:
-        """Find the best split among columns with ordered bins."""
+        """Find each node's best split among the columns with ordered bins."""
         if not self._places.any():
             return None
         growth = self._growth
@@ -460,11 +466,11 @@ class Search:
         values[:, -1] = 0
         left = np.cumsum(values, axis=1)
         right = np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
-        # If missing cells go right, a position is the end of the left side; otherwise it is the
-        # start of the right side.
+        # If missing cells go right, a position is the last bin of the left side; otherwise it is
+        # the first bin of the right side.
         sides = [(left, sums - left), (sums - right, right)]
-        # Without missing cells both directions are one split; missing cells of later rows go right,
-        # as in XGBoost.
+        # Without missing cells in the node both directions are the same split; missing cells of
+        # later rows then go right, as in XGBoost.
         allowed = [self._places, self._places & (missing[..., 1] != 0)]
         gains = [
             np.where(able, self._split_gain(*side, bounds, own, self._monotone), _NEVER)
@@ -476,7 +482,7 @@ class Search:
         if not top > LEAST_GAIN:
             return None
         missing_left = bool(here[0].max() < top)
-        # Cells that go left are scanned from the last bin down.
+        # For splits that send missing cells left, bins are scanned from the last one down.
         place = int(np.flatnonzero(here[missing_left] == top)[-1 if missing_left else 0])
         lower, upper = (side[column, place] for side in sides[missing_left])
         bins = range(place if missing_left else place + 1)
@@ -490,9 +496,9 @@ class Search:
         bounds: tuple[float, float],
         own: np.float32,
     ) -> _Found | None:
-        """Find the best division of one column's categories, in the order of their leaf weights.
+        """Find the best division of one column's categories, sorted by their leaf weights.
 
-        The best of all divisions in two is among those in that order (Fisher 1958).
+        The best of all divisions into two groups keeps this order (Fisher 1958).
         """
         part, missing = histogram[column, :-1], histogram[column, -1]
         present = np.flatnonzero(part[:, 1] > 0)
@@ -531,13 +537,14 @@ class Search:
         return result
 
     def _gain(self, sums: np.ndarray, bounds: _Bounds) -> np.ndarray:
-        """Return the gains of nodes over a weight of 0, float32, axes (nodes,)."""
+        """Return the gains of nodes relative to a leaf weight of 0, float32, axes (nodes,)."""
         growth, first, second = self._growth, sums[..., 0], sums[..., 1]
         safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
         if not self._bounded and not growth.max_delta_step:
             gain = np.square(self._past_l1(first)) / safe
         else:
-            # All steps use float32, so that gains are equal exactly where they are in XGBoost.
+            # All steps use float32, so that two gains are equal here exactly when they are equal in
+            # XGBoost.
             weight = self._weights(sums, bounds).astype(np.float32)
             first, second = first.astype(np.float32), second.astype(np.float32)
             squared = (second + np.float32(growth.reg_lambda)) * np.square(weight)
@@ -553,7 +560,7 @@ class Search:
         return np.clip(weight, *bounds) if self._bounded else weight
 
     def _past_l1(self, first: np.ndarray) -> np.ndarray:
-        """Soft-threshold sums of first derivatives by the L1 penalty."""
+        """Soft-threshold the sums of first derivatives by the L1 penalty."""
         alpha = self._growth.reg_alpha
         shrunk: np.ndarray = np.sign(first) * np.maximum(np.abs(first) - alpha, 0.0)
         return shrunk if alpha else first

@@ -1,4 +1,4 @@
-"""Histograms if all bins are in one place: the label party's columns, and received bins.
+"""Histograms when one party has all bins: its own columns' bins, and received bins.
 
 The loops are compiled where numba is installed; numpy computes the same result, bit for bit.
 """
@@ -13,15 +13,15 @@ import numpy as np
 from vfl.core.compiled import COMPILED, add_pair, compiled, prefetch
 from vfl.trees.grow import Division, Layout, Split, Tree
 
-#: Gradients and rows of an empty tree.
+#: Gradients and rows for a state without a tree.
 _NOTHING = np.empty((0, 2), np.float32), np.empty(0, np.int64)
 
 
 class Local:
-    """Sums of gradients over bins that are all at this party.
+    """Gradient sums over bins when this party has all bins.
 
     Args:
-        bins: each cell's bin number, uint8 or uint16, axes (rows, columns); a missing cell has the
+        bins: bin number of each cell, uint8 or uint16, axes (rows, columns); a missing cell has the
             last position of its column's histogram, `layout.width - 1`.
         layout: layout of the columns.
     """
@@ -33,7 +33,10 @@ class Local:
     def start(
         self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None = None
     ) -> None:
-        """Begin a tree; see `Source`. Sums cover all columns, whichever the tree may split on."""
+        """Begin a tree; see `Source`.
+
+        The sums cover all columns, also columns that the tree may not split on.
+        """
         self._gradients, self._rows = gradients, Partition(rows)
 
     def total(self) -> np.ndarray:
@@ -62,7 +65,7 @@ class Local:
                 values[rest[node]] = tree.values[node]
             else:
                 self._divide(rest, Division(node, split, *children))
-        self.start(*_NOTHING)  # a finished tree needs neither its gradients nor its rows
+        self.start(*_NOTHING)  # free the gradients and rows, which a finished tree does not need
         return values
 
     def _divide(self, rows: Partition, division: Division) -> None:
@@ -71,10 +74,10 @@ class Local:
 
 
 class Partition:
-    """The rows of each undivided node of a tree, in one array.
+    """The rows of a tree's current leaf nodes, stored in one array.
 
     Args:
-        rows: rows of the root, increasing.
+        rows: rows of the root node, increasing.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -84,7 +87,7 @@ class Partition:
 
     @property
     def nodes(self) -> Iterable[int]:
-        """Numbers of the nodes."""
+        """Numbers of the nodes that have not been divided."""
         return self._spans.keys()
 
     def __getitem__(self, node: int) -> np.ndarray:
@@ -100,8 +103,8 @@ class Partition:
         Args:
             division: the divided node and its two new nodes.
             bins: bins of all rows, axes (all rows, columns).
-            column: column of the split.
-            goes_left: whether each of its bins goes left.
+            column: number of the column that the node splits on.
+            goes_left: whether each bin of this column goes left.
         """
         begin, end = self._spans.pop(division.node)
         middle = begin + divide(self._rows[begin:end], bins, column, goes_left, self._spare)
@@ -109,16 +112,16 @@ class Partition:
         self._spans[division.right] = middle, end
 
 
-#: Up to this number of rows, all splits are looked up at once; for more, one split at a time reads
-#: memory in order.
+#: For at most this number of rows, one indexing operation looks up all splits; for more rows, a
+#: loop over splits is faster because it reads memory in order.
 _FEW_ROWS = 64
 
 
 class Sides:
-    """Splits of a forest that answer for rows; made once and used for many requests.
+    """The sides of rows at a fixed list of splits; built once and used for many requests.
 
     Args:
-        splits: splits in the order of answers.
+        splits: splits, in the order of the answers.
         layout: layout of their columns.
     """
 
@@ -129,10 +132,10 @@ class Sides:
             own[:] = sides(split, layout.width)
 
     def of(self, bins: np.ndarray) -> np.ndarray:
-        """Return whether rows go left, bool, axes (rows, splits).
+        """Return whether each row goes left at each split, bool, axes (rows, splits).
 
         Args:
-            bins: axes (rows, columns), as `Binning.bins` makes them.
+            bins: bins of the rows, axes (rows, columns), as `Binning.bins` returns them.
         """
         if len(bins) <= _FEW_ROWS:
             found: np.ndarray = self._sides[np.arange(len(self._sides)), bins[:, self._columns]]
@@ -143,11 +146,12 @@ class Sides:
         return found
 
     def of_nodes(self, nodes: np.ndarray, places: np.ndarray, bins: np.ndarray) -> np.ndarray:
-        """Return whether rows go left at the split of their node, bool, axes (rows with a split,).
+        """Return whether rows go left at their node's split, bool, axes (rows with a split,).
 
         Args:
-            nodes: node of each row, axes (rows,).
-            places: index of each node's split, -1 for no split, int64, axes (nodes,).
+            nodes: number of the node of each row, axes (rows,).
+            places: position of each node's split among the splits, -1 for a node without a split,
+                int64, axes (nodes,).
             bins: bins of all rows, as in `of`.
         """
         if COMPILED:
@@ -161,12 +165,12 @@ class Sides:
 
 
 def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.ndarray:
-    """Return whether rows go left at splits, bool, axes (rows, splits); see `Sides`."""
+    """Return whether each row goes left at each split, bool, axes (rows, splits)."""
     return Sides(splits, layout).of(bins)
 
 
 def sides(split: Split, width: int) -> np.ndarray:
-    """Return whether cells of each bin go left, bool, axes (width,)."""
+    """Return whether cells of each bin go left at a split, bool, axes (width,)."""
     goes_left = np.zeros(width, bool)
     if isinstance(split.left, range):
         goes_left[split.left.start : split.left.stop] = True
@@ -177,11 +181,11 @@ def sides(split: Split, width: int) -> np.ndarray:
 
 
 def total_of(rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Return the sums of the gradients of rows, float64, axes (2,).
+    """Return the sum of the gradients of some rows, float64, axes (2,).
 
     Args:
-        rows: rows to count, uint32.
-        gradients: float32, axes (all rows, 2).
+        rows: positions of the rows to sum, uint32.
+        gradients: gradients of all rows, float32, axes (all rows, 2).
     """
     if COMPILED:
         return np.array(_total_of(rows, gradients))
@@ -190,13 +194,13 @@ def total_of(rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.ndarray) -> None:
-    """Add the gradients of rows to a histogram.
+    """Add the gradients of some rows to a histogram.
 
     Args:
-        bins: axes (all rows, columns).
-        rows: rows to count, uint32.
-        gradients: float32, axes (all rows, 2).
-        out: float64, axes (columns, width, 2).
+        bins: bins of all rows, axes (all rows, columns).
+        rows: positions of the rows to add, uint32.
+        gradients: gradients of all rows, float32, axes (all rows, 2).
+        out: the histogram to add to, float64, axes (columns, width, 2).
     """
     if COMPILED:
         _add_up(bins, rows, gradients, out)
@@ -211,15 +215,15 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
 def divide(
     rows: np.ndarray, bins: np.ndarray, column: int, goes_left: np.ndarray, spare: np.ndarray
 ) -> int:
-    """Move the rows that go left before those that go right; keep the order within each side.
+    """Reorder rows so that those that go left come first; keep the order within each side.
 
-    Return how many go left.
+    Return the number of rows that go left.
 
     Args:
-        rows: uint32; reordered in place.
-        bins: axes (all rows, columns).
-        column: column of the split.
-        goes_left: whether each bin goes left.
+        rows: positions of the rows, uint32; reordered in place.
+        bins: bins of all rows, axes (all rows, columns).
+        column: number of the column that is split.
+        goes_left: whether each bin of this column goes left.
         spare: buffer with at least as many rows as `rows`; it is overwritten.
     """
     if COMPILED:
@@ -229,8 +233,8 @@ def divide(
     return int(left.sum())
 
 
-#: Number of rows ahead for which loops prefetch cells, which are scattered in memory for a small
-#: node.
+#: Number of rows that the loops prefetch ahead; the cells of a small node's rows are scattered in
+#: memory.
 _AHEAD, _FAR_AHEAD = 16, 64
 _CACHE_LINE = 64
 
@@ -259,7 +263,7 @@ def _sides_of_nodes(
 
 @compiled
 def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> Any:
-    """The loop does not branch on the side, which a processor could not predict."""
+    """The loop has no branch on the side, because a processor could not predict it."""
     cells, columns, last = bins.reshape(-1), bins.shape[1], len(rows) - 1
     low = high = 0
     for number, row in enumerate(rows):
@@ -274,7 +278,7 @@ def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> An
 
 @compiled
 def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
-    """Two rows at a time allow more parallel additions; each bin receives them in order."""
+    """Two rows per iteration allow more parallel additions; each bin gets rows in order."""
     columns, width, count = bins.shape[1], out.shape[1], len(rows)
     cells, pairs, sums = bins.reshape(-1), gradients.reshape(-1), out.reshape(-1)
     per_line = _CACHE_LINE // bins.itemsize
@@ -301,14 +305,14 @@ def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
 def sums_of(
     bins: np.ndarray, nodes: np.ndarray, count: int, elements: np.ndarray, width: int
 ) -> np.ndarray:
-    """Return sums of elements over bins, node by node; uint64, axes (count, columns, width).
+    """Return ring-element sums over bins for each node; uint64, axes (count, columns, width).
 
     Args:
-        bins: axes (rows, columns).
-        nodes: node of each row; rows with `count` or more are ignored.
+        bins: bins of the rows, axes (rows, columns).
+        nodes: number of the node of each row; rows with a number of `count` or more are ignored.
         count: number of requested nodes.
         elements: axes (rows,).
-        width: number of positions of a column.
+        width: number of histogram positions of a column.
     """
     found = np.zeros((count, bins.shape[1], width), np.uint64)
     if COMPILED:
@@ -330,5 +334,5 @@ def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
 
 
 def bin_kind(width: int) -> np.dtype[Any]:
-    """Return the smallest type for a number of bins."""
+    """Return the smallest integer type that can hold this number of bins."""
     return np.dtype(np.uint8 if width <= 256 else "<u2")

@@ -1,8 +1,8 @@
-"""`model = "trees"`: gradient boosting replaces bottoms, cuts and top.
+"""`model = "trees"`: gradient boosting instead of bottom models, cuts and a top model.
 
-An epoch grows one round of trees on all training rows, so `train.epochs` is XGBoost's
-`n_estimators`, and `train.patience` with `train.keep = "best"` its early stopping. Every other
-parameter is an option here, by XGBoost's name.
+An epoch grows one round of trees on all training rows. So `train.epochs` is XGBoost's
+`n_estimators`, and `train.patience` with `train.keep = "best"` is its early stopping. All other
+parameters are options of this model, with XGBoost's names.
 """
 
 from __future__ import annotations
@@ -37,28 +37,30 @@ class Trees(CellsMode):
         nodes: for "shared". "known": feature parties and the helper know which rows are in which
             node, as in SecureBoost (Cheng et al. 2021). "hidden": feature parties do not know
             nodes, and the helper receives a share of every row for each node.
-        helper: with "shared": name of a party without data, which must collude with no other party.
-        epsilon: epsilon of the randomised response on each cell of a feature party, before other
-            parties receive anything computed from it; a row spends it for each of that party's
-            columns. None means no response.
-        objective: loss to minimise: "auto" is cross-entropy for classes and the squared error for
-            numbers; "poisson" is for counts.
-        learning_rate: factor of each leaf.
-        max_depth: levels of splits of a tree; 0 sets no bound.
-        max_leaves: largest number of leaves of a tree; 0 sets no bound.
-        grow_policy: "depthwise" splits level by level, "lossguide" where the gain is largest.
-        max_bin: most bins of a column.
+        helper: with "shared": name of a party without data; it must not collude with any other
+            party.
+        epsilon: epsilon of the randomised response on each cell of a feature party; other parties
+            receive only results of the randomised cells. A row spends epsilon once for each of that
+            party's columns. None means no response.
+        objective: loss function to minimise: "auto" is cross-entropy for classes and squared error
+            for numbers; "poisson" is for counts.
+        learning_rate: factor by which each leaf value is multiplied.
+        max_depth: largest number of levels of splits in a tree; 0 sets no limit.
+        max_leaves: largest number of leaves of a tree; 0 sets no limit.
+        grow_policy: "depthwise" splits level by level, "lossguide" splits the node with the largest
+            gain first.
+        max_bin: largest number of bins of an ordered column.
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
-        gamma: least gain of a split.
-        min_child_weight: least sum of second derivatives of each side of a split.
-        max_delta_step: bound on a leaf weight before `learning_rate`; 0 sets no bound.
-        subsample: share of the rows that each tree grows on.
+        gamma: smallest gain of a split.
+        min_child_weight: smallest sum of second derivatives on each side of a split.
+        max_delta_step: largest absolute leaf weight before `learning_rate`; 0 sets no limit.
+        subsample: share of the rows that each tree is grown on.
         colsample_bytree: share of the columns that each tree may split on.
-        own_rounds: number of first rounds that split only on the label party's columns. Splits on
-            other columns then disclose only the part that these rounds do not explain (the complete
-            mode of Cheng et al. 2021).
-        rising, falling: names of columns with which the outcome may only rise, or only fall. All
-            parties read them in the terms.
+        own_rounds: number of first rounds that split only on the label party's columns. Later
+            splits on other parties' columns then disclose only what these rounds leave unexplained
+            (the complete mode of Cheng et al. 2021).
+        rising, falling: names of columns with which the prediction may only rise, or only fall. All
+            parties can read these names in the terms.
 
     >>> Trees(max_depth=3).boosting((), seed=1).growth.max_depth
     3
@@ -78,7 +80,7 @@ class Trees(CellsMode):
     facts: ClassVar[type[Settings]] = Facts
     keeps: ClassVar[tuple[str, str]] = (
         "the splits on them",
-        "all trees, without the thresholds of others",
+        "all trees, without the thresholds of other parties",
     )
 
     def __init__(
@@ -177,9 +179,9 @@ class Trees(CellsMode):
         )
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the guarantee for each cell's owner.
+        """Return the differential privacy guarantee for each cell of a feature party.
 
-        A row spends it for each column of a party.
+        A row spends epsilon once for each column of a party.
         """
         if self.epsilon is None:
             return ()
@@ -193,7 +195,7 @@ class Trees(CellsMode):
                 relation="replace",
                 accountant="closed form",
                 assumes=(
-                    "it is of one cell: a row spends it for each of the party's columns",
+                    "epsilon is per cell: a row spends it for each of the party's columns",
                     "no predictions are requested, because they show true cells",
                 ),
                 training_only=True,
@@ -207,18 +209,18 @@ class Trees(CellsMode):
             return HelperEnd(self, terms, rows, place)
         return SharedFeatureEnd(self, party, terms, rows, place)
 
-    # Settings that the parties' parts use.
+    # Settings for the parties' implementations.
 
     def boosting(self, signs: Sequence[int], seed: int, own_columns: int = 0) -> Boosting:
-        """Return the settings of boosting, with these signs of the columns' constraints."""
+        """Return the settings of boosting, with the monotone constraints of all columns."""
         growth = Growth(monotone=tuple(signs) if any(signs) else (), **self._growth)
         return Boosting(growth, *self._drawn, seed, self._own_rounds, own_columns)
 
     def objective_of(self, classes: int) -> Objective:
-        """Return the objective for labels of a number of classes; 0 means numbers.
+        """Return the objective for labels with this number of classes; 0 means numbers.
 
         Raises:
-            BadOptionError: the labels are classes and the objective needs counts.
+            BadOptionError: the labels are classes, but the objective needs counts.
         """
         if self._objective == "poisson":
             if classes:

@@ -1,9 +1,9 @@
 """Generalised linear models with inference, computed only from sums over rows.
 
 A model has margins X b and a mean for each margin (McCullagh and Nelder 1989, section 2.2); column
-0 of X is the constant 1. Newton's method, which is Fisher's scoring for the canonical links here,
-needs X^T mu, X^T W X and one number, at coefficients that it chooses. Sums computed in one place
-and sums computed on shares give the same fit.
+0 of X is the constant 1. Newton's method equals Fisher scoring for the canonical links used here.
+It needs only X^T mu, X^T W X and one number, at coefficients that the method chooses. The fit is
+the same whether these sums are computed in one place or on additive shares.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from vfl.core.registry import require_choice, require_range
 FAMILIES = ("gaussian", "binomial", "poisson")
 Name = Literal["gaussian", "binomial", "poisson"]
 
-#: Tolerance for the last step, in standard errors.
+#: Newton's method stops after a step shorter than this, in standard errors.
 _CLOSE = 1e-7
-#: Smallest eigenvalue of a correlation matrix; it allows a variance inflation below 10^8.
+#: Smallest accepted eigenvalue of a correlation matrix; with it, variance inflation stays below
+#: 10^8.
 _LEAST_EIGENVALUE = 1e-8
-#: Share of the first step's information on a coefficient below which the coefficient grows without
-#: limit.
+#: If the information on a coefficient falls below this share of the information at the first step,
+#: the coefficient grows without limit.
 _SEPARATED = 1e-6
 MOST_HALVINGS, _MOST_SWEEPS = 30, 1000
 
 
 class Family:
-    """A distribution with its canonical link; `Gaussian`, `Binomial`, `Poisson`.
+    """A distribution of labels with its canonical link: `Gaussian`, `Binomial` or `Poisson`.
 
-    The log-likelihood of a row is y m - b(m) + c(y) for its margin m, over the dispersion.
+    The log-likelihood of a row with margin m and label y is y m - b(m) + c(y), divided by the
+    dispersion.
     """
 
     name: Name
-    #: Whether the dispersion is estimated, so that statistics have Student's distribution.
+    #: Whether the dispersion is estimated, so that test statistics have Student's t distribution.
     dispersed = False
 
     def mean(self, margins: np.ndarray) -> np.ndarray:
-        """Return b'(m): the expected label of each row."""
+        """Return b'(m), the expected label of each row."""
         raise NotImplementedError
 
     def variance(self, margins: np.ndarray) -> np.ndarray:
-        """Return b''(m): the weight of each row in X^T W X."""
+        """Return b''(m), the weight of each row in X^T W X."""
         raise NotImplementedError
 
     def normaliser(self, margins: np.ndarray) -> np.ndarray:
@@ -57,27 +59,27 @@ class Family:
         raise NotImplementedError
 
     def margin(self, mean: float) -> float:
-        """Return the link: the margin of a mean."""
+        """Return the margin that has this mean (the link function)."""
         raise NotImplementedError
 
     def saturated(self, labels: np.ndarray) -> np.ndarray:
-        """Return each row's largest y m - b(m), at which the mean equals the label."""
+        """Return the maximum of y m - b(m) over m for each row; the mean then equals the label."""
         raise NotImplementedError
 
     def constant(self, labels: np.ndarray) -> np.ndarray:
-        """Return c(y) of each row, for a dispersion of 1."""
+        """Return c(y) of each row for a dispersion of 1."""
         return np.zeros(len(labels))
 
     def check(self, labels: np.ndarray) -> None:
-        """Refuse labels that do not fit the distribution.
+        """Raise an error if the labels do not fit the distribution.
 
         Raises:
-            DataError: the labels do not fit; the error states the valid ones.
+            DataError: the labels do not fit; the error states the valid labels.
         """
 
 
 class Gaussian(Family):
-    """Numbers around the margin, with an estimated variance."""
+    """Numbers that are normally distributed around the margin, with an estimated variance."""
 
     name: Name = "gaussian"
     dispersed = True
@@ -99,7 +101,7 @@ class Gaussian(Family):
 
 
 class Binomial(Family):
-    """Labels 0 and 1; the margin is the logarithm of the odds."""
+    """Labels 0 and 1; the margin is the log odds of label 1."""
 
     name: Name = "binomial"
 
@@ -132,7 +134,7 @@ class Binomial(Family):
 
 
 class Poisson(Family):
-    """Counts; the margin is the logarithm of the expected count."""
+    """Counts; the margin is the log of the expected count."""
 
     name: Name = "poisson"
 
@@ -182,12 +184,12 @@ def family(name: str) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Statistics of the labels that a fit needs.
+    """Statistics of the labels, as needed for a fit.
 
     Attributes:
-        rows: number of rows; with weights, the sum of the weights.
+        rows: number of rows; with weights, the sum of the row weights.
         products: X^T y, axes (columns,).
-        saturated, constant: sums over rows; see `Family`.
+        saturated, constant: sums over rows of `Family.saturated` and `Family.constant`.
     """
 
     rows: float
@@ -198,12 +200,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over rows that a fit needs at some coefficients.
+    """Sums over rows that a fit needs at given coefficients.
 
     Attributes:
         means: X^T mu, axes (columns,).
         curvature: X^T W X, axes (columns, columns).
-        normaliser: the sum of b(m).
+        normaliser: sum of b(m) over rows.
     """
 
     means: np.ndarray
@@ -213,7 +215,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Elastic net on the log-likelihood per row, for all columns but the intercept.
+    """Elastic-net penalty on the log-likelihood per row, except on the intercept.
 
     The fit minimises -l(b) / rows + l1 |b|_1 + l2 |b|^2 / 2 (Friedman, Hastie and Tibshirani 2010).
     """
@@ -231,15 +233,16 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model.
+    """A fitted generalised linear model.
 
     Attributes:
-        family: distribution of its labels.
-        coefficients: axes (columns,), the intercept first; 0 for a column outside the model.
+        family: distribution of the labels.
+        coefficients: coefficient of each column, axes (columns,), the intercept first; 0 for a
+            column that is not in the model.
         active: whether each column is in the model.
-        outcome, sums: statistics at these coefficients.
-        steps: number of steps of Newton's method.
-        penalty: penalty of the fit. Standard errors require a fit without one.
+        outcome, sums: statistics of the labels, and sums over rows at these coefficients.
+        steps: number of steps that Newton's method took.
+        penalty: penalty that the fit used. Standard errors require a fit without a penalty.
     """
 
     family: Family
@@ -252,12 +255,12 @@ class Fit:
 
     @cached_property
     def gain(self) -> float:
-        """Sum of y m - b(m)."""
+        """Sum of y m - b(m) over rows."""
         return float(self.coefficients @ self.outcome.products - self.sums.normaliser)
 
     @property
     def parameters(self) -> int:
-        """Number of columns in the model, the intercept included."""
+        """Number of columns in the model, including the intercept."""
         return int(self.active.sum())
 
     @property
@@ -267,7 +270,7 @@ class Fit:
 
     @cached_property
     def deviance(self) -> float:
-        """Twice the log-likelihood below the saturated model.
+        """Twice the difference of log-likelihoods of the saturated model and this model.
 
         For numbers it is the sum of squared residuals.
         """
@@ -275,7 +278,7 @@ class Fit:
 
     @cached_property
     def null_deviance(self) -> float:
-        """Deviance of the model with only an intercept."""
+        """Deviance of the model that has only an intercept."""
         outcome = self.outcome
         margin = self.family.margin(float(outcome.products[0]) / outcome.rows)
         normaliser = outcome.rows * float(self.family.normaliser(np.array([margin]))[0])
@@ -283,17 +286,17 @@ class Fit:
 
     @property
     def explained(self) -> float:
-        """Share of the null deviance that the model explains: R^2 for numbers."""
+        """Share of the null deviance that the model explains; for numbers this is R^2."""
         return float(1 - self.deviance / self.null_deviance) if self.null_deviance else 0.0
 
     @property
     def dispersion(self) -> float:
-        """Return the variance of residuals; 1 for other families."""
+        """Estimated variance of residuals for numbers; 1 for other families."""
         return self.deviance / self.residual_rows if self.family.dispersed else 1.0
 
     @property
     def log_likelihood(self) -> float:
-        """Log-likelihood; for numbers at the likeliest variance."""
+        """Log-likelihood; for numbers, at the maximum-likelihood variance."""
         rows = self.outcome.rows
         if self.family.dispersed:
             with np.errstate(divide="ignore"):
@@ -302,19 +305,19 @@ class Fit:
 
     @property
     def aic(self) -> float:
-        """Akaike's criterion; a variance does not count as a parameter."""
+        """Akaike's information criterion; an estimated variance does not count as a parameter."""
         return 2 * self.parameters - 2 * self.log_likelihood
 
     @property
     def bic(self) -> float:
-        """Schwarz's criterion; see `aic`."""
+        """Schwarz's (Bayesian) information criterion; see `aic` for the number of parameters."""
         return float(np.log(self.outcome.rows)) * self.parameters - 2 * self.log_likelihood
 
     @cached_property
     def covariance(self) -> np.ndarray:
         """Covariance of the coefficients, axes (columns, columns).
 
-        It is NaN for columns outside the model.
+        Entries of columns that are not in the model are NaN.
         """
         found = np.full(self.sums.curvature.shape, np.nan)
         if not self.penalty:
@@ -330,7 +333,7 @@ class Fit:
 
     @property
     def statistics(self) -> np.ndarray:
-        """Return coefficients divided by standard errors (Wald 1943): t for numbers, else z."""
+        """Return each coefficient over its standard error (Wald 1943): t for numbers, else z."""
         found: np.ndarray = self.coefficients / self.standard_errors
         return found
 
@@ -346,10 +349,10 @@ class Fit:
         return np.stack([self.coefficients - reach, self.coefficients + reach], axis=1)
 
     def entry_p_values(self) -> np.ndarray:
-        """Return p-values of the score test of columns outside the model (Rao 1948).
+        """Return p-values of the score test for adding each column outside the model (Rao 1948).
 
-        The axes are (columns,); other columns have NaN. For numbers it is the exact test of the
-        coefficient after its entry.
+        The axes are (columns,); columns in the model have NaN. For numbers, it equals the exact t
+        test of the coefficient after the column is added.
         """
         inside, outside = np.flatnonzero(self.active), np.flatnonzero(~self.active)
         curvature = self.sums.curvature
@@ -376,12 +379,12 @@ class Fit:
 def local_sums(
     family: Family, inputs: np.ndarray, weights: np.ndarray | None = None
 ) -> Callable[[np.ndarray], Sums]:
-    """Return a function that computes sums over rows in one place.
+    """Return a function that computes `Sums` at given coefficients from rows in one place.
 
     Args:
         family: distribution of the labels.
-        inputs: axes (rows, columns), column 0 constant 1.
-        weights: number of rows that each row counts for.
+        inputs: columns of the model, axes (rows, columns); column 0 is the constant 1.
+        weights: weight of each row, as a number of equal rows.
     """
     counted = np.ones(len(inputs)) if weights is None else weights
 
@@ -400,13 +403,13 @@ def local_sums(
 def outcome_of(
     family: Family, products: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> Outcome:
-    """Compute the statistics of labels that a fit needs.
+    """Compute the statistics of the labels that a fit needs.
 
     Args:
         family: distribution of the labels.
-        products: X^T y, each row counted as often as its weight.
+        products: X^T y, where each row counts as often as its weight.
         labels: axes (rows,).
-        weights: number of rows that each row counts for.
+        weights: weight of each row, as a number of equal rows.
 
     Raises:
         DataError: the labels do not fit the family.
@@ -431,22 +434,23 @@ def fit(
     start: np.ndarray | None = None,
     most_steps: int = 50,
 ) -> Fit:
-    """Fit a model by Newton's method; a step that increases the loss is halved.
+    """Fit a model by Newton's method; a step that would increase the loss is halved.
 
-    With an L1 penalty, coordinate descent minimises the quadratic model of each step (Lee, Sun and
-    Saunders 2014).
+    With an L1 penalty, coordinate descent minimises the quadratic approximation in each step (Lee,
+    Sun and Saunders 2014).
 
     Args:
         family: distribution of the labels.
         outcome: statistics of the labels.
-        sums: returns sums over the rows at given coefficients.
-        penalty: penalty on coefficients.
-        active: whether each column is in the model; by default all. The intercept always is.
-        start: initial coefficients; by default the intercept-only model.
-        most_steps: most steps of Newton's method.
+        sums: function that returns sums over the rows at given coefficients.
+        penalty: penalty on the coefficients.
+        active: whether each column is in the model; by default all columns are. The intercept
+            always is in the model.
+        start: initial coefficients; by default those of the model with only an intercept.
+        most_steps: largest number of steps of Newton's method.
 
     Raises:
-        TooFewRowsError: there are not more rows than columns.
+        TooFewRowsError: the number of rows is not larger than the number of columns.
         DataError: columns are collinear or separate the labels, so no maximum-likelihood
             coefficients exist.
 
@@ -486,20 +490,20 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Solver:
-    """Steps of Newton's method on some columns."""
+    """Steps of Newton's method on the columns that are in the model."""
 
     outcome: Outcome
     penalty: Penalty
     inside: np.ndarray
 
     def loss(self, b: np.ndarray, sums: Sums) -> float:
-        """Return the minimised loss, times the rows."""
+        """Return the loss that the fit minimises, multiplied by the number of rows."""
         rows, slopes = self.outcome.rows, b[1:]
         penalised = self.penalty.l1 * np.abs(slopes).sum() + self.penalty.l2 / 2 * slopes @ slopes
         return float(sums.normaliser - b @ self.outcome.products + rows * penalised)
 
     def step(self, b: np.ndarray, sums: Sums) -> np.ndarray:
-        """Return the step from b to the minimum of the quadratic model at b."""
+        """Return the step from b to the minimum of the quadratic approximation at b."""
         rows, inside, place = self.outcome.rows, self.inside, np.flatnonzero(self.inside)
         l2 = np.full(len(place), rows * self.penalty.l2)
         l2[0] = 0
@@ -518,7 +522,7 @@ class _Solver:
     def search(
         self, b: np.ndarray, sums: Sums, step: np.ndarray, at: Callable[[np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """Halve the step until the loss does not increase."""
+        """Halve the step until the loss does not increase any more."""
         before = self.loss(b, sums)
         rounding = 1e-9 * (1 + abs(before))
         for _ in range(MOST_HALVINGS):
@@ -529,9 +533,9 @@ class _Solver:
         raise _no_maximum("no step that makes the labels likelier")
 
     def _sparse(self, b: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
-        """Return the minimum of s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
+        """Return the d that minimises s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
         threshold, step = self.outcome.rows * self.penalty.l1, np.zeros(len(b))
-        model = slope.copy()  # derivative of the quadratic part at the current step
+        model = slope.copy()  # derivative of the quadratic part at the current d
         for _ in range(_MOST_SWEEPS):
             largest = 0.0
             for place, own in enumerate(np.diag(curvature)):
@@ -548,14 +552,14 @@ class _Solver:
 
 
 def _predicted(sums: Sums, step: np.ndarray) -> Sums:
-    """Predict the sums after a step that is so short that second derivatives stay equal."""
+    """Predict the sums after a very short step, assuming that second derivatives stay equal."""
     bent = sums.curvature @ step
     normaliser = float(sums.normaliser + step @ sums.means + step @ bent / 2)
     return Sums(sums.means + bent, sums.curvature, normaliser)
 
 
 def _in_standard_errors(step: np.ndarray, curvature: np.ndarray) -> float:
-    """Return the length of a step, in standard errors of its direction."""
+    """Return the length of a step, in standard errors along its direction."""
     return float(np.sqrt(max(0.0, step @ curvature @ step)))
 
 
@@ -582,7 +586,7 @@ def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalt
 
 
 def _refuse_separated(curvature: np.ndarray, first: np.ndarray, inside: np.ndarray) -> None:
-    """Refuse a direction in which the rows' information has nearly vanished by now."""
+    """Raise an error if the information on a direction has nearly vanished by now."""
     here = np.ix_(inside, inside)
     if eigh(curvature[here], first[here], eigvals_only=True)[0] < _SEPARATED:
         raise _no_maximum("a step after which rows have no information on a coefficient")
@@ -605,12 +609,13 @@ def _listed(places: Sequence[int] | np.ndarray) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Rule for stepwise selection of columns, forwards and backwards.
+    """Rule for the stepwise selection of columns, with forward and backward steps.
 
     Attributes:
-        by: "p" adds the column with the least p-value of the score test if that is below `enter`.
-            It removes the column with the largest p-value of Wald's test if that is above `leave`.
-            "aic" and "bic" add and drop the same candidates if the criterion decreases.
+        by: "p" adds the column with the smallest p-value of the score test if this p-value is below
+            `enter`. It removes the column with the largest p-value of Wald's test if this p-value
+            is above `leave`. "aic" and "bic" add or remove the same candidates if the criterion
+            decreases.
         enter, leave: p-values.
     """
 
@@ -624,14 +629,14 @@ class Selection:
         require_range("leave", self.leave, self.enter, 1)
 
     def takes(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit with one more column, if the rule adds it."""
+        """Return the fit with one more column if the rule adds the column, else None."""
         if self.by == "p":
             return after() if p_value < self.enter else None
         found = after()
         return found if getattr(found, self.by) < getattr(before, self.by) else None
 
     def drops(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit without a column, if the rule removes it."""
+        """Return the fit without one column if the rule removes the column, else None."""
         if self.by == "p":
             return after() if p_value > self.leave else None
         found = after()
@@ -645,13 +650,13 @@ def stepwise(
     selection: Selection = Selection(),
     most_steps: int = 50,
 ) -> Fit:
-    """Select columns, starting from the intercept alone (Efroymson 1960).
+    """Select columns step by step, starting from the intercept alone (Efroymson 1960).
 
     Args:
         family: distribution of the labels.
         outcome: see `fit`.
         sums: see `fit`.
-        selection: rule for adding and dropping columns.
+        selection: rule for adding and removing columns.
         most_steps: see `fit`.
 
     Raises:

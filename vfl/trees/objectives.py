@@ -1,7 +1,8 @@
-"""Losses of boosting: first and second derivatives by the margin of each row.
+"""Losses for boosting, with first and second derivatives by each row's margins.
 
-Margins have axes (rows, outputs): one output for two classes and for a regression, one a class
-otherwise. Formulas and bounds are XGBoost's, so that both grow the same trees.
+Margins have axes (rows, outputs): there is one output for two classes and for regression, and
+otherwise one output per class. Formulas and bounds are those of XGBoost, so that both grow the same
+trees.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _LEAST_SECOND = 1e-16
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss of margins.
+    """A loss as a function of the margins.
 
     Attributes:
-        outputs: number of margins of a row.
+        outputs: number of margins per row.
     """
 
     outputs: int = 1
 
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return margins before the first tree: the best constant; axes (outputs,)."""
+        """Return the margins before the first tree: the best constant; axes (outputs,)."""
         raise NotImplementedError
 
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -35,18 +36,18 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
-        """Return the mean loss of rows; for counts without the term that margins do not affect."""
+        """Return the mean loss of rows; for counts, without the term that is free of margins."""
         likely = log_softmax(self.parts(margins), axis=1)
         return float(-likely[np.arange(len(labels)), labels].mean())
 
     def logits(self, margins: np.ndarray) -> np.ndarray:
-        """Return logits of all classes, or expected values; axes (rows, classes) or (rows, 1)."""
+        """Return logits, axes (rows, classes), or expected values, axes (rows, 1)."""
         return self.parts(margins)
 
     def parts(self, margins: np.ndarray) -> np.ndarray:
-        """Convert contributions to margins to contributions to `logits`.
+        """Convert contributions to the margins into contributions to `logits`.
 
-        For counts, the contributions are to their logarithm.
+        For counts, the contributions are to the log of the expected count.
         """
         return margins
 
@@ -96,11 +97,11 @@ class Squared(Objective):
 
 @dataclass(frozen=True)
 class Poisson(Objective):
-    """Negative log-likelihood of counts.
+    """Negative log-likelihood of counts under a Poisson distribution.
 
     Attributes:
-        max_delta_step: margin that is added when second derivatives are taken, to keep leaf weights
-            small for low counts.
+        max_delta_step: number added to the margin when second derivatives are computed, which keeps
+            leaf weights small for low counts.
     """
 
     max_delta_step: float = 0.7

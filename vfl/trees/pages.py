@@ -1,4 +1,4 @@
-"""Sections of a run's page about a forest and about a regression."""
+"""Sections of a run's page about a forest's importance and about a regression."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from vfl.experiments.tables import Table, number_text, p_value_text, percent_tex
 from vfl.trees.command import column_name, importance_of
 
 _OF_REGRESSION = (
-    "Coefficients of columns with mean 0 and standard deviation 1 in the training rows. A feature "
-    "party's columns have numbers here; that party's own card shows their names."
+    "Coefficients are for columns with mean 0 and standard deviation 1 in the training rows. A "
+    "feature party's columns have numbers here; the card in its own run folder shows their names."
 )
 
 
 _OF_IMPORTANCE = (
-    "On {rows} test rows of the last evaluation. Gain: share of the gains of all splits. "
-    "Permutation: growth of the mean loss if the answers are those of other rows. Shapley: mean "
-    "absolute part of a margin. A feature party's columns have numbers if its files are on "
+    "Measured on {rows} test rows of the last evaluation. Gain: share of the total gain of all "
+    "splits. Permutation: increase of the mean loss if cells are permuted among rows. Shapley: "
+    "mean absolute Shapley value. A feature party's columns have numbers if its files are on "
     "another host."
 )
 
 
 def importance(found: Mapping[str, Any], run: Path) -> Section:
-    """Return the section of a run's page about the importance of parties and columns.
+    """Return the section of a run's page about the importance of its parties and columns.
 
     Args:
         found: the entry "importance" of an evaluation.
-        run: folder of the run, which may contain names of columns.
+        run: folder of the run; column names are read from it where available.
     """
     table = importance_of(run)
     return Section(
@@ -42,7 +42,7 @@ def importance(found: Mapping[str, Any], run: Path) -> Section:
 
 
 def _figures(players: Sequence[Mapping[str, Any]], *words: str) -> Table:
-    """Return a table with a line for each party, or for each column."""
+    """Return a table with one line per party, or one line per column."""
     rows = [
         [one["party"], *([column_name(one)] if len(words) > 1 else [])]
         + [f"{one['splits']:,}", percent_text(one["gain"])]
@@ -88,7 +88,7 @@ def _coefficients(fitted: Mapping[str, Any]) -> Table:
 
 
 def _fit_of(fitted: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return metrics of the regression as a whole."""
+    """Return the metrics of the whole regression."""
     names = {
         "rows": "Training rows",
         "log_likelihood": "Log-likelihood",

@@ -1,7 +1,8 @@
-"""`model = "regression"`: a regression with inference replaces bottoms and top.
+"""`model = "regression"`: a regression with inference instead of bottom and top models.
 
-It is fitted once, by Newton's method on sums over all training rows (`vfl.trees.newton`); only the
-label party learns these sums (`vfl.trees.sums`). A helper without data takes part in trainings.
+The regression is fitted once, by Newton's method on sums over all training rows
+(`vfl.trees.newton`); only the label party learns these sums (`vfl.trees.sums`). A helper without
+data takes part in each training.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class Regression(CellsMode):
     Args:
         family: "linear", "logistic" or "poisson"; "auto" is logistic for two classes and linear for
             numbers.
-        helper: name of a party without data, which must collude with no other party.
-        l1, l2: elastic net; see `Penalty`. Standard errors require a fit without a penalty.
-        select: "p", "aic" or "bic" select columns step by step; see `Selection`.
-        enter, leave: p-values of the selection.
+        helper: name of a party without data; it must not collude with any other party.
+        l1, l2: weights of the elastic-net penalty; see `Penalty`. Standard errors require a fit
+            without a penalty.
+        select: "p", "aic" or "bic" selects columns step by step; see `Selection`.
+        enter, leave: p-value limits for adding and for removing a column; see `Selection`.
         max_steps: largest number of Newton steps for one fit.
 
     >>> Regression(helper="notary").third_party("bank")
@@ -47,7 +49,7 @@ class Regression(CellsMode):
     facts: ClassVar[type[Settings]] = Facts
     keeps: ClassVar[tuple[str, str]] = (
         "coefficients of them, with standard errors",
-        "all coefficients, without the units of others",
+        "all coefficients, without the units of other parties' columns",
     )
     instead: ClassVar[Mapping[str, str]] = {"train.weight_decay": "model = 'regression:l2=0.01'"}
 
@@ -89,15 +91,15 @@ class Regression(CellsMode):
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> TrainingEnd:
         return TrainingEnd(self, party, terms, rows, place)
 
-    # Settings that the ends read.
+    # Settings for the parties' implementations.
 
     def most_sums(self, columns: int) -> int:
-        """Return the most requests for sums of a fit on a number of columns."""
+        """Return the largest number of requests for sums that a fit on this many columns needs."""
         fits = 1 if self.selection is None else 2 + 4 * columns
         return fits * self.max_steps * MOST_HALVINGS
 
     def family_of(self, classes: int) -> Family:
-        """Return the family for labels of a number of classes; 0 means numbers.
+        """Return the family for labels with this number of classes; 0 means numbers.
 
         Raises:
             BadOptionError: the labels do not fit the family.

@@ -1,6 +1,6 @@
-"""The parties' parts of a regression: a training, and answers.
+"""The parties' implementations of a regression: training and later queries.
 
-In a training all parties connect as in `vfl.mpc.secure.ends`, and then:
+In a training, all parties connect as in `vfl.mpc.secure.ends` and then exchange these messages:
 
     holder of columns                    helper                label party
       opens its columns under a mask     draws masks           opens columns, labels under a mask;
@@ -9,7 +9,7 @@ In a training all parties connect as in `vfl.mpc.secure.ends`, and then:
       part of the margins  ---------->   means, weights  --->  X^T m, X^T w X;
       coefficients, standard errors  <-----------------------  of the fit.
 
-Afterwards each party answers a query for rows by its part of their margins.
+After the training, each party answers a query for rows with its part of the rows' margins.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ if TYPE_CHECKING:
     from vfl.trees.regression import Regression
 
 PARTS = "parts of margins"
-#: Statistics of a fit for each column, in the order in which they are sent.
+#: Statistics of a fit that exist for each column, in the order in which they are sent.
 KEPT = ("coefficient", "standard_error", "p_value", "lower", "upper")
 _LABEL_PARTY = "the label party"
 
 
 @dataclass(frozen=True)
 class Design:
-    """Conversion of a party's cells to columns of a regression.
+    """Conversion of a party's cells to the columns of a regression.
 
-    A numeric column becomes one column. A column of c categories becomes c - 1 indicators, of the
-    second category, the third and so on. All are standardised by training rows.
+    A column of numbers becomes one column of the regression. A column of c categories becomes c - 1
+    indicator columns, one for each category except the first. All columns are standardised by the
+    mean and standard deviation of the training rows.
 
     Attributes:
-        categories: number of categories of each column of cells; 0 for numbers.
-        means, scales: means and scales of the columns, float64.
+        categories: number of categories of each column of cells; 0 for a column of numbers.
+        means, scales: mean and standard deviation of each column of the regression, float64.
     """
 
     categories: tuple[int, ...]
@@ -71,10 +72,10 @@ class Design:
 
     @classmethod
     def fit(cls, cells: np.ndarray, categories: tuple[int, ...]) -> Design:
-        """Learn the design from training rows.
+        """Learn means and standard deviations from the training rows.
 
         Args:
-            cells: cells of `CellEncoder`, axes (rows, columns).
+            cells: cells from `CellEncoder`, axes (rows, columns).
             categories: see `Design`.
 
         Raises:
@@ -100,18 +101,18 @@ class Design:
         return cls(categories, columns.mean(axis=0), scales)
 
     def columns(self, cells: np.ndarray) -> np.ndarray:
-        """Return standardised columns, float64, axes (rows, columns).
+        """Convert cells to standardised columns, float64, axes (rows, columns).
 
-        A missing cell counts as the mean.
+        A missing cell is replaced by the mean.
 
         Args:
-            cells: cells, as in `fit`.
+            cells: cells, as for `fit`.
         """
         found = (expanded(cells, self.categories) - self.means) / self.scales
         return np.where(np.isfinite(found), found, 0.0)
 
     def names(self, columns: Sequence[str]) -> list[str]:
-        """Return names of the regression's columns, given the names of the columns of cells."""
+        """Return the names of the regression's columns, given the names of the columns of cells."""
         found = []
         for name, count in zip(columns, self.categories, strict=True):
             found += [f"{name}={code}" for code in range(1, count)] if count else [name]
@@ -119,7 +120,7 @@ class Design:
 
 
 def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
-    """Return number columns unchanged, and an indicator of each category but the first.
+    """Return columns of numbers unchanged, and an indicator of each category but the first.
 
     >>> expanded(np.array([[2.5, 0], [1.5, 2]]), [0, 3])
     array([[2.5, 0. , 0. ],
@@ -135,7 +136,7 @@ def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
 
 
 def width_of(categories: Sequence[int]) -> int:
-    """Return the number of columns that `expanded` makes.
+    """Return the number of columns that `expanded` returns.
 
     >>> width_of([0, 3, 0])
     4
@@ -144,17 +145,17 @@ def width_of(categories: Sequence[int]) -> int:
 
 
 class OwnFacts(Settings):
-    """A holder's description: numbers of training, validation and test rows, and of columns."""
+    """A party's description of its data: numbers of rows in each split, and of columns."""
 
     rows: RowCounts
     columns: Columns
 
 
 class Facts(SummingFacts):
-    """Facts that all parties need besides the terms.
+    """Facts that all parties need in addition to the session terms.
 
     Attributes:
-        family: family of the labels.
+        family: distribution family of the labels.
     """
 
     family: Literal["gaussian", "binomial", "poisson"]
@@ -162,12 +163,13 @@ class Facts(SummingFacts):
 
 @dataclass(frozen=True)
 class Part:
-    """One party's part of a regression.
+    """One party's part of a fitted regression.
 
     Attributes:
-        design: design of the party's columns; None at a label party without columns.
-        labels: whether this is the label party, whose first column is the intercept.
-        found: for each column, one number by each name in KEPT, float64; NaN if it is missing.
+        design: conversion of the party's cells to columns; None at a label party without columns.
+        labels: whether this party is the label party, whose first column is the intercept.
+        found: for each statistic in KEPT, one number per column, float64; NaN if it was not
+            computed.
     """
 
     design: Design | None
@@ -176,7 +178,7 @@ class Part:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor], rows: OwnRows, labels: bool) -> Part:
-        """Restore a part from the result of `state_dict`, at a party with these columns."""
+        """Restore a part from the result of `state_dict`; `rows` are the same party's rows."""
         design = None
         if rows.inputs is not None:
             means, scales = (state[name].numpy() for name in ("means", "scales"))
@@ -184,7 +186,7 @@ class Part:
         return cls(design, labels, {name: state[name].numpy() for name in KEPT})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the part as tensors, for `of_state`."""
+        """Return the part as tensors, from which `of_state` restores it."""
         state = {name: torch.from_numpy(values) for name, values in self.found.items()}
         if self.design is not None:
             state["means"] = torch.from_numpy(self.design.means)
@@ -205,7 +207,7 @@ class Part:
         return found
 
     def table(self, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the statistics of each own column, in the column's own units."""
+        """Return the statistics of each of this party's columns, in the column's own units."""
         if self.design is None:
             return []
         scales, own = self.design.scales, slice(int(self.labels), None)
@@ -232,7 +234,7 @@ def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
 
 
 class TrainingEnd(SummingEnd[Facts]):
-    """A party's part of a training: a holder of columns, or the helper.
+    """A party in a training of a regression: a party with columns, or the helper.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -250,7 +252,7 @@ class TrainingEnd(SummingEnd[Facts]):
         self._part: Part | None = None
         self._result: Result | None = None
 
-    # Start of a training; see `NetworkEnd`.
+    # Start of a training; see the methods of `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         if self._helps:
@@ -341,7 +343,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return family(self._facts.family)
 
     def _opened(self, own: np.ndarray | None) -> tuple[Masked, Masked | None]:
-        """Open all columns, and again with fewer bits if sums at margins follow."""
+        """Open all columns; if sums at margins follow, open them again with fewer bits."""
         player, values = self._begun, None if own is None else torch.from_numpy(own)
         fine = player.open_columns(values, fine_bits(player.rows))
         if self._family.dispersed:
@@ -349,7 +351,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return fine, player.open_columns(values, coarse_bits(player.rows))
 
     def _follow(self, own: np.ndarray | None) -> None:
-        """At another party: take part in sums for coefficients that the label party chooses."""
+        """At another party: help to compute sums at the label party's coefficients."""
         player, part = self._begun, self._part
         fine, coarse = self._opened(own)
         if coarse is None:
@@ -365,20 +367,20 @@ class TrainingEnd(SummingEnd[Facts]):
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
     def _lead(self, own: np.ndarray) -> None:
-        """At the label party: fit, and send each owner the results for its columns."""
+        """At the label party: fit the model, and send each party the results for its columns."""
         player, mode, of, labels = self._begun, self._mode, self._family, self._own_labels()
         fine, coarse = self._opened(own)
         gram = player.gram(fine) if coarse is None else None
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns them"
         ends = np.cumsum(self._facts.columns)
-        # A fit has the intercept first, which here is the label party's first column.
+        # The fit has the intercept first; the label party's first column is the intercept.
         first, columns = int(ends[-2]), int(ends[-1])
         order = np.r_[first, np.arange(first), np.arange(first + 1, columns)]
         asked = Asked(player, of, fine, coarse, own)
 
         def apart(of_all: np.ndarray) -> list[np.ndarray]:
-            """Split numbers in the order of the fit by holder."""
+            """Split numbers in the order of the fit into one array per party."""
             there = np.empty_like(of_all)
             there[order] = of_all
             return np.split(there, ends[:-1])
@@ -426,7 +428,7 @@ class TrainingEnd(SummingEnd[Facts]):
 
 
 class Summary(NamedTuple):
-    """Figures of a fit."""
+    """Statistics of a whole fit."""
 
     rows: float
     parameters: float
@@ -440,7 +442,7 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, found: Fit) -> Summary:
-        """Return the figures of a fit."""
+        """Return the statistics of a fit."""
         return cls(
             found.outcome.rows,
             *(float(getattr(found, name)) for name in cls._fields[1:]),
@@ -449,12 +451,13 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The label party's record of a fit, in addition to its own part.
+    """The label party's record of a fit, in addition to its part.
 
     Attributes:
-        columns: number of columns of each holder, the label party last.
-        table: statistics by name in KEPT and by standardised column, axes (names, columns).
-        summary: figures of the fit.
+        columns: number of columns of each party with columns, the label party last.
+        table: for each statistic in KEPT, one number per standardised column of all parties, axes
+            (statistics, columns).
+        summary: statistics of the whole fit.
     """
 
     columns: tuple[int, ...]
@@ -462,7 +465,7 @@ class Result:
     summary: Summary
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the result as tensors, for `of_state`."""
+        """Return the result as tensors, from which `of_state` restores it."""
         return {
             "column_counts": torch.tensor(self.columns, dtype=torch.int64),
             "table": torch.from_numpy(self.table),
@@ -476,12 +479,12 @@ class Result:
         return cls(counts, state["table"].numpy(), Summary(*state["summary"].tolist()))
 
     def figures(self, parties: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
-        """Return figures for a run's summary, for standardised columns.
+        """Return the statistics for a run's summary; coefficients are for standardised columns.
 
         Columns of other parties have numbers instead of names.
 
         Args:
-            parties: the holders, the label party last.
+            parties: the parties with columns, the label party last.
             own: names of the label party's columns.
         """
         whose: list[tuple[str, str | int]] = [
@@ -499,7 +502,7 @@ class Result:
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party's part of an evaluation, a prediction or a service.
+    """A feature party in an evaluation, a prediction or a service of a regression.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -518,7 +521,7 @@ class FeatureEnd(FeatureCellsEnd):
         raise AssertionError("a training has another end")
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send this party's part of the margins of some rows."""
+        """Send this party's part of the margins for the rows of an exchange."""
         asked = self._asked_for(exchange)
         part = self._part.margins(cells_of(self._rows, asked), len(asked))
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, part.astype("<f8").tobytes()))
@@ -528,7 +531,7 @@ class FeatureEnd(FeatureCellsEnd):
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's part of an evaluation, a prediction or a service.
+    """The label party in an evaluation, a prediction or a service of a regression.
 
     Args:
         mode, terms, rows, links: see `LabelCellsEnd`.
@@ -557,9 +560,9 @@ class LabelEnd(LabelCellsEnd):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Return outputs of the rows that all other parties answered.
+        """Return the outputs of rows, from the answers of all other parties.
 
-        An absent party counts with its means.
+        For an absent party, the mean of its training rows is used.
         """
         rows = len(exchange.rows)
         cells = None if inputs is None else inputs.flatten(1).numpy()
@@ -587,7 +590,7 @@ class LabelEnd(LabelCellsEnd):
         return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))
 
     def contributions(self, row: int) -> dict[str, Tensor]:
-        """Return each party's part of a row's margin: its Shapley value against average columns."""
+        """Return each party's part of a row's margin, its Shapley value against average columns."""
         one = isinstance(self._family, Binomial)
         found = {}
         for name, part in self._parts.items():

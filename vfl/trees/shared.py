@@ -1,10 +1,10 @@
-"""Ends of a session that boosts trees on shares of gradients, with `protect = "shared"`.
+"""Implementations of boosted trees on additive shares, with `protect = "shared"`.
 
 The label party packs the two derivatives of a row into one element of the ring 2^64 and splits it
-into two additive shares. One share is derived from a seed that the label party shares with a
-feature party, and takes no bytes. The other share goes to a helper without data or labels, in an
-order of rows that the helper cannot undo. Both add up their shares bin by bin; the label party adds
-both sums.
+into two additive shares. One share is derived from a seed that the label party has in common with a
+feature party, and needs no transfer. The other share goes to a helper, which has no data and no
+labels, in an order of rows that the helper cannot undo. The feature party and the helper each add
+up their shares bin by bin; the label party adds the two sums.
 
     feature party                  helper                          label party
       bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted;
@@ -12,12 +12,13 @@ both sums.
                                      sums - the same pad     --->
       sides of rows at its splits  ------------------------->        splits the node.
 
-With `nodes = "known"` both know which rows are in which node, as in SecureBoost (Cheng et al.
-2021). With `nodes = "hidden"` shares of rows outside a node are shares of zero. So neither learns a
-node's rows, and the helper receives a share of every row for each node.
+With `nodes = "known"`, the feature party and the helper know which rows are in which node, as in
+SecureBoost (Cheng et al. 2021). With `nodes = "hidden"`, the shares of rows outside a node are
+shares of zero. So neither party learns a node's rows, but the helper receives a share of every row
+for each node.
 
-The label party sends every request as a letter followed by its content, on a link without other
-traffic; numbers of rows are positions among training and validation rows.
+The label party sends every request as a letter followed by the content, on a network link without
+other traffic; row numbers are positions among training and validation rows.
 """
 
 from __future__ import annotations
@@ -59,41 +60,42 @@ from vfl.trees.histograms import Partition, Sides, bin_kind, goes_left, sides, s
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Requests of the label party.
+#: Letters of the label party's requests.
 _TREE, _SUMS, _SIDES, _END = b"T", b"S", b"D", b"E"
 _LABEL_PARTY = "the label party"
 _SEEN_SIDES = "sides of splits"
-#: Largest size of the sums for one request.
+#: Largest size in bytes of the sums that answer one request.
 _MOST_SUMS = CHUNK_BYTES
-#: Largest number of nodes in one request: a helper receives a share of every row for each hidden
+#: Largest number of nodes in one request; the helper receives a share of every row for each hidden
 #: node.
 _MOST_NODES = 16
 _NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
 _NO_NODES = np.empty(0, np.uint8)
-#: Number of bins in one message to the helper, which requests each; a long column takes more
-#: messages.
+#: Number of bins in one message to the helper, which requests each message; a long column takes
+#: more than one.
 _GROUP_BYTES = 1 << 22
-#: Child node of rows whose side is 0 or 1.
+#: Whether a row goes left, by the row's side: 0 does not, 1 does.
 _SIDES_LEFT = np.array([False, True])
-#: Bits of the sum of second derivatives in a packed element; the other half has the sum of first
-#: ones.
+#: Number of bits for the sum of second derivatives in a packed element; the upper bits hold the sum
+#: of first derivatives.
 _BITS = 32
 
 
 def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round to units whose sums fit half a ring element; return integers and unit.
+    """Round to integers whose sums fit half a ring element; return integers and their units.
 
-    The units are powers of two, so that sums of them are exact in float64. They follow from the
-    sums of absolute values over all rows: No sum over fewer rows is larger.
+    The units are powers of two, so that sums are exact in float64. They follow from the sums of
+    absolute values over all rows: No sum over fewer rows is larger than this bound.
 
     Args:
-        gradients: first and second derivatives, the second ones 0 or more, axes (rows, 2).
+        gradients: first and second derivatives, axes (rows, 2); second derivatives are not
+            negative.
 
     Returns:
-        int64, axes (rows, 2), and float64, axes (2,).
+        Integers, int64, axes (rows, 2), and units, float64, axes (2,).
 
     Raises:
-        DataError: a gradient is not finite.
+        DataError: a gradient is infinite or NaN.
 
     >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
     array([2. , 0.5])
@@ -103,7 +105,7 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def units_of(gradients: np.ndarray) -> np.ndarray:
-    """Return the units of `rounded`, float64, axes (2,)."""
+    """Return the units that `rounded` uses, float64, axes (2,)."""
     totals = np.zeros(2)
     for part in blocks(len(gradients)):
         totals += np.abs(gradients[part]).sum(axis=0, dtype=np.float64)
@@ -113,7 +115,7 @@ def units_of(gradients: np.ndarray) -> np.ndarray:
             want="finite gradients",
             fix="a smaller learning_rate or max_delta_step",
         )
-    # Rounding adds at most half a unit a row.
+    # Rounding adds at most half a unit per row.
     most = np.array([2.0 ** (_BITS - 1), 2.0**_BITS]) - len(gradients) - 1
     exponents = np.ceil(np.log2(np.maximum(totals, np.finfo(np.float64).tiny) / most))
     units: np.ndarray = np.where(totals > 0, 2.0 ** np.maximum(exponents, -1000), 1.0)
@@ -121,7 +123,7 @@ def units_of(gradients: np.ndarray) -> np.ndarray:
 
 
 def packed(whole: np.ndarray) -> np.ndarray:
-    """Pack both derivatives of each row into one element; uint64, axes (rows,).
+    """Pack both integer derivatives of each row into one ring element; uint64, axes (rows,).
 
     >>> opened(packed(np.array([[-3, 2], [1, 5]])).sum(keepdims=True))
     array([[-2.,  7.]])
@@ -131,24 +133,26 @@ def packed(whole: np.ndarray) -> np.ndarray:
 
 
 def opened(elements: np.ndarray) -> np.ndarray:
-    """Unpack sums of elements into sums of both derivatives; float64, a further axis of 2."""
+    """Unpack sums of ring elements into sums of both derivatives; float64, a last axis of 2."""
     low = elements & np.uint64((1 << _BITS) - 1)
     high = (elements - low).view(np.int64) >> _BITS
     return np.stack([high, low.view(np.int64)], axis=-1).astype(np.float64)
 
 
 def chosen(bins: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the bins of some columns; for all columns the array itself."""
+    """Return the bins of some columns; if these are all columns, return the array itself."""
     return bins if len(columns) == bins.shape[1] else np.ascontiguousarray(bins[:, columns])
 
 
 def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
-    """Overwrite each row's node by its new node.
+    """Overwrite the nodes of rows that the label party's request lists.
 
     Args:
-        nodes: node of each row, in a type with room for all node numbers; changed in place.
-        places: position of a row's node in the list; a position after the end keeps the node.
-        told: numbers of nodes, uint32.
+        nodes: node of each row, in an integer type that can hold all node numbers; changed in
+            place.
+        places: for each row, the position of its new node in `told`; a position after the end
+            leaves the row's node unchanged.
+        told: numbers of the new nodes, uint32.
     """
     if COMPILED:
         _renumber(nodes, places, told)
@@ -170,12 +174,12 @@ _Width = Annotated[int, Field(ge=2, le=(1 << 16) + 1)]
 
 
 class Facts(Settings):
-    """The sizes that all parties need, besides the terms.
+    """The sizes that all parties need in addition to the session terms.
 
     Attributes:
         rows: numbers of training, validation and test rows.
         columns: number of columns of each feature party.
-        widths: number of positions of a column's histogram, for each feature party.
+        widths: number of histogram positions of a column, for each feature party.
     """
 
     rows: tuple[_Count, _Count, _Count]
@@ -184,14 +188,14 @@ class Facts(Settings):
 
 
 class _Meeting:
-    """A party's connection to the others: facts, keys and links.
+    """A party's connection to the other parties: facts, keys and network links.
 
     Args:
-        place: place of the party.
-        end: end that announces its rows; see `NetworkEnd`.
+        place: the party's position among the others; see `Place`.
+        end: object that announces the party's rows; see `NetworkEnd`.
         terms: terms of the session.
-        roles: role of every party.
-        party: name of the party.
+        roles: names of all parties; a party's role is its position in the list.
+        party: name of this party.
     """
 
     def __init__(
@@ -210,16 +214,16 @@ class _Meeting:
         self.links = links
 
     def pads(self, party: str) -> Any:
-        """Return the stream of pads shared with another party."""
+        """Return the pad stream that this party shares with another party."""
         return self._peer.pads[self._roles.index(party)]
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's part: it sums its own share, and answers on which side rows are.
+    """A feature party's implementation: sums its shares, and sends sides of rows at splits.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
-        place: its place among the others.
+        place: the party's position among the others; see `Place`.
     """
 
     def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, place: Outer) -> None:
@@ -228,15 +232,15 @@ class SharedFeatureEnd(FeatureEnd):
         self._known = np.empty((0, 0), np.uint8)
         self._training = 0
         self._elements = _NO_ELEMENTS
-        #: Bins of training rows for the columns that a tree may split on.
+        #: Bins of the training rows, for the columns that the current tree may split on.
         self._summed = self._known
-        #: The node of each row, while it is known, and the largest node number.
+        #: The node of each row (if this party may know it), and the largest node number.
         self._nodes, self._last_node = _NO_NODES, 0
         self._drawn = self._hidden_sums = 0
         self._answered: list[Split] = []
 
     def announced(self) -> bytes:
-        """Describe the columns for the label party."""
+        """Describe the party's columns to the label party."""
         return self._about()
 
     def begin(
@@ -256,7 +260,7 @@ class SharedFeatureEnd(FeatureEnd):
             permuted = np.stack([column[order] for column in bins[:, columns].T])
             _send(met.links[mode.helper], 0, permuted)
         self._serve(0)
-        self._require_taken(self._splits, 0)  # the splits of a resumed training
+        self._require_taken(self._splits, 0)  # splits from before a training was resumed
 
     def train(self, exchange: Exchange) -> None:
         before, self._answered = len(self._splits), []
@@ -280,7 +284,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise ProtocolError("the label party describes other rows than this party has")
 
     def _serve(self, step: int) -> bytes:
-        """Answer requests until a round's last one; return that request's content."""
+        """Answer requests until the last one of a round; return the last one's content."""
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
@@ -303,7 +307,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _share(self) -> np.ndarray:
         self._drawn += 1
         share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
-        # read-only like a received array, so that the loop is compiled only once
+        # read-only like a received array, so that numba compiles the loop only once
         share.flags.writeable = False
         return share
 
@@ -312,7 +316,7 @@ class SharedFeatureEnd(FeatureEnd):
         bins = self._summed
         _require_nodes(count)
         if not len(self._nodes):
-            raise _unknown(_LABEL_PARTY)  # no tree has started
+            raise _unknown(_LABEL_PARTY)  # no tree has been started
         if self._mode.nodes == "known":
             told = _numbers(asked["nodes"], len(self._known))
             kind = _kind(len(told))
@@ -330,7 +334,8 @@ class SharedFeatureEnd(FeatureEnd):
                 [sums_of(bins, nodes, 1, self._share(), width) for _ in range(count)]
             )
         self._rows.spend(sums.size)
-        # The label party knows each pad. Without a common pad, even a sum would disclose its owner.
+        # The label party can compute this party's share of each row. Without a pad shared with the
+        # helper, a sum of such shares would disclose which rows are in a bin.
         self._hidden_sums += 1
         hidden = sums.ravel() + self._hiding.elements64(sums.size, "sums", self._hidden_sums)
         _send(self.link, step, hidden.astype("<u8", copy=False))
@@ -342,7 +347,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise _unknown(_LABEL_PARTY)
         if asked["nodes"] is None:
             if step and self._mode.nodes == "known":
-                raise _unknown(_LABEL_PARTY)  # the sides of only a node's rows
+                raise _unknown(_LABEL_PARTY)  # the request is for the rows of one node only
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
@@ -357,11 +362,11 @@ class SharedFeatureEnd(FeatureEnd):
 
 
 class HelperEnd(CellsEnd):
-    """The part of a party without data: it sums shares of rows that it cannot identify.
+    """Implementation of a party without data: it sums shares of rows that it cannot identify.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: its place among the others.
+        place: the helper's position among the others; see `Place`.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Outer) -> None:
@@ -370,7 +375,7 @@ class HelperEnd(CellsEnd):
         self._facts: Facts | None = None
         self._bins_of: dict[str, np.ndarray] = {}
         self._elements: dict[str, np.ndarray] = {}
-        #: Columns that a tree may split on, of each party that has any.
+        #: Columns that the current tree may split on, for each party that has such columns.
         self._summed: dict[str, np.ndarray] = {}
         self._hidden_sums = 0
 
@@ -379,7 +384,7 @@ class HelperEnd(CellsEnd):
         return rows_of(self._agreed.rows)
 
     def announced(self) -> None:
-        """Announce no rows: the helper has none."""
+        """Return None, because the helper has no rows to announce."""
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -435,18 +440,18 @@ class HelperEnd(CellsEnd):
         return self._facts
 
     def _parts(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each feature party with its number of columns, and of positions in each."""
+        """Yield each feature party, its number of columns, and of positions per column."""
         facts = self._agreed
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
     def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Yield each party with its splittable columns, their bins, and positions of each."""
+        """Yield each party that has splittable columns, their bins, and positions per column."""
         for name, _, width in self._parts():
             if name in self._summed:
                 yield name, self._summed[name], width
 
     def _chosen(self, columns: Any) -> dict[str, np.ndarray]:
-        """Return bins of the columns that a tree may split on, by party; None means all columns."""
+        """Return the bins of splittable columns by party; None stands for all columns."""
         counts = {name: count for name, count, _ in self._parts()}
         if columns is None:
             columns = [None] * len(counts)
@@ -471,7 +476,7 @@ class HelperEnd(CellsEnd):
                 count = _read(raw[1:])["count"]
                 _require_nodes(count)
                 if not self._summed:
-                    raise _unknown(_LABEL_PARTY)  # no tree has begun
+                    raise _unknown(_LABEL_PARTY)  # no tree has been started
                 self._hidden_sums += 1
                 self._sum_nodes(count, step) if known else self._sum_all(count, step)
             else:
@@ -482,7 +487,7 @@ class HelperEnd(CellsEnd):
         return raw.view("<u8")
 
     def _sum_nodes(self, count: int, step: int) -> None:
-        """Sum over the rows of each node in the label party's request."""
+        """Sum the shares over the rows of each node that the label party requests."""
         kind, sums = _kind(count), []
         for name, bins, width in self._asked():
             raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
@@ -493,7 +498,7 @@ class HelperEnd(CellsEnd):
         _send(self.link, step, b"".join(sums))
 
     def _sum_all(self, count: int, step: int) -> None:
-        """Sum over all rows, with a share for each node."""
+        """Sum over all rows, with a separate share of every row for each node."""
         nodes, sums = np.zeros(self._agreed.rows[0], np.uint8), []
         for name, bins, width in self._asked():
             own = [sums_of(bins, nodes, 1, self._received_share(step), width) for _ in range(count)]
@@ -501,18 +506,18 @@ class HelperEnd(CellsEnd):
         _send(self.link, step, b"".join(sums))
 
     def _hidden(self, name: str, sums: np.ndarray) -> bytes:
-        """Mask sums by a pad that the feature party adds to its own sums."""
+        """Subtract a pad from sums; the feature party adds the same pad to its own sums."""
         pad = self._hiding[name].elements64(sums.size, "sums", self._hidden_sums)
         hidden: np.ndarray = sums.ravel() - pad
         return hidden.astype("<u8").tobytes()
 
 
 class SharedLabelEnd(LabelEnd):
-    """The label party's part: it splits gradients into shares and adds up sums.
+    """The label party's implementation: splits gradients into shares and adds up sums.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: the party's place between the others.
+        place: the label party's position between the other parties; see `Place`.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Middle) -> None:
@@ -520,15 +525,16 @@ class SharedLabelEnd(LabelEnd):
         self._place = place
         self._columns_of: dict[str, tuple[Layout, list[int]]] = {}
         self._sums: SharedSums | None = None
-        #: Called with this party's sums of each node that it requests.
+        #: Callback that receives this party's view of the sums of each requested node; None calls
+        #: nothing.
         self.watch: Callable[[SeenSums], object] | None = None
 
     def announced(self) -> bytes:
-        """Announce an empty description."""
+        """Return an empty description, because no other party needs one."""
         return b""
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
-        """Return the sizes of all, from each feature party's description."""
+        """Return the sizes that all parties need, from each feature party's description."""
         if self._own is not None:
             layout = self._own.layout
             signs = self._mode.signs(self._rows.columns, len(layout.bins))
@@ -580,9 +586,9 @@ class SeenSums:
     """The label party's knowledge of a node: its rows, their gradients, and the sums over bins.
 
     Attributes:
-        rows: positions among the training rows.
-        gradients: axes (rows, 2).
-        sums: sums of all columns, axes (columns, width, 2).
+        rows: positions of the node's rows among the training rows.
+        gradients: gradients of these rows, axes (rows, 2).
+        sums: gradient sums over bins of all columns, axes (columns, width, 2).
     """
 
     rows: np.ndarray
@@ -591,19 +597,20 @@ class SeenSums:
 
 
 class SharedSums:
-    """Histograms at the label party from sums that other parties send; see `Source`.
+    """Histograms at the label party, from sums of the other parties; see `Source`.
 
     Args:
-        met: connection to the others.
-        layouts: layout of each party with columns, in the order of all columns.
-        own: bins of the label party's own columns for training and validation rows, if any.
-        mode: settings that name the helper and whether nodes are hidden.
+        met: connection to the other parties.
+        layouts: layout of each party that has columns, in the order of all columns.
+        own: bins of the label party's own columns for training and validation rows, if it has
+            columns.
+        mode: mode that names the helper and states whether nodes are hidden.
         note: see `CellsEnd`.
 
     Attributes:
-        layout: layout of all columns, concatenated.
-        step: step of the round.
-        watch: called with this party's sums of each requested node.
+        layout: joined layout of all parties' columns.
+        step: step of the current round.
+        watch: callback that receives this party's view of the sums of each requested node.
     """
 
     watch: Callable[[SeenSums], object] | None = None
@@ -629,19 +636,19 @@ class SharedSums:
             for name, pads in self._pads.items()
         }
         self._drawn = dict.fromkeys(self._pads, 0)
-        #: Columns that the tree may split on, by party, and the parties that sums are requested
-        #: from.
+        #: Columns that the tree may split on, by party, and the parties from which sums are
+        #: requested.
         self._columns, self._asked = dict[str, np.ndarray](), list[str]()
-        #: Packed gradients of training rows, zero if the tree does not use a row.
+        #: Packed gradients of the training rows; zero for a row that the tree does not use.
         self._units, self._total = np.ones(2), np.zeros(2)
         self._forget()
-        #: Nodes whose rows have not been sent to the other parties yet.
+        #: Nodes whose rows have not been sent to other parties yet.
         self._new: list[int] = []
 
     def start(
         self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None = None
     ) -> None:
-        every = len(rows) == len(gradients)  # a copy would double the memory
+        every = len(rows) == len(gradients)  # indexing all rows would double the memory
         own = gradients if every else gradients[rows]
         self._units, self._elements = units_of(own), np.zeros(self._training, np.uint64)
         for part in blocks(len(rows)):
@@ -660,12 +667,12 @@ class SharedSums:
             for name in self._asked:
                 self._send_share(name, self._elements)
             if self._own is None and self.watch is None:
-                self._elements = _NO_ELEMENTS  # both holders have their shares
+                self._elements = _NO_ELEMENTS  # the feature party and the helper have their shares
 
     def _choose(self, columns: np.ndarray | None) -> None:
-        """Note the columns of each party that the tree may split on.
+        """Store which columns of each party the tree may split on.
 
-        No sums are requested from other parties.
+        Parties without such columns receive no requests for sums.
         """
         for name, layout in self._layouts.items():
             count, first = len(layout.bins), self._first[name]
@@ -684,7 +691,7 @@ class SharedSums:
         found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
         if self._own is not None:
             places = self._places(nodes)[: self._training]
-            own, columns = next(iter(self._columns.items()))  # the own columns come first
+            own, columns = next(iter(self._columns.items()))  # this party comes first
             width, bins = self._layouts[own].width, chosen(self._own[: self._training], columns)
             sums = sums_of(bins, places, len(nodes), self._elements, width)
             self._put(own, sums, found)
@@ -736,16 +743,16 @@ class SharedSums:
         return values_of(tree, left)
 
     def _forget(self) -> None:
-        """Drop the state that only a growing tree needs."""
+        """Drop the state that is only needed while a tree grows."""
         self._grows, self._rows, self._elements = False, Partition(_NO_ROWS), _NO_ELEMENTS
 
     def _trained(self, node: int) -> np.ndarray:
-        """Return the training rows of a node, which precede its other rows."""
+        """Return the training rows of a node, which come before its validation rows."""
         rows = self._rows[node]
         return rows[: np.searchsorted(rows, self._training)]
 
     def _places(self, nodes: Sequence[int]) -> np.ndarray:
-        """Return the position of each row's node in a list; the largest number means absent."""
+        """Return each row's position of its node in a list; the largest value means absent."""
         kind = _kind(len(nodes))
         places = np.full(self._count, np.iinfo(kind).max, kind)
         for place, node in enumerate(nodes):
@@ -753,39 +760,39 @@ class SharedSums:
         return places
 
     def _put(self, name: str, elements: np.ndarray, out: np.ndarray) -> None:
-        """Write sums over a party's bins to the positions of its columns."""
+        """Write the unpacked sums over a party's bins to the positions of the party's columns."""
         found = opened(elements) * self._units
         columns = self._first[name] + self._columns[name]
         out[:, columns, : found.shape[2] - 1] = found[:, :, :-1]
         out[:, columns, -1] = found[:, :, -1]
 
     def _owner_of(self, split: Split) -> tuple[str, Split]:
-        """Return the owner of a split's column, and the split by the owner's own column number."""
+        """Return the owner of a split's column, and the split with the owner's column number."""
         name = [name for name, first in self._first.items() if first <= split.column][-1]
         return name, replace(split, column=split.column - self._first[name])
 
-    # Requests and their answers.
+    # Requests to other parties, and their answers.
 
     def _ask(self, name: str, letter: bytes, about: Any = None) -> None:
         content = b"" if about is None else json.dumps(about).encode()
         self._met.links[name].send(Frame(Kind.PROTOCOL, self.step, letter + content))
 
     def _send_share(self, name: str, elements: np.ndarray) -> None:
-        """Send the helper the elements minus the pad shared with a feature party."""
+        """Send the helper ring elements minus the pad that is shared with a feature party."""
         self._drawn[name] += 1
         share = self._pads[name].elements64(self._training, "gradients", self._drawn[name])
         np.subtract(elements, share, out=share)
         self._send_permuted(name, share.astype("<u8", copy=False))
 
     def _send_permuted(self, name: str, of_rows: np.ndarray) -> None:
-        """Send the helper a value of each training row, in the order of a party's rows."""
+        """Send the helper one value per training row, in the row order of a feature party."""
         order, permuted = self._orders[name], np.empty_like(of_rows)
         for part in blocks(len(order)):
             permuted[part] = of_rows[order[part]]
         _send(self._met.links[self._helper], self.step, permuted)
 
     def _add_sums(self, nodes: Sequence[int], out: np.ndarray) -> None:
-        """Request sums over nodes from both holders of shares, and add them up."""
+        """Request sums over nodes from the feature parties and the helper, and add them up."""
         if self._hidden:
             self._ask_hidden(nodes)
         else:
@@ -839,10 +846,10 @@ class SharedSums:
     def _tests(
         self, name: str, divisions: Sequence[Division], everywhere: bool = False
     ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """Yield for each division its bins, its column, and the bins that go left.
+        """Yield for each division its bins, its column number, and which bins go left.
 
-        For a split on another party's column the bins are the sides of rows: of the node's rows, or
-        of all rows if `everywhere`.
+        For a split on another party's column, the bins are the sides of rows (0 or 1): of the
+        node's rows, or of all rows if `everywhere` is true.
         """
         if name not in self._pads:
             assert self._own is not None, "it has columns"
@@ -870,23 +877,23 @@ class SharedSums:
 
 
 def _groups(shape: tuple[int, ...], cell_bytes: int) -> Iterator[slice]:
-    """Yield groups of columns whose bins fit one message; axes of `shape` (rows, columns)."""
+    """Yield groups of columns whose bins fit one message; `shape` has axes (rows, columns)."""
     count = max(1, _GROUP_BYTES // max(1, shape[0] * cell_bytes))
     return (slice(at, min(shape[1], at + count)) for at in range(0, shape[1], count))
 
 
 def _send(link: Link, step: int, content: bytes | np.ndarray) -> None:
-    """Send bytes in as many messages as necessary; an array is not copied."""
+    """Send bytes in as many messages as needed; an array is not copied."""
     raw = content if isinstance(content, bytes) else content.reshape(-1).view(np.uint8).data
     for start, end in chunks(len(raw)):
         link.send(Frame(Kind.PROTOCOL, step, raw[start:end]))
 
 
 def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
-    """Receive a given number of bytes from `_send`; uint8.
+    """Receive exactly this number of bytes from `_send`; uint8.
 
     Raises:
-        ProtocolError: the message has another length.
+        ProtocolError: the message has a different length.
     """
     parts = list[np.ndarray]()
     for start, end in chunks(size):
@@ -905,10 +912,10 @@ def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
 
 
 def _read(content: bytes) -> Any:
-    """Parse a request of the label party.
+    """Parse a request of the label party, which is JSON.
 
     Raises:
-        ProtocolError: the message is not a request.
+        ProtocolError: the message is not a valid request.
     """
     try:
         found = json.loads(content)
@@ -929,10 +936,10 @@ def _require_nodes(count: Any) -> None:
 
 
 def _numbers(nodes: Any, rows: int) -> np.ndarray:
-    """Parse the node numbers of a tree whose leaves have at least one row each.
+    """Parse node numbers of a tree; every leaf of the tree has at least one row.
 
     Raises:
-        ProtocolError: the values are not valid numbers of nodes.
+        ProtocolError: the values are no valid node numbers.
     """
     if not isinstance(nodes, list) or not all(
         type(one) is int and 0 <= one < 2 * rows for one in nodes
@@ -942,10 +949,10 @@ def _numbers(nodes: Any, rows: int) -> np.ndarray:
 
 
 def _columns(columns: Any, count: int) -> np.ndarray:
-    """Parse columns that a tree may split on, int64, increasing; all columns without a list.
+    """Parse columns that a tree may split on, int64, increasing; None means all columns.
 
     Raises:
-        ProtocolError: a party with so many columns cannot have these columns.
+        ProtocolError: the values are no valid numbers of this party's columns.
     """
     if columns is None:
         return np.arange(count)
@@ -957,7 +964,7 @@ def _columns(columns: Any, count: int) -> np.ndarray:
 
 
 def _kind(count: int) -> np.dtype[Any]:
-    """Return a type for positions among some nodes, with one more value for "none"."""
+    """Return a type for positions among some nodes, with one extra value for "absent"."""
     return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
 
 

@@ -1,4 +1,4 @@
-"""Common part of trainings on sums over rows that no party sees; see `vfl.trees.sums`."""
+"""Common code of trainings on sums over rows of several parties; see `vfl.trees.sums`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ Columns = Annotated[int, Field(ge=1, le=MOST_COLUMNS)]
 
 
 class SummingFacts(Settings):
-    """Facts that all parties need besides the terms.
+    """Facts that all parties need in addition to the session terms.
 
     Attributes:
         rows: numbers of training, validation and test rows.
-        columns: columns of each holder, by role; the intercept is one of the label party's.
+        columns: number of columns of each party with columns, by role; the intercept counts as one
+            of the label party's columns.
     """
 
     rows: RowCounts
@@ -41,11 +42,11 @@ class SummingFacts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Sizes(NetworkSizes):
-    """The sizes of a session, which bound frames.
+    """The sizes of a session, from which limits on frames follow.
 
     Attributes:
         facts: facts of the session.
-        beside_bytes: size of the largest message besides those of `Summing`.
+        beside_bytes: size of the largest message that is not one of `Summing`'s messages.
     """
 
     facts: SummingFacts
@@ -57,7 +58,7 @@ class Sizes(NetworkSizes):
 
     @property
     def frame_bytes(self) -> int:
-        """Size of the largest message."""
+        """Size of the largest message in bytes."""
         summing = largest_frame(self.facts.rows[0], self.facts.columns)
         return max(summing, self.beside_bytes, 1 << 12)
 
@@ -72,7 +73,7 @@ _Facts = TypeVar("_Facts", bound=SummingFacts)
 
 
 class SummingEnd(NetworkEnd[_Facts, Summing]):
-    """A party's part of a training on sums: a holder of columns, or the helper.
+    """A party in a training on sums over rows: a party with columns, or the helper.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -84,17 +85,17 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
     @abstractmethod
     def _check(self, facts: _Facts) -> None:
-        """Compare facts with the party's own rows and settings.
+        """Compare the facts with the party's own rows and settings.
 
         Raises:
-            DisagreementError: the party has a different number of rows.
-            ProtocolError: no parties can have these facts.
+            DisagreementError: the facts state a different number of rows.
+            ProtocolError: no valid session has these facts.
             TooFewRowsError: the model needs more rows.
         """
 
     @abstractmethod
     def _beside_bytes(self, facts: _Facts) -> int:
-        """Return the size of the largest message besides those of `Summing`."""
+        """Return the size of the largest message that is not one of `Summing`'s messages."""
 
     def sizes_of(self, facts: _Facts) -> Sizes:
         if len(facts.columns) != len(self._roles) - 1:
@@ -123,12 +124,12 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
 
 def other_parties() -> ProtocolError:
-    """Make the error for facts about other parties than those of the terms."""
+    """Return the error for facts that describe other parties than the terms."""
     return ProtocolError("the label party describes other parties than the terms have")
 
 
 def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any]) -> None:
-    """Compare a party's own counts of rows and columns with the label party's description.
+    """Check the label party's description of this party's numbers of rows and columns.
 
     Raises:
         DisagreementError: they differ.
@@ -148,13 +149,13 @@ def rows_of(rows: OwnRows) -> RowCounts:
 
 
 def categories_of(rows: OwnRows) -> tuple[int, ...]:
-    """Return the number of categories of each column of a party; 0 for numbers."""
+    """Return the number of categories of each column of a party; 0 for a column of numbers."""
     assert rows.inputs is not None, "asked of a party with columns"
     return rows.categories or (0,) * rows.inputs[:1].numel()
 
 
 def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
-    """Return cells of some aligned rows, axes (rows, columns); None for a party without columns."""
+    """Return the cells of some aligned rows, axes (rows, columns); None without columns."""
     if rows.inputs is None:
         return None
     cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()

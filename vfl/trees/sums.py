@@ -1,30 +1,31 @@
-"""Sums over rows that no party sees, for a regression on columns of several parties.
+"""Sums over rows that no party sees, for regressions on several parties' columns.
 
-Holders have columns X of the same rows; the last of them, the label party, has labels y and learns
-the sums. A helper, the last role, has no data. It draws masks like a dealer (`vfl.mpc.engine`), and
-it receives the margins of secretly permuted rows.
+Holders are the parties with columns X of the same rows; the last holder, the label party, has
+labels y and learns the sums. A helper, which has the last role, has no data. The helper draws masks
+like a dealer (`vfl.mpc.engine`), and receives the margins of secretly permuted rows.
 
-A holder's mask A is a pad that it shares with the helper. It opens E = X - A to the other holders,
-once: The other holders know E but not A, and the helper knows A but not E. Dealt shares are fresh
-each time. Brackets are shares of all holders, which send their shares of the results to the label
-party:
+A holder's mask A is a pad that the holder shares with the helper. The holder opens E = X - A to the
+other holders, once. once: The other holders know E but not A, and the helper knows A but not E. The
+shares that the helper deals are fresh for each computation. In the formulas, brackets are additive
+shares of all holders, which send their shares of the results to the label party:
 
     X^T X    E^T E + E^T A + A^T E + [A^T A]        the owner of a column adds E^T A;
     X^T y    X^T f + E^T c + [A^T c]                the label party opens f = y - c once;
     X^T m    E^T [m] + [A^T m]                      the helper has m and w of every row;
     X^T w X  E^T [w] E + E^T [w A] + [w A]^T E + [A^T w A].
 
-For the last two, each holder sends the helper its part of the margins, with pads that cancel out
-in the sum. The helper deals 8 n (k + 2) + 8 k (k + 1) bytes to the label party, for n
-rows and k columns; other holders draw their shares.
+For the last two formulas, each holder sends the helper its part of the margins, with pads that
+cancel out in the sum. The helper sends 8 n (k + 2) + 8 k (k + 1) bytes of shares to the label
+party, for n rows and k columns. The other holders derive their shares from a seed.
 
 Sums of the label party's integers over the bins of another holder's columns (`bin_sums`) are
-computed like those of boosted trees (`vfl.trees.shared`). The holder draws one share of the n
-numbers, the helper receives the other, and both sum their shares bin by bin. The helper also
-receives the bins, in an unknown order of rows that differs for each holder.
+computed like the sums of boosted trees (`vfl.trees.shared`). That holder draws one share of the n
+numbers, the helper receives the other share, and both sum their shares bin by bin. The helper also
+receives the bins, in an order of rows that it does not know and that differs between holders.
 
-Numbers are fixed point in the ring 2^64, with as many bits as sums of this many rows allow. X has
-`fine_bits` in X^T X, X^T y and X^T m, and `coarse_bits` in X^T w X, which has another mask.
+Numbers are fixed-point numbers in the ring 2^64, with as many fraction bits as sums over this many
+rows allow. X has `fine_bits` fraction bits in X^T X, X^T y and X^T m. In X^T w X it has
+`coarse_bits` and another mask.
 """
 
 from __future__ import annotations
@@ -48,24 +49,25 @@ from vfl.mpc.stream import PadStream
 from vfl.trees.histograms import bin_kind, sums_of
 from vfl.trees.newton import Family, Sums
 
-#: Bits of a sum without its sign, and one bit for rounding.
+#: Number of bits of a sum, without the sign bit and one bit for rounding.
 _SUM_BITS = 62
-#: Fraction bits of a margin.
+#: Number of fraction bits of a margin.
 _MARGIN_BITS = 32
 _MOST_BITS = 26
-#: Largest number of fraction bits of means and weights, whose sizes the helper knows.
+#: Largest number of fraction bits of means and weights; the helper chooses the number from their
+#: sizes, which it knows.
 _MOST_SHIFT = 256
 _FIX = "remove columns whose coefficients grow without limit, or set l2=0.001"
-#: The helper's message about its means: the sum of normalisers, and the bits of m and w.
+#: The helper's message about its means: the sum of b(m), and the fraction bits of m and of w.
 _ABOUT = struct.Struct("<dqq")
-#: The label party's requests: sums at coefficients, and the end.
+#: The label party's requests: "compute sums at these coefficients", and "end".
 _GO_ON, _DONE = b"G", b"D"
 _LABEL_PARTY = "the label party"
 _WORDS = _ABOUT.size // ELEMENT_BYTES
 
 
 def fine_bits(rows: int) -> int:
-    """Return fraction bits of a standardised column in a product with one other number per row.
+    """Return fraction bits of a standardised column in products with one other factor a row.
 
     >>> fine_bits(569), fine_bits(100_000)
     (26, 22)
@@ -74,7 +76,7 @@ def fine_bits(rows: int) -> int:
 
 
 def coarse_bits(rows: int) -> int:
-    """Return fraction bits of a standardised column in a product with two others.
+    """Return the fraction bits of a standardised column in products with two other factors.
 
     >>> coarse_bits(569), coarse_bits(100_000)
     (17, 15)
@@ -84,11 +86,11 @@ def coarse_bits(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Concatenated columns as one party has them.
+    """Columns of all holders after masking, as one party has them.
 
     Attributes:
-        opened: E, axes (rows, columns); empty at the helper.
-        mask: at a holder, the mask of its own columns; at the helper, A.
+        opened: the opened values E, axes (rows, columns); empty at the helper.
+        mask: at a holder, the mask of its own columns; at the helper, the masks A of all columns.
         bits: fraction bits.
     """
 
@@ -98,20 +100,20 @@ class Masked:
 
 
 class Summing(Engine):
-    """A party of the sums: a holder of columns, the last one the label party, or the helper.
+    """One party of the protocol: a holder of columns (the label party last), or the helper.
 
     Args:
-        role: number of the role, counted from 0; the last role is the helper's.
-        links: links to the other parties, by role. Only the two ends of a link may read it.
+        role: role of the party as a number from 0; the last role is the helper's.
+        links: network links to the other parties, by role. No other code may read from these links.
         rows: number of rows.
         columns: number of columns of each holder, at least one; the intercept is a column of ones.
 
     Attributes:
-        order: order of the rows, which the helper does not know.
-        dithers: whether means and weights of rows are rounded at random, for data with many equal
-            values, whose errors would otherwise add up; a new attempt has other errors.
-        spend: called with the number of sums over its columns that a holder is about to disclose to
-            the label party; it may raise an error.
+        order: order of the rows in messages to the helper, which does not know it.
+        dithers: whether means and weights of rows are rounded at random; without this, rounding
+            errors of many equal rows would add up.
+        spend: callback with the number of sums over a holder's columns that are about to be
+            disclosed to the label party; it may raise an error.
     """
 
     spend: Callable[[int], object] = staticmethod(lambda count: None)
@@ -127,7 +129,7 @@ class Summing(Engine):
         self.dithers = False
 
     def agree(self, terms: Mapping[str, object], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; the holders then draw a row order."""
+        """See `Peer.agree`; the holders then draw a common order of rows."""
         super().agree(terms, session, attempt)
         common: PadStream | None = self._stream_of_holders()
         if common is not None:
@@ -139,20 +141,21 @@ class Summing(Engine):
         bins: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ) -> list[np.ndarray] | None:
-        """Return sums of integers over bins, for each other holder, at the label party.
+        """Return, at the label party, sums of its integers over each other holder's bins.
 
-        Each other holder sends 8 bytes per row and one or two bytes per cell to the helper.
+        Each other holder sends the helper one or two bytes per cell; the label party sends it 8
+        bytes per row.
 
         Args:
-            sizes: for each other holder, its columns and the bins of each column.
-            bins: bins at another holder, axes (rows, columns).
-            numbers: numbers at the label party, int64, axes (rows,).
+            sizes: for each other holder, its number of columns and the number of bins per column.
+            bins: at another holder, the bins of its cells, axes (rows, columns).
+            numbers: at the label party, the integers to sum, int64, axes (rows,).
 
         Returns:
-            int64, axes (columns, bins).
+            One array per other holder, int64, axes (columns, bins).
 
         Raises:
-            ProtocolError: a cell is in no bin.
+            ProtocolError: a cell has a bin number that is too large.
         """
         number, found = self.next_number(), list[np.ndarray]()
         for holder, shape in enumerate(sizes):
@@ -167,10 +170,10 @@ class Summing(Engine):
         return found if self.role == self.label else None
 
     def open_columns(self, own: Tensor | None, bits: int) -> Masked:
-        """Open every holder's columns to the other holders, under masks; 8 bytes a cell.
+        """Open every holder's columns to other holders under masks, at 8 bytes per cell.
 
         Args:
-            own: at a holder its standardised columns, float64, axes (rows, columns).
+            own: at a holder, its standardised columns, float64, axes (rows, columns).
             bits: fraction bits.
         """
         number = self.next_number()
@@ -180,7 +183,7 @@ class Summing(Engine):
             return Masked(torch.empty(0, dtype=torch.int64), torch.cat(masks, 1), bits)
         assert own is not None, "a holder has columns"
         mask = self.pad(self.dealer, shapes[self.role], "columns", number)
-        # Random rounding up or down, so that errors of rows with equal cells do not add up.
+        # Rounding up or down at random, so that errors of rows with equal cells do not add up.
         draw = generator(bits, "sums", self.role)
         dither = torch.rand(own.shape, generator=draw, dtype=torch.float64) - 0.5
         rounded = encode(own + dither * 2.0**-bits, bits, "columns", _SUM_BITS - bits)
@@ -194,11 +197,11 @@ class Summing(Engine):
         return Masked(torch.cat(parts, 1), mask, bits)
 
     def narrowed(self, columns: Masked, keep: np.ndarray) -> Masked:
-        """Keep some of the opened columns; later sums are over these.
+        """Keep some of the opened columns; later sums use only these.
 
         Args:
             columns: opened columns of all holders.
-            keep: mask of the columns to keep, bool, axes (columns,).
+            keep: whether to keep each column, bool, axes (columns,).
         """
         mask, opened = keep if self.deals else keep[self._own], columns.opened
         ends = np.cumsum(self.columns)[:-1]
@@ -208,7 +211,7 @@ class Summing(Engine):
         return Masked(opened, columns.mask[:, torch.from_numpy(mask)], columns.bits)
 
     def gram(self, columns: Masked) -> Tensor | None:
-        """Return X^T X at the label party, float64, axes (columns, columns)."""
+        """Return X^T X at the label party, float64, axes (columns, columns); None elsewhere."""
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
             self._deal([matmul(columns.mask.t(), columns.mask)], "gram", number)
@@ -224,11 +227,11 @@ class Summing(Engine):
         return None if total is None else self._counted("X^T X", decode(total, 2 * columns.bits))
 
     def label_products(self, columns: Masked, labels: Tensor | None) -> Tensor | None:
-        """Return X^T y at the label party, float64, axes (columns,); it sends 8 bytes a row.
+        """Return X^T y at the label party, float64, axes (columns,); it sends 8 bytes per row.
 
         Args:
             columns: opened columns.
-            labels: labels at the label party, float64, axes (rows,).
+            labels: at the label party, the labels, float64, axes (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
@@ -258,14 +261,14 @@ class Summing(Engine):
     def sums_at(
         self, family: Family, fine: Masked, coarse: Masked, margins: Tensor | None
     ) -> Sums | None:
-        """Return X^T m and X^T w X at the label party, for the means and weights of margins.
+        """Return X^T m and X^T w X at the label party, for the means m and weights w of margins.
 
         Args:
-            family: family of the labels.
-            fine: all columns, opened.
-            coarse: the same columns, opened again.
-            margins: at a holder, the part of each row's margin from its own columns, float64, axes
-                (rows,).
+            family: distribution family of the labels.
+            fine: opened columns with fine fraction bits.
+            coarse: the same columns, opened again with coarse fraction bits.
+            margins: at a holder, the part of each row's margin that comes from its own columns,
+                float64, axes (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
@@ -274,7 +277,7 @@ class Summing(Engine):
         assert margins is not None, "a holder has its part"
         self.spend(self.columns[self.role] + self._of_pairs)
         part = encode(margins[self.order], _MARGIN_BITS, "margins", _SUM_BITS - _MARGIN_BITS, _FIX)
-        for holder in self.others:  # parts that reveal only their sum
+        for holder in self.others:  # masked parts, of which only the sum is revealed
             fresh = self.pad(holder, (self.rows,), "margins", number)
             part = part + fresh if self.role < holder else part - fresh
         self.channels[self.dealer].send([part], number)
@@ -302,10 +305,10 @@ class Summing(Engine):
         self._counted("X^T w X", second)
         return Sums(first.numpy(), second.numpy(), normaliser)
 
-    # Steps that the methods above are made of.
+    # Steps that the methods above use.
 
     def _add_helped(self, holder: int, shape: tuple[int, int], number: int) -> None:
-        """At the helper: sum its share over a holder's bins."""
+        """At the helper: sum its share of the numbers over a holder's bins, and send the sums."""
         kind = bin_kind(shape[1])
         channel, size = self.channels[holder], self.rows * shape[0] * kind.itemsize
         raw = np.frombuffer(channel.receive_bytes(number, size), kind)
@@ -320,7 +323,7 @@ class Summing(Engine):
         self.channels[self.label].send([sums - self.pad(holder, shape, "bin sums", number)], number)
 
     def _add_own(self, bins: np.ndarray, shape: tuple[int, int], number: int) -> None:
-        """At a feature party: sum its share under a pad, which the dealer subtracts."""
+        """At another holder: sum its share over its bins, and send the sums under a pad."""
         self.spend(math.prod(shape))
         order = permutation(self.pads[self.label], self.rows, "rows", number)
         permuted = bins[order].astype(bin_kind(shape[1]))
@@ -333,7 +336,7 @@ class Summing(Engine):
     def _added(
         self, holder: int, numbers: np.ndarray, shape: tuple[int, int], number: int
     ) -> np.ndarray:
-        """At the label party: add the sums of both shares."""
+        """At the label party: receive both sums of shares, and add them."""
         order = permutation(self.pads[holder], self.rows, "rows", number)
         rest = torch.from_numpy(numbers) - self.pad(holder, (self.rows,), "share", number)
         self.channels[self.dealer].send([rest[order]], number)
@@ -345,26 +348,26 @@ class Summing(Engine):
 
     @property
     def _of_pairs(self) -> int:
-        """Number of products of two columns that include a column of this holder."""
+        """Number of products of two columns of which at least one is this holder's."""
         own, count = self.columns[self.role], sum(self.columns)
         return own * (count - own) + own * (own + 1) // 2
 
     def _deal_means(self, number: int, family: Family, fine: Masked, coarse: Masked) -> None:
-        """At the helper: compute means of the secretly permuted margins."""
+        """At the helper: compute means and weights of permuted margins, and deal shares."""
         total = torch.zeros(self.rows, dtype=torch.int64)
         for holder in range(self.holders):
             total += self.channels[holder].receive([(self.rows,)], number)[0]
         self.leakage.count("permuted margins", "training rows", self.rows, self.rows)
         margins = decode(total, _MARGIN_BITS).numpy()
         normaliser = float(family.normaliser(margins).sum())
-        if not math.isfinite(normaliser):  # the label party will use a shorter step
+        if not math.isfinite(normaliser):  # the label party then shortens the step
             margins = np.zeros_like(margins)
         means = torch.from_numpy(family.mean(margins))
         weights = torch.from_numpy(family.variance(margins))
         of_means = self._bits_beside(fine.bits, means)
         of_weights = self._bits_of_weights(coarse.bits, float(weights.max()))
         dither = torch.zeros(self.rows, dtype=torch.float64)
-        if self.dithers:  # each row is rounded alike in every step, so that steps become small
+        if self.dithers:  # a row's rounding is the same in every step, so steps shrink
             dither = torch.rand(self.rows, generator=generator(0, "means")).double() - 0.5
         m, w = (
             encode((one + dither * 2.0**-bits)[:, None], bits, what, _SUM_BITS - bits)
@@ -378,26 +381,27 @@ class Summing(Engine):
         self.channels[self.label].send([told], number)
 
     def _bits_beside(self, bits: int, numbers: Tensor) -> int:
-        """Return fraction bits of numbers for sums of products with a standardised column.
+        """Return fraction bits of row values that are multiplied by a standardised column.
 
-        By Cauchy and Schwarz the sum is at most the number of rows, times the root mean square.
+        By the Cauchy-Schwarz inequality, such a sum is at most the number of rows times the values'
+        root mean square.
         """
         size = float(numbers.square().mean().sqrt())
         return _SUM_BITS - bits - _bits_of(self.rows) - math.ceil(math.log2(max(size, 2.0**-40)))
 
     def _bits_of_weights(self, bits: int, largest: float) -> int:
-        """Return fraction bits of weights, in a product with two columns."""
+        """Return the fraction bits of row weights in products with two standardised columns."""
         size = math.ceil(math.log2(max(largest, 2.0**-40)))
         return _SUM_BITS - 2 * bits - _bits_of(self.rows) - size
 
     @property
     def _own(self) -> slice:
-        """Position of a holder's columns among all."""
+        """Positions of this holder's columns among all columns."""
         start = sum(self.columns[: self.role])
         return slice(start, start + self.columns[self.role])
 
     def _at_label(self, shares: Sequence[Tensor], number: int) -> list[Tensor] | None:
-        """Return the sums of all holders' shares, at the label party."""
+        """At the label party, return the sum of all shares; elsewhere, send the share."""
         if self.role != self.label:
             self.channels[self.label].send(shares, number)
             return None
@@ -413,14 +417,15 @@ class Summing(Engine):
 
 
 class Asked:
-    """Sums at margins whose coefficients the label party chooses, for any number of requests.
+    """Sums at coefficients that the label party chooses, for any number of requests.
 
     Args:
         player: this party.
-        of: family of the labels.
-        fine: all columns, opened.
-        coarse: the same columns, opened again; None if no sums are requested.
-        own: columns of a holder, float64, axes (rows, columns).
+        of: distribution family of the labels.
+        fine: opened columns with fine fraction bits.
+        coarse: the same columns, opened again with coarse fraction bits; None if no sums at
+            coefficients are requested.
+        own: columns of this holder, float64, axes (rows, columns); None at the helper.
     """
 
     def __init__(
@@ -435,10 +440,10 @@ class Asked:
         self._fine, self._coarse, self._own = fine, coarse, own
 
     def at(self, parts: Sequence[np.ndarray]) -> Sums:
-        """At the label party: return the sums at some coefficients.
+        """At the label party: request and return the sums at some coefficients.
 
         Args:
-            parts: coefficients of each holder's columns.
+            parts: coefficients of each holder's columns, by role.
         """
         player, own = self._player, self._own
         number = player.next_number()
@@ -453,7 +458,7 @@ class Asked:
         return found
 
     def end(self, last: Mapping[int, bytes]) -> None:
-        """At the label party: end the requests.
+        """At the label party: notify all other parties that there are no more requests.
 
         Args:
             last: last message to each holder, by role.
@@ -463,14 +468,14 @@ class Asked:
             channel.send_bytes(_DONE + last.get(role, b""), number, "online")
 
     def follow(self, most: int, last_bytes: int) -> bytes:
-        """At another party: take part until the label party ends; return its last message.
+        """At another party: answer requests until the label party ends; return its last message.
 
         Args:
-            most: most sums that the label party may request.
-            last_bytes: most bytes of the last message.
+            most: largest number of sums that the label party may request.
+            last_bytes: size of the last message in bytes.
 
         Raises:
-            ProtocolError: the label party does not follow the protocol.
+            ProtocolError: the label party violates the protocol.
         """
         player, own = self._player, self._own
         link, size = player.channels[player.label], 0
@@ -494,13 +499,13 @@ class Asked:
 
 
 def _sums_over(bins: np.ndarray, elements: np.ndarray, width: int) -> Tensor:
-    """Sum elements over all rows in each bin, int64, axes (columns, bins)."""
+    """Sum ring elements over all rows in each bin, int64, axes (columns, bins)."""
     sums = sums_of(bins, np.zeros(len(bins), np.uint8), 1, elements, width)[0]
     return torch.from_numpy(sums.view(np.int64))
 
 
 def largest_frame(rows: int, columns: Sequence[int]) -> int:
-    """Return the payload size of the largest message: the helper's dealt shares.
+    """Return the payload size of the largest message, which carries the helper's shares.
 
     >>> largest_frame(1000, [3, 2])
     56240

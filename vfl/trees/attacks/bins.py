@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 class Bins(Attack):
     """Assigns to each cell a value that represents its bin.
 
-    From a marginal distribution: It matches an ordered column's bins by quantiles, and the
+    From a marginal distribution: The attack matches an ordered column's bins by quantiles, and the
     categories of another column by frequencies (Naveed, Kamara and Wright 2015, sections 4 and 5,
-    for order-preserving encryption). From known rows: the mean of the rows in a bin, shrunk towards
-    that value. Bayes' rule reverses randomised response; the frequencies of bins before it are
-    estimated from those after it (Kairouz et al. 2016).
+    for order-preserving encryption). From known rows: the value of a bin is the mean of the known
+    rows in it, shrunk towards the value from the marginal distribution. Bayes' rule reverses
+    randomised response; the attack estimates the bin frequencies before the response from the
+    frequencies after it (Kairouz et al. 2016).
 
     Args:
-        rows: whether the known rows are among those whose bins were sent; otherwise they only show
-            the distribution of values, like a public table.
-        prior: number of known rows of a bin that weigh as much as the distribution.
+        rows: whether the bins of the known rows were sent as well; otherwise the known rows only
+            show the distribution of values, like a public table.
+        prior: weight of the value from the marginal distribution, as a number of known rows in a
+            bin.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -49,15 +51,15 @@ class Bins(Attack):
         self.rows, self.prior = rows, prior
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        view.require(Grant.CUTS)  # a party sends bins as its cuts
+        view.require(Grant.CUTS)  # a party's bins are its cut-layer activations for attacks
         return read_bins(view.told, view.leaked.inputs, self.prior, self.rows)
 
 
 def read_bins(told: SentBins, leaked: Tensor, prior: float, rows: bool) -> Tensor:
-    """Return the expected cells of rows whose bins were sent, axes (rows, columns).
+    """Return the expected cells of rows whose bins a party sent, axes (rows, columns).
 
     Args:
-        told: bins of the targets and of known rows.
+        told: bins of the target rows and of the known rows.
         leaked: cells of the known rows.
         prior: see `Bins`.
         rows: see `Bins`.
@@ -87,9 +89,9 @@ def values_of_bins(
     Args:
         layout: layout of the columns.
         leaked: cells of the known rows.
-        likely: function of a column and its number of bins. function that returns the share of each
-            bin (the missing one last), and the probabilities of bins, axes (rows, bins + 1), of
-            targets and of known rows.
+        likely: function of a column and its number of bins. It returns the share of each bin,
+            with missing cells last, and the bin probabilities of target rows and of known rows,
+            axes (rows, bins + 1) each.
         prior: see `Bins`.
         rows: see `Bins`.
     """
@@ -107,7 +109,7 @@ def values_of_bins(
 
 
 def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return bin shares before randomised response, and P(true given sent), axes (sent, true).
+    """Return bin shares before randomised response, and P(true bin | sent bin), axes (sent, true).
 
     Args:
         often: shares of bins after the response.
@@ -125,13 +127,14 @@ def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarra
 
 
 def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the mean of the sorted values that each bin covers.
+    """Return, for each bin of an ordered column, the mean of the sorted values that it covers.
 
-    Missing cells have the overall mean.
+    The bin of missing cells gets the mean of all values.
     """
     ordered = np.sort(values[:, 0])
     ends = np.concatenate([[0.0], shares[:-1].cumsum()]) / max(shares[:-1].sum(), 1e-300)
-    # Integral of the quantile function up to each end; differences of it are means of parts.
+    # Integral of the quantile function up to each bin edge; the differences give the mean of each
+    # bin.
     steps = np.arange(len(ordered) + 1) / len(ordered)
     integral = np.interp(ends, steps, np.concatenate([[0.0], ordered.cumsum()]) / len(ordered))
     means = np.diff(integral) / np.diff(ends).clip(1e-300)
@@ -140,7 +143,7 @@ def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Match bins to categories by frequency, one-hot; missing cells get all shares."""
+    """Match bins to categories by frequency, one-hot; missing cells get all frequencies."""
     found = np.zeros((len(shares), values.shape[1]))
     found[np.argsort(shares[:-1]), np.argsort(values.mean(0))] = 1.0
     found[-1] = values.mean(0)
@@ -148,12 +151,13 @@ def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class OwnColumns(Attack):
-    """Predicts another party's columns from the label party's own columns, without any model.
+    """Predicts another party's columns from the label party's columns, without the trained model.
 
-    Method: kernel ridge regression on the known rows (Saunders et al. 1998), one column at a time.
+    Method: Method: kernel ridge regression on the known rows (Saunders et al. 1998), one column at
+    a time.
 
     Args:
-        strength: inverse weight of the squared penalty.
+        strength: inverse weight of the squared (L2) penalty.
 
     Raises:
         BadOptionError: an option is out of range.

@@ -1,11 +1,11 @@
-"""Knowledge of attackers in a run of trees, in the terms that attacks use.
+"""Attackers' knowledge in a training run of boosted trees, expressed as cuts and gradients.
 
-A party's part of the forest is its bottom: it maps the party's cells to the sides of all splits on
-its columns, and these are the cut of a row in a query. In a training the cut is the bins of the
-cells. The gradient of a row is its path of nodes, if a protection discloses these to feature
-parties. All of it can be computed from the trained parts, the rows, and secrets that a grid's
-parties draw from its seed, so no recording is needed; `tests/trees/test_attacks.py` compares it
-with the frames of a session.
+For attacks, a party's part of the forest is its bottom model: it maps the party's cells to the side
+of each split on its columns. These sides are the cut-layer activations of a queried row. During
+training, the cut-layer activations are the bins of the cells. The gradient of a row is its path of
+nodes, if the mode discloses nodes to feature parties. All of this follows from the trained model,
+the rows, and secrets that simulated parties draw from the grid's seed, so no recording is needed.
+The test `tests/trees/test_attacks.py` compares it with the frames of a session.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ from vfl.trees.shared import SeenSums, SharedLabelEnd
 
 
 class Sides(nn.Module):
-    """A party's part of the forest as a bottom: on which side of each split a row lies.
+    """A party's part of the forest as a bottom model: the side of each split on which a row lies.
 
     Args:
-        ranks: meaning of the numbers that represent the party's cells.
+        ranks: encoding that maps the party's cells to numbers, and back.
         binning: binning of the party's cells.
         splits: splits on its columns, in the order of the queries.
     """
@@ -84,12 +84,12 @@ class Sides(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return 1 if a row goes left, else 0; axes (rows, splits).
 
-        The type is float32. Without splits there is one zero per row.
+        The result is float32. Without splits, each row has a single zero.
         """
         return self.of_cells(self._ranks.cells(inputs))
 
     def of_cells(self, cells: np.ndarray) -> Tensor:
-        """Return the same for cells, axes (rows, columns)."""
+        """Return the same as `forward` for unencoded cells, axes (rows, columns)."""
         if not self.splits:
             return torch.zeros(len(cells), 1)
         bins, layout = self._binning.bins(cells), self._binning.layout
@@ -98,11 +98,11 @@ class Sides(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class AskedSplits:
-    """The splits on a feature party's columns, in the order of their arrival.
+    """The splits on a feature party's columns, in the order in which the party received them.
 
     Attributes:
         columns: column of each split.
-        sides: returns the sides of rows from their inputs, as `Sides` does.
+        sides: function that returns the sides of rows from their inputs, as `Sides` does.
     """
 
     columns: Sequence[int]
@@ -111,14 +111,14 @@ class AskedSplits:
 
 @dataclass(frozen=True, eq=False)
 class SentBins:
-    """The bins that a party sent to the label party.
+    """The bins that a feature party sent to the label party.
 
     Attributes:
         layout: number of bins of each column, and whether the bins have an order.
-        targets, leaked: numbers of bins of these rows, axes (rows, columns); a missing cell has the
-            last number of the widest column.
+        targets, leaked: bin numbers of the target rows and of the leaked rows, axes (rows,
+            columns); a missing cell has the last number of the widest column.
         epsilon: epsilon of the randomised response on the bins; None means no response.
-        own_of_leaked: the label party's own columns of the leaked rows, if it has any.
+        own_of_leaked: the label party's own columns for the leaked rows, if it has any columns.
     """
 
     layout: Layout
@@ -129,15 +129,16 @@ class SentBins:
 
 
 def paths(tree: Tree, left: np.ndarray, levels: int) -> list[np.ndarray]:
-    """Return each row's node on each level below the root, one-hot.
+    """Return each row's node on each level below the root, one-hot encoded.
 
     Args:
         tree: the tree.
         left: whether rows go left at each split, axes (rows, splits).
-        levels: number of levels.
+        levels: number of levels below the root.
 
     Returns:
-        bool, axes (rows, 2), (rows, 4), ...; all False for a row whose leaf is above that level.
+        One array per level, bool, axes (rows, 2), (rows, 4), ...; a row that reached a leaf on an
+        earlier level is all False.
     """
     children = np.array(tree.children)
     asked = np.cumsum([split is not None for split in tree.splits]) - 1
@@ -160,15 +161,16 @@ def _mode_of(experiment: Experiment) -> Trees:
 
 @dataclass(frozen=True, eq=False)
 class SeenNodes:
-    """The sums of each node that the label party received about one party's columns.
+    """The sums over one party's columns that the label party received for each node.
 
     Attributes:
         layout: layout of these columns.
-        nodes: all requested nodes, starting with the root of the first tree.
+        nodes: all nodes that the label party requested, starting with the root of the first tree.
         training: number of training rows.
-        targets, leaked: positions of these rows among the training rows.
-        epsilon: parameter of the randomised response on the bins; None means no response.
-        own_of_leaked: the label party's own columns of the leaked rows, if it has any.
+        targets, leaked: positions of the target rows and of the leaked rows among the training
+            rows.
+        epsilon: epsilon of the randomised response on the bins; None means no response.
+        own_of_leaked: the label party's own columns for the leaked rows, if it has any columns.
     """
 
     layout: Layout
@@ -193,7 +195,7 @@ _LEVELS = 3
 
 
 class TreesCases(Cases):
-    """The cases of a run of trees; see `Cases` for its arguments."""
+    """Attack cases for a training run of boosted trees; see `Cases` for the arguments."""
 
     replays: ClassVar[bool] = True
 
@@ -247,7 +249,7 @@ class TreesCases(Cases):
             for name, own in self.data.items()
         }
 
-    # Feature party: its own columns, its part of the trees, a few labels.
+    # Cases of a feature party: it has its own columns, its part of the trees, and a few labels.
 
     def _of_feature_party(
         self, name: str, k: int, draw: torch.Generator, partners: list[str]
@@ -290,7 +292,7 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[rows_of(setting.targets)])
 
     def _of_told_nodes(self, k: int, draw: torch.Generator) -> Case:
-        """Build a case of label inference for a party that knew all training rows' nodes."""
+        """Build a label-inference case for a feature party that knows every training row's node."""
         label, inputs = self.data[self.experiment.label.party], self._encoded(self.party)[1]
         (labels, classes), train = labels_of(label), torch.from_numpy(label.split.train)
         leaks = torch.zeros(len(train), dtype=torch.bool)
@@ -319,11 +321,11 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets])
 
     def _nodes_of(self, rows: Tensor) -> Iterator[Tensor]:
-        """Yield the nodes of rows in each round, one-hot by level; axes (rows, nodes)."""
+        """Yield the nodes of rows after each round, one-hot by level; axes (rows, nodes)."""
         label = self.experiment.label.party
         forest = Forest.of_state(within("share.", self._weights(label)))
         depth = self._mode.boosting((), 0).growth.max_depth
-        # no sums of the last level are requested
+        # the label party requests no sums for the last level
         levels = min(_LEVELS, depth - 1) if depth else _LEVELS
         answers, asked = self._answers(forest.splits, rows.numpy()), 0
         for trees in forest.rounds:
@@ -347,7 +349,8 @@ class TreesCases(Cases):
             first = last
         return answers
 
-    # Label party: bins of the training, sides from its queries, a few rows of the victim.
+    # Cases of the label party: it has the bins of the training rows, the sides of queried rows, and
+    # a few known rows of the victim.
 
     def _of_label_party(self, in_training: bool, draw: torch.Generator) -> Case:
         label = self.data[self.experiment.label.party]
@@ -386,7 +389,7 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets], truth[targets])
 
     def _sums(self, targets: Tensor, known: Tensor, own: Tensor | None) -> SeenNodes:
-        """Replay the session; return the nodes' sums as the label party sees them."""
+        """Replay the training; return the sums of each node as the label party received them."""
         if self._nodes is None:
             session, seen = session_of(self.experiment, self.data, "train"), list[SeenSums]()
             assert isinstance(session, WholeNetworkSession), "trees are a whole network"
@@ -416,14 +419,14 @@ class TreesCases(Cases):
         )
 
     def _sent_bins(self, rows: Tensor) -> Tensor:
-        """Return the bins of some training rows, encoded as `standardised` encodes cells."""
+        """Return the bins of some training rows, encoded like cells by `standardised`."""
         bins, layout = self._shown(self.party)
         cells = np.where(bins == layout.width - 1, np.nan, bins).astype(np.float32)
         train = self.data[self.party].split.train
         return standardised(cells, categories_of(layout), train)[rows]
 
     def _shown(self, name: str) -> tuple[np.ndarray, Layout]:
-        """Return the bins of all rows; training and validation rows as other parties see them."""
+        """Return the bins of all rows, after randomised response where other parties get it."""
         own, split = self._binning(name), self.data[name].split
         bins = own.bins(self._cells(name))
         if self._mode.epsilon is not None and name != self.experiment.label.party:
@@ -432,7 +435,7 @@ class TreesCases(Cases):
             bins[sent] = randomised(bins[sent], own.layout, self._mode.epsilon, secret)
         return bins, own.layout
 
-    # Parts of the own party.
+    # Data, encoding, binning and splits of each party.
 
     def _cells(self, name: str) -> np.ndarray:
         inputs = self.data[name].inputs

@@ -1,4 +1,4 @@
-"""A party's cells as numbers, for attacks and for scoring a reconstruction."""
+"""Conversion of a party's cells to numbers, for attacks and for scoring a reconstruction."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HUGE = 1e30  # squares of larger numbers overflow
 
 
 class Ranks:
-    """Encodes cells as ranks, groups of ranks and categories, and decodes them without loss.
+    """Encodes cells as ranks, rank groups and one-hot categories, and decodes them without loss.
 
-    An ordered column becomes its rank among the party's cells, and one number for each of up to 16
-    groups of equally many training rows. This is the encoding of `data.bins = 16` for a network
-    (Gorishniy, Rubachev and Babenko 2022, equation 1). A category becomes one-hot. A column with
-    missing cells has one more number, 1 where a cell is missing.
+    An ordered column becomes its rank among the party's cells, and one number for each of at most
+    16 groups with equally many training rows. It is the same encoding as `data.bins = 16` for a
+    neural network (Gorishniy, Rubachev and Babenko 2022, equation 1). A category is encoded
+    one-hot. A column with missing cells has one more number, which is 1 where a cell is missing.
 
     Args:
         cells: cells of all aligned rows, float32, axes (rows, columns); missing ones are NaN.
         categories: number of categories of each column; 0 for a column whose values have an order.
-        train: the training rows.
+        train: positions of the training rows.
 
     >>> ranks = Ranks(np.float32([[5.0], [7.0], [6.0]]), (0,), np.arange(3))
     >>> ranks.cells(ranks.numbers(np.float32([[6.0]]))).tolist()
@@ -35,7 +35,7 @@ class Ranks:
         self._categories = categories
         self._missing = np.isnan(cells).any(0)
         self._distinct = [np.unique(column[~np.isnan(column)]) for column in cells.T]
-        # A power of two, so that division of a float32 by it does not round.
+        # A power of two, so that dividing a float32 number by it does not round.
         self._scale = 2.0 ** int(np.ceil(np.log2(max(2, len(cells)))))
         self._edges = []
         for place, count in enumerate(categories):
@@ -82,21 +82,21 @@ class Ranks:
     def _ranks(self, column: np.ndarray, place: int) -> np.ndarray:
         """Return each cell's rank among the distinct values of its column.
 
-        NaN for a missing one.
+        A missing cell has the rank NaN.
         """
         ranks = np.searchsorted(self._distinct[place], column).astype(np.float64)
         return np.where(np.isnan(column), np.nan, ranks)
 
 
 def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarray) -> Tensor:
-    """Encode cells as a network's inputs: numbers of mean 0 and variance 1 over the training rows.
+    """Encode cells as inputs of a neural network: mean 0 and variance 1 over the training rows.
 
-    A missing number becomes 0, a category one-hot, a missing category zeros.
+    A missing number becomes 0, a category is one-hot, and a missing category becomes zeros.
 
     Args:
         cells: cells of all rows, axes (rows, columns); missing ones are NaN.
         categories: number of categories of each column; 0 for a column whose values have an order.
-        train: the training rows.
+        train: positions of the training rows.
 
     Returns:
         float32, axes (rows, numbers).
@@ -119,7 +119,7 @@ def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarr
 def categories_of(layout: Layout) -> tuple[int, ...]:
     """Return the number of categories of each column of received bins; 0 if ordered.
 
-    A receiver of bins needs no more than their layout for that.
+    The layout is all that a receiver of bins needs for this.
     """
     return tuple(
         count if kind else 0 for count, kind in zip(layout.bins, layout.categorical, strict=True)

@@ -1,4 +1,4 @@
-"""Labels from nodes: rows that stay together in trees have similar labels."""
+"""Label inference from tree nodes: rows in the same node tend to have similar labels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from vfl.trees.attacks.splits import numbers_of_splits
 
 
 class Nodes(Attack):
-    """Fits a few known labels by the nodes of training rows; early trees weigh most.
+    """Infers labels from the tree nodes of training rows, with a few known labels for fitting.
 
-    A feature party of SecureBoost (Cheng et al. 2021) knows which rows are in which node, so it
-    learns the outcome of splits on all parties' columns for them. A row's nodes in the n-th round
-    weigh n^-decay. The numbers that `splits` computes from the party's own columns count as one
-    more round.
+    A feature party of SecureBoost (Cheng et al. 2021) learns which rows are in which node, and so
+    the outcome of splits on all parties' columns for these rows. A logistic regression uses them as
+    inputs, and scales the nodes of round n by n^-decay. The numbers that the attack `splits`
+    computes from the party's own columns are inputs as well, with weight 1.
 
     Args:
-        decay: rate at which the weight of later rounds falls; 0 gives all the same weight.
-        strength: weight of the errors against the squared penalty.
+        decay: exponent by which the weight of later rounds falls; 0 gives all rounds the same
+            weight.
+        strength: weight of the log loss relative to the squared (L2) penalty.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -53,6 +54,6 @@ class Nodes(Attack):
 
 
 def _of_one_variance(numbers: Tensor) -> Tensor:
-    """Return centred numbers, scaled so that their variances add up to 1."""
+    """Return centred numbers, scaled so that the variances of all columns add up to 1."""
     centred = numbers - numbers.mean(0)
     return centred / centred.square().mean(0).sum().sqrt().clamp_min(1e-9)

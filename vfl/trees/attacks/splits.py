@@ -1,4 +1,4 @@
-"""Labels from splits: a feature party learns which of its columns matter, and where."""
+"""Label inference from splits: a feature party learns which of its columns are split, and where."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from vfl.core.registry import require_range
 
 
 class Splits(Attack):
-    """Fits a few known labels by the splits on the own columns; early splits weigh most.
+    """Infers labels from the splits on the attacker's columns, with a few known labels for fitting.
 
-    A split shows that labels differ between its two sides, but not in which direction. The sides of
-    a row at all splits on a column are summed to one number, in which the n-th split of the forest
-    has weight n^-decay. This number changes most at values where the column matters. A logistic
-    regression on one such number per column has few coefficients, and the penalty favours the
-    columns that were split first. Without a known split it reads the columns themselves, like an
-    attacker without trees.
+    A split shows that labels differ between its two sides, but not which side has more of a class.
+    The sides of a row at all splits on a column are summed to one number, in which the n-th split
+    of the forest has weight n^-decay. This number changes most at the values where the column
+    separates labels. A logistic regression on one such number per column has few coefficients, and
+    its penalty favours the columns that were split first. Without splits on the party's columns,
+    the attack uses the columns themselves, like an attacker without trees.
 
     Args:
-        decay: rate at which the weight of later splits falls; 0 gives all the same weight.
-        strength: weight of the errors against the squared penalty.
+        decay: exponent by which the weight of later splits falls; 0 gives all splits the same
+            weight.
+        strength: weight of the log loss relative to the squared (L2) penalty.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -44,7 +45,8 @@ class Splits(Attack):
         known, asked = (
             numbers_of_splits(view, seen, self.decay) for seen in (view.leaked, view.targets)
         )
-        # One scale for all numbers, so that the penalty still favours those that vary more.
+        # All numbers are divided by the same scale, so that the penalty still favours numbers with
+        # a larger variance.
         mean, spread = asked.mean(0), asked.std(0).max().clamp_min(1e-9)
         learned = fit_logistic(
             (known - mean) / spread, view.leaked.labels, view.classes, self.strength
@@ -53,11 +55,11 @@ class Splits(Attack):
 
 
 def numbers_of_splits(view: View, seen: GrantedRows, decay: float) -> Tensor:
-    """Return one number per column from the splits of rows, or the inputs without splits.
+    """Return one number per column from the sides of rows, or the inputs if there are no splits.
 
     Args:
         view: grants inputs and the protocol.
-        seen: rows of the view.
+        seen: target rows or leaked rows of the view.
         decay: see `Splits`.
     """
     told = view.told

@@ -1,4 +1,4 @@
-"""Column values from sums: a label party solves for bins, given gradient sums over bins."""
+"""Feature reconstruction by a label party that received gradient sums over bins."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from vfl.trees.attacks.cases import SentBins
 
 
 class Sums(Attack):
-    """Solves for the bin of each cell from sums over bins, and assigns the bin's value.
+    """Estimates the bin of each cell from gradient sums over bins; assigns a value to each bin.
 
-    The label party knows the gradients and the rows of each node. A sum over a bin is linear in the
-    indicators of its rows, so every node gives two equations for each bin. Ridge regression around
-    the bins' shares solves them together, node by node of all trees. Small nodes disclose most. If
-    the label party received bins, the attack reads those as `bins` does.
+    The label party knows each row's gradient, and which rows are in each node. A gradient sum over
+    a bin is linear in the indicators of the rows in that bin, so every node gives two equations for
+    each bin. Ridge regression solves the equations of all nodes of all trees together; its penalty
+    is the distance to the bins' shares of rows. Small nodes disclose most about single rows. If the
+    label party received the bins themselves, the attack uses them as `bins` does.
 
     Args:
-        nodes: number of nodes to use, the smallest ones.
-        noise: weight of the squared distance to the shares.
+        nodes: number of nodes to use; the attack takes the nodes with the fewest rows.
+        noise: weight of the penalty on the squared distance to the bins' shares of rows.
         rows, prior: see `vfl.trees.attacks.bins.Bins`.
 
     Raises:
@@ -54,7 +55,7 @@ class Sums(Attack):
             return read_bins(told, view.leaked.inputs, self.prior, self.rows)
         nodes = sorted(told.nodes, key=lambda one: len(one.rows))[: self.nodes]
         solve = solver([(one.rows, one.gradients) for one in nodes], told.training, self.noise)
-        # sums over all rows, whose second derivatives are still equal
+        # sums over all rows in the root of the first tree, where all second derivatives are equal
         first = told.nodes[0].sums[..., 1]
 
         def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -70,14 +71,15 @@ class Sums(Attack):
 def solver(
     nodes: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, noise: float
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return a function from sums over bins and shares of bins to probabilities of each row's bin.
+    """Return a function that maps sums over bins to the probability of each row's bin.
 
-    It takes sums of axes (2 nodes, bins) and shares of axes (bins,), and returns axes (rows, bins).
+    The function takes sums with axes (2 nodes, bins) and the share of rows in each bin, axes
+    (bins,), and returns axes (rows, bins).
 
     Args:
-        nodes: the rows of each node, and their gradients, axes (rows of the node, 2).
+        nodes: the rows of each node, and the gradients of these rows, axes (rows of the node, 2).
         rows: number of rows.
-        noise: weight of the squared distance to the shares.
+        noise: weight of the penalty on the squared distance to the bins' shares of rows.
     """
     at = np.concatenate([np.tile(own, 2) for own, _ in nodes])
     values = np.concatenate([gradients.T.ravel() for _, gradients in nodes]).astype(np.float64)

@@ -1,10 +1,14 @@
-"""Scorecards over columns of several organisations.
+"""Credit scorecards over columns of several organisations.
 
-mode:        `model = "scorecard"`: its terms, refusals and guarantees ends:        both parties'
-parts of a session: fine bins up, merged bins and points down shared:      parts of a training on
-shares, in which the label party learns only sums fitting:     fit of a card from counts and sums of
-any source binning:     merge of fine bins into few bins that predict the label, only from counts
-statistics: weight of evidence, information value, correlation, inflation, separation of scores
-points: conversion of log odds to points of a scale card:        statistics of a column's bins, and
-the whole card
+mode:       `model = "scorecard"`: options, refused settings and privacy guarantees
+ends:       both parties' code: fine bins go to the label party, merged bins and points come back
+shared:     the same on additive shares; the label party learns only sums over rows
+fitting:    fit of a scorecard from counts and sums
+binning:    merge of fine bins into few bins that separate good from bad rows
+statistics: weight of evidence, information value, correlation, variance inflation
+points:     conversion of log odds to points
+card:       statistics of a column's bins, and the whole scorecard
+loaded:     a finished scorecard with names and edges, from its run's folder
+page:       the scorecard's page and plain text
+command:    `vfl bins` and `vfl scorecard`
 """

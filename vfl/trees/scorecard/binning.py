@@ -1,9 +1,9 @@
-"""Merge of fine bins into few bins that separate goods from bads, only from counts.
+"""Merge of fine bins into few bins that separate good from bad rows, using only counts.
 
-Dynamic programming over neighbouring bins finds exactly the merge that maximises information value
-(Navas-Palencia 2020 states the problem for integer programming). Bins of ordered columns may be
-required to have a rate of bads that only rises or only falls. Categories are sorted by their rate
-first. Missing cells have a separate bin.
+Dynamic programming over neighbouring bins finds the merge with the largest information value
+(Navas-Palencia 2020 states the problem for integer programming). The bad rate of an ordered
+column's bins can be restricted to only rise or only fall. Categories are first sorted by their bad
+rate. Missing cells have a bin of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from vfl.trees.scorecard.statistics import evidence
 
-#: Change of the rate of bads from bin to bin: free, or in the better of both directions.
+#: Restriction on the bad rate from bin to bin: "none", or "auto" for the better of both directions.
 Monotone = Literal["none", "auto"]
 
 
@@ -28,19 +28,19 @@ def merged(
     monotone: Monotone = "none",
     sign: int = 0,
 ) -> np.ndarray:
-    """Return the merged bin of each fine bin, int64, axes (fine bins,).
+    """Return the number of the merged bin for each fine bin, int64, axes (fine bins,).
 
-    Missing cells have the last merged bin.
+    Missing cells get the last merged bin.
 
     Args:
-        counts: goods and bads of each fine bin, axes (fine bins, 2); the last is that of missing
-            cells.
+        counts: number of good and of bad rows in each fine bin, axes (fine bins, 2); the last bin
+            is that of missing cells.
         categorical: whether the fine bins have no order.
-        most: most merged bins, not counting that of missing cells.
-        least_rows: fewest rows of each, not counting that of missing cells.
-        monotone: "auto" makes the rate of bads only rise, or only fall, whichever has the larger
+        most: largest number of merged bins, without the bin of missing cells.
+        least_rows: smallest number of rows of a merged bin, except the bin of missing cells.
+        monotone: "auto" makes the bad rate only rise, or only fall, whichever gives the larger
             information value.
-        sign: 1 or -1 fixes the direction; 0 leaves it free.
+        sign: 1 makes the bad rate rise, -1 makes it fall; 0 allows both directions.
 
     >>> merged(np.array([[90, 10], [80, 20], [10, 90], [20, 80], [5, 5]]), most=2)
     array([0, 0, 1, 1, 2])
@@ -63,19 +63,21 @@ def merged(
 
 
 def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.ndarray, int]:
-    """Join fine bins until each cell has at least `floor` rows or none.
+    """Join fine bins to cells, until each cell has either at least `floor` rows or no rows.
 
-    Neighbours are joined if bins have an order. Categories below the floor share one cell, or join
-    the largest if they are too few together. Missing cells are treated the same way.
+    If the bins have an order, neighbours are joined. Categories below the floor share one cell; if
+    this cell stays below the floor, they join the largest category. The bin of missing cells is
+    treated the same way.
 
     Args:
-        rows: rows of each fine bin, int64, axes (fine bins,); the last is that of missing cells.
-        floor: fewest rows of a cell.
+        rows: number of rows in each fine bin, int64, axes (fine bins,); the last bin is that of
+            missing cells.
+        floor: smallest number of rows of a cell.
         categorical: whether the fine bins have no order.
 
     Returns:
-        The cell of each fine bin, int64, and the number of cells. The last cell is for missing
-        cells that were not joined; it is empty if they were joined.
+        The cell of each fine bin, int64, and the number of cells. The last cell is the bin of
+        missing cells, or empty if that bin was joined to another cell.
 
     >>> with_floor(np.array([30, 4, 9, 25, 5]), 10, categorical=False)
     (array([0, 1, 1, 2, 0]), 4)
@@ -108,12 +110,12 @@ def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.n
 
 
 class _Segments:
-    """All runs of neighbouring fine bins: their term of the information value, and their rate.
+    """All ranges of neighbouring fine bins, with information-value term and bad rate.
 
     Args:
-        values: goods and bads of the fine bins in their order, axes (fine bins, 2).
-        totals: goods and bads of all rows, missing cells included.
-        least_rows: fewest rows of a segment.
+        values: number of good and of bad rows in each fine bin, in order, axes (fine bins, 2).
+        totals: number of good and of bad rows in all bins, missing cells included.
+        least_rows: smallest number of rows of a range.
     """
 
     def __init__(self, values: np.ndarray, totals: np.ndarray, least_rows: int) -> None:
@@ -128,16 +130,16 @@ class _Segments:
         self._rates = inside[:, :, 1] / np.maximum(rows, 1)
 
     def best(self, most: int, sign: int) -> tuple[float, np.ndarray]:
-        """Return the largest information value, and the increasing ends of its bins.
+        """Return the largest information value of a merge, and the ends of its bins in order.
 
-        The last end is the number of bins.
+        The last end is the number of fine bins.
 
-        If there are too few rows for any merge, the result is one bin.
+        If there are too few rows for any merge, all fine bins form one bin.
         """
         count = self._count
         found = (-math.inf, np.array([count]))
-        # For the best cut whose last segment is (start, end]: its value, and the start of that
-        # segment.
+        # For each range (start, end]: the largest information value of a merge of the fine bins up
+        # to `end` whose last bin is this range, and the start of the bin before.
         value, steps = np.full_like(self._gains, -np.inf), list[np.ndarray]()
         value[0] = self._gains[0]
         for _ in range(max(1, most)):
@@ -149,7 +151,7 @@ class _Segments:
         return found
 
     def _longer(self, value: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return cuts with one more segment, and the start of the previous segment for each."""
+        """Extend each merge by one bin; return the values, and the start of the bin before."""
         longer, before = np.full_like(value, -np.inf), np.zeros(value.shape, np.int64)
         for start in range(1, self._count):
             ahead = value[:start, start]
@@ -170,7 +172,7 @@ class _Segments:
         return longer, before
 
     def _ends(self, last: int, steps: list[np.ndarray]) -> np.ndarray:
-        """Return the ends of a cut's segments, given the start of the last one."""
+        """Return the ends of a merge's bins, given the start of its last bin."""
         ends = [self._count]
         for before in reversed(steps):
             ends.append(last)
@@ -179,7 +181,7 @@ class _Segments:
 
 
 def _last_records(values: np.ndarray) -> np.ndarray:
-    """Return for each position the index of the largest value so far."""
+    """Return, for each position, the index of the largest value up to there."""
     highest = np.maximum.accumulate(values)
     new = np.concatenate([[True], highest[1:] > highest[:-1]])
     found: np.ndarray = np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))

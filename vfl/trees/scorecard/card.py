@@ -1,4 +1,4 @@
-"""Statistics of a column's merged bins, and the whole card, as tensors."""
+"""Statistics of a column's merged bins, and the whole scorecard, stored as tensors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vfl.session.label.scored import Scored
 from vfl.trees.scorecard.points import Scale
 from vfl.trees.scorecard.statistics import evidence, variance_inflation
 
-#: Parts of the rows whose scores are counted.
+#: Splits of the rows whose scores the card counts.
 PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class OwnColumn:
-    """The owner's part of a column's entry.
+    """The part of a column's scorecard entry that the column's owner stores.
 
     Attributes:
-        groups: the merged bin of each fine bin, int64, axes (fine bins,); the last is that of
-            missing cells.
-        weights: weight of evidence of each merged bin, axes (bins,).
-        points: points of each merged bin, int64, axes (bins,).
+        groups: number of the merged bin of each fine bin, int64, axes (fine bins,); the last fine
+            bin is that of missing cells.
+        weights: weight of evidence of each merged bin, axes (merged bins,).
+        points: points of each merged bin, int64, axes (merged bins,).
     """
 
     groups: np.ndarray
@@ -35,13 +35,14 @@ class OwnColumn:
 
 @dataclass(frozen=True)
 class CardColumn(OwnColumn):
-    """The label party's entry of a column.
+    """The label party's scorecard entry of a column.
 
     Attributes:
-        counts: goods and bads of the training rows, int64, axes (bins, 2).
-        shift: population stability index of later rows against the training rows; NaN without later
-            rows.
-        coefficient, error, p_value: estimates from the regression on weights of evidence; NaN where
+        counts: number of good and of bad training rows in each merged bin, int64, axes (merged
+            bins, 2).
+        shift: population stability index of later rows relative to the training rows; NaN without
+            later rows.
+        coefficient, error, p_value: estimates from the regression on weights of evidence; NaN if
             the column is not on the card.
     """
 
@@ -61,22 +62,22 @@ class CardColumn(OwnColumn):
 
     @property
     def usual(self) -> float:
-        """Mean points of the training rows."""
+        """Mean of the column's points over the training rows."""
         rows = self.counts.sum(axis=1)
         return float((self.points * rows).sum() / max(1, rows.sum()))
 
 
 @dataclass(frozen=True)
 class Card:
-    """The label party's result of a training.
+    """The label party's result of a training: the whole scorecard.
 
     Attributes:
-        scale: scale of the scores.
-        columns: columns of all parties, party by party.
-        base: points of a row without any column.
-        intercept, error: estimates from the regression.
-        correlation: correlation of weights of evidence, axes (columns, columns).
-        scores: counted scores of each part's rows, by its name.
+        scale: scale that converts log odds to scores.
+        columns: entries of the columns of all parties, ordered by party.
+        base: points that every row has before the points of its columns are added.
+        intercept, error: intercept of the regression, and its standard error.
+        correlation: correlation between columns' weights of evidence, axes (columns, columns).
+        scores: for each split by name, how many good and bad rows have each score.
     """
 
     scale: Scale
@@ -89,16 +90,16 @@ class Card:
 
     @property
     def totals(self) -> np.ndarray:
-        """Goods and bads of the training rows."""
+        """Number of good and of bad training rows."""
         found: np.ndarray = self.columns[0].counts.sum(axis=0)
         return found
 
     def inflation(self, *, on_card: bool = True) -> np.ndarray:
-        """Return the variance inflation of some columns, axes (columns,); NaN for others.
+        """Return the variance inflation factor of some columns, axes (columns,); NaN for others.
 
         Args:
-            on_card: whether to use the columns on the card, or all whose weights of evidence
-                differ.
+            on_card: True uses only the columns on the card, False all columns whose weights of
+                evidence differ between bins.
         """
         on = np.array([one.on_card if on_card else one.weights.any() for one in self.columns])
         found = np.full(len(on), np.nan)
@@ -107,14 +108,14 @@ class Card:
         return found
 
     def with_scores(self, part: str, scores: Scored) -> Card:
-        """Return the card with the scores of another part's rows."""
+        """Return the card with the scores of further rows of a split added."""
         before = self.scores.get(part)
         return replace(
             self, scores={**self.scores, part: scores if before is None else before + scores}
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the card as tensors, for `of_state`."""
+        """Return the card as tensors, from which `of_state` restores it."""
         numbers = [[one.shift, one.coefficient, one.error, one.p_value] for one in self.columns]
         scale = [self.scale.base_score, self.scale.odds, self.scale.double]
         state = own_state(self.columns) | {
@@ -157,7 +158,7 @@ class Card:
 
 
 def own_state(columns: Sequence[OwnColumn]) -> dict[str, Tensor]:
-    """Return columns as tensors, for `own_of_state`."""
+    """Return the entries of columns as tensors, from which `own_of_state` restores them."""
     sizes = [[len(one.groups), len(one.points)] for one in columns]
 
     def joined(name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""``vfl bins`` and ``vfl scorecard``: bins of columns of several parties, and their points."""
+"""``vfl bins`` and ``vfl scorecard``: bins of several parties' columns, and their points."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _Where = Annotated[
     Path,
     argument(
-        "An experiment file or a project, which trains a card; or a run that has one.",
+        "An experiment or a project to train a scorecard from; or a run with a scorecard.",
         "EXPERIMENT.toml|PROJECT|RUN",
     ),
 ]
-_Runs = Annotated[Path, option("Parent folder of run folders (in one process).")]
-#: Settings of a card, for an experiment with another model.
+_Runs = Annotated[Path, option("Folder that contains run folders (of runs in one process).")]
+#: Settings that turn an experiment with another model into one with a scorecard.
 _OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
 
 
@@ -44,9 +44,10 @@ def bins(
 ) -> None:
     """Find bins of all columns that separate goods from bads, and each column's information value.
 
-    Prints the information value of each column, and writes scorecard.html into the run's folder.
-    Settings are options of the model, as in -s model=scorecard:monotone=auto. If PATH is a party's
-    own part of a run, the folder parties/NAME, the bins of its columns are printed.
+    The command prints the information value of each column, and writes scorecard.html into the
+    run's folder. Settings are options of the model, as in -s model=scorecard:monotone=auto. If PATH
+    is a party's own part of a run (the folder parties/NAME), the command prints the bins of that
+    party's columns.
     """
     if is_part(path):
         _show_part(path, json)
@@ -62,7 +63,7 @@ def scorecard(
     reasons: Annotated[
         int | None,
         option(
-            "Also score the rows of vfl predict, with this number of reasons for each row.",
+            "Also write scores of the rows of vfl predict, with up to this many reasons a row.",
             min=0,
             max=4,
         ),
@@ -72,9 +73,9 @@ def scorecard(
 ) -> None:
     """Make a scorecard over columns of several parties.
 
-    Prints its points, and writes scorecard.html and scorecard.txt into the run's folder; with
-    --reasons also scores.csv. If PATH is a party's own part of a run, the folder parties/NAME, the
-    points of its columns are printed.
+    The command prints the points of all bins, and writes scorecard.html and scorecard.txt into the
+    run's folder; with --reasons also scores.csv. If PATH is a party's own part of a run (the folder
+    parties/NAME), the command prints the points of that party's columns.
     """
     if is_part(path):
         _show_part(path, json)
@@ -88,10 +89,10 @@ def scorecard(
 
 
 def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path:
-    """Return the run of a card; train one unless the path is already a run."""
+    """Return the run that has the scorecard; if the path is not a run, train one first."""
     if (path / "run.json").exists():
         if settings:
-            raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
+            raise typer.BadParameter("an existing run keeps its settings", param_hint="--set")
         return path
     if path.is_dir():
         from vfl.cli.training import on_the_federation
@@ -124,18 +125,18 @@ def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path
 
 
 def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
-    """Return the settings, after defaults that make a card of an experiment with another model."""
+    """Return the settings; for an experiment with another model, add scorecard defaults first."""
     is_card = experiment.secure.partition(":")[0] == "scorecard"
     return settings if is_card else [*_OF_CARDS, *settings]
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a folder is one party's part of a run."""
+    """Return whether a folder is one party's own part of a run."""
     return (path / "party.json").exists()
 
 
 def _show_part(path: Path, json: bool) -> None:
-    """Print the bins of a party's own columns; only this party knows their names."""
+    """Print the bins of a party's own columns; only the party itself knows their names."""
     from vfl.experiments.tables import Table
     from vfl.trees.scorecard.loaded import part_of
 

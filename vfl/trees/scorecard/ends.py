@@ -1,4 +1,4 @@
-"""The parties' parts of a session that makes a scorecard.
+"""The parties' implementations of a session that makes a scorecard.
 
     feature party                                label party
       layout, number of each cell's bin  ---->     counts goods and bads of each bin;
@@ -6,9 +6,9 @@
       keeps its bins' weights and points <----     groups, weights of evidence and points;
       points of queried rows             ---->     scores of queried rows.
 
-Bins are sent as for trees (`vfl.trees.cells`), and the label party learns as much from them. About
-the labels, a feature party learns the weight of evidence of each merged bin of its own columns, but
-of no bin with fewer rows than the floor; both ends refuse more statistics than the budget.
+Bins are sent as for boosted trees (`vfl.trees.cells`), so the label party learns the same about
+cells. A feature party learns the weight of evidence of each merged bin of its own columns, except
+of bins with fewer rows than the floor.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ if TYPE_CHECKING:
 POINTS = np.dtype("<i4")
 #: Largest number of reasons for a row's score, as US Regulation B requires (12 CFR 1002.9).
 MOST_REASONS = 4
-#: Most points of a party for a row and for a bin, and the largest weight of evidence.
+#: Largest number of points of a party per row, largest number of points per bin, and largest weight
+#: of evidence.
 MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """The part of a feature party: its fine bins, later their groups and points."""
+    """A feature party's implementation: fine bins first, then merged bins and points."""
 
     _mode: Scorecard
 
@@ -77,7 +78,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send the points of some rows: of each column if the mode says so, or else their sum."""
+        """Send points of rows: one per column if the mode says so, else their sum per row."""
         points = points_in(self._bins(self._asked_for(exchange)), self._columns)
         if self._mode.reasons == "party":
             points = points.sum(axis=1, keepdims=True)
@@ -93,7 +94,7 @@ class FeatureEnd(FeatureCellsEnd):
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's part: it fits the card and adds up points."""
+    """The label party's implementation: it fits the scorecard and adds up points."""
 
     _mode: Scorecard
 
@@ -109,7 +110,7 @@ class LabelEnd(LabelCellsEnd):
         self._card: Card | None = None
         self._parts: dict[str, tuple[np.ndarray, Layout]] = {}
         self._known = np.empty((0, 0), np.int64)
-        #: Points of the last answered rows.
+        #: Points of the rows that were answered last.
         self._answers = self._known
 
     def _start(self, *, resumes: bool) -> None:
@@ -170,7 +171,7 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _reason_names(self) -> list[str]:
-        """Return names of reasons: parties, or columns; other parties' columns have numbers."""
+        """Return the names of reasons: parties or columns; unknown columns have numbers."""
         if self._mode.reasons == "party":
             return list(self._counts)
         return [
@@ -180,8 +181,8 @@ class LabelEnd(LabelCellsEnd):
         ]
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
-        # Scores are sums, so a party's difference from the training rows' mean is its Shapley
-        # value.
+        # A score is a sum of parts, so a party's Shapley value is the difference of its points from
+        # their mean over the training rows.
         found, first = dict[str, Tensor](), 0
         for name in self._counts:
             usual = self._usual(name)
@@ -211,13 +212,13 @@ class LabelEnd(LabelCellsEnd):
         return self._card.columns[first : first + self._counts[name]]
 
     def _bad_rows(self, part: str) -> np.ndarray:
-        """Return whether each row of a part is a bad one."""
+        """Return whether each row of a split belongs to the bad class."""
         assert self._rows.labels is not None, "a training has labels"
         codes = self._rows.labels[torch.from_numpy(self._positions(part))].numpy()
         return np.asarray(codes == self._bad)
 
     def _score_known(self) -> None:
-        """Compute points of training and validation rows, as every party would answer them."""
+        """Compute points of training and validation rows exactly as parties answer them."""
         points = [
             self._added(points_in(bins, self._columns_of(name)))
             for name, (bins, _) in self._parts.items()
@@ -225,20 +226,20 @@ class LabelEnd(LabelCellsEnd):
         self._known = np.concatenate(points, axis=1)
 
     def _added(self, points: np.ndarray) -> np.ndarray:
-        """Return a party's points in the form of reasons: of each column, or their sum."""
+        """Return a party's points in the form of reasons: one per column, or their sum."""
         return points if self._mode.reasons == "column" else points.sum(axis=1, keepdims=True)
 
     def _usual(self, name: str) -> np.ndarray:
-        """Return a party's mean points over training rows: by column, or of all its columns."""
+        """Return a party's mean points over training rows: per column, or their sum."""
         usual = np.array([[one.usual for one in self._columns_of(name)]])
         return self._added(usual).ravel()
 
     def _asked_points(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> np.ndarray:
-        """Return points of rows that all others answered, axes (rows, columns or parties).
+        """Return the points of rows from all parties' answers, axes (rows, columns or parties).
 
-        An absent party counts with its mean points of the training rows.
+        For an absent party, its mean points over the training rows are used.
         """
         found = []
         for name, count in self._counts.items():
@@ -275,11 +276,11 @@ class LabelEnd(LabelCellsEnd):
 
 
 def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
-    """Return points of rows, int64, axes (rows, columns).
+    """Return the points of rows, int64, axes (rows, columns).
 
     Args:
-        bins: fine bins of each cell; the largest number is that of missing cells.
-        columns: columns of the same party.
+        bins: fine bin of each cell, axes (rows, columns); a missing cell has the largest number.
+        columns: entries of the same party's columns.
     """
     found = np.empty(bins.shape, np.int64)
     for place, column in enumerate(columns):
@@ -289,11 +290,11 @@ def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
 
 
 def logits_of(scores: np.ndarray, bad: int, scale: Scale) -> Tensor:
-    """Return logits of both classes by score, axes (rows, 2); the logit of goods is 0.
+    """Return logits of both classes for scores, axes (rows, 2); 0 for the good class.
 
     Args:
         scores: score of each row.
-        bad: code of the class of bads.
+        bad: code of the bad class.
         scale: scale of the scores.
     """
     logits = np.zeros((len(scores), 2))
@@ -307,20 +308,20 @@ def label_state(
     """Return the label party's saved state, as tensors.
 
     Args:
-        own: fine bins of the label party's own columns, if it has any.
-        counts: number of columns of each party, in the order of the card.
-        bad: code of the class of bads.
-        card: the fitted card.
+        own: fine bins of the label party's own columns, if the label party has columns.
+        counts: number of columns of each party, in the order of the card's columns.
+        bad: code of the bad class.
+        card: the fitted scorecard.
     """
     found = counted_state(own, counts) | {"bad": torch.tensor(bad)}
     return found | ({} if card is None else card.state_dict())
 
 
 def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> None:
-    """Refuse to send a party more weights of evidence than all parties agreed on.
+    """Refuse to send a party more weights of evidence than the agreed budget.
 
     Raises:
-        DataError: the party would receive more weights than agreed.
+        DataError: the party would receive more weights of evidence than the budget.
     """
     told = sum(len(one.weights) for one in columns)
     if told > mode.budget:
@@ -333,7 +334,7 @@ def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> 
 
 
 def reason_name(party: str, names: Sequence[str], place: int) -> str:
-    """Return a column's name as stated in reasons.
+    """Return the name of a column that is used in reasons.
 
     >>> reason_name("shop", (), 0), reason_name("bank", ("income",), 0)
     ('shop column 1', 'bank income')
@@ -342,7 +343,7 @@ def reason_name(party: str, names: Sequence[str], place: int) -> str:
 
 
 def column_number(place: int) -> str:
-    """Return a substitute for the name of a column whose real name is unknown.
+    """Return a substitute for a column's name that is not known on this host.
 
     >>> column_number(0)
     'column 1'
@@ -379,7 +380,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
 
 
 def written(column: OwnColumn) -> dict[str, Any]:
-    """Return the entry of a column for its owner, as JSON."""
+    """Return a column's entry as JSON for the column's owner."""
     return {
         "groups": column.groups.tolist(),
         "weights": column.weights.tolist(),
@@ -388,10 +389,11 @@ def written(column: OwnColumn) -> dict[str, Any]:
 
 
 def read_columns(told: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
-    """Parse columns that `written` wrote.
+    """Parse columns from the result of `written`.
 
     Raises:
-        ValueError, TypeError, KeyError: the columns do not fit the fine bins, or exceed the budget.
+        ValueError, TypeError, KeyError: the columns do not fit the party's fine bins, or exceed the
+            budget.
     """
     found = []
     for one, fine in zip(told, layout.bins, strict=True):

@@ -1,4 +1,4 @@
-"""Fit of a card from counts and sums: merged bins, weights of evidence, regression, points.
+"""Fit of a scorecard from counts and sums: bins, weights of evidence, regression, points.
 
 A `Source` returns the number of rows of either class in each fine bin, and sums over rows of
 columns of weights of evidence: Sources are `Local` if all bins are in one place, and
@@ -25,7 +25,7 @@ from vfl.trees.scorecard.statistics import correlations, evidence, stability, va
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
-#: The regression of a card.
+#: Distribution family of a scorecard's regression.
 FAMILY = family("binomial")
 
 
@@ -34,10 +34,10 @@ class Counted:
     """A column before its bins are merged.
 
     Attributes:
-        counts: goods and bads of the training rows in each fine bin, int64, axes (fine bins, 2);
-            the last is that of missing cells.
+        counts: number of good and of bad training rows in each fine bin, int64, axes (fine bins,
+            2); the last bin is that of missing cells.
         categorical: whether the fine bins have no order.
-        sign: sign with which the rate of bads may change; 0 for any.
+        sign: 1 or -1: the bad rate may only rise or only fall with the column; 0 allows both.
     """
 
     counts: np.ndarray
@@ -47,7 +47,10 @@ class Counted:
 
 @dataclass(frozen=True)
 class MergedColumn:
-    """A column's merged bins; see `CardColumn`. Its information value is `value`."""
+    """A column after its bins are merged; see `CardColumn`.
+
+    The attribute `value` is the column's information value.
+    """
 
     groups: np.ndarray
     counts: np.ndarray
@@ -59,7 +62,7 @@ class Source(Protocol):
     """Source of counts and sums over training rows."""
 
     def counted(self) -> Sequence[Counted]:
-        """Return every column, in the order of the card."""
+        """Return the counts of every column, in the order of the card."""
 
     def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
         """Return the population stability index of each column's later rows.
@@ -68,31 +71,33 @@ class Source(Protocol):
         """
 
     def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
-        """Return Pearson's correlation of weights of evidence; see `correlations`.
+        """Return Pearson's correlation between columns' weights of evidence; see `correlations`.
 
-        It is called once, before `regression`.
+        The caller calls it once, before `regression`.
         """
 
     def regression(
         self, columns: Sequence[MergedColumn], chosen: np.ndarray
     ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
-        """Return the statistics and sums for a regression of goods on weights of evidence.
+        """Return what a regression of the good class on weights of evidence needs.
 
-        Both are arguments of `fit`.
+        The results are the arguments `outcome` and `sums` of `fit`.
 
         Args:
             columns: all columns.
-            chosen: whether each column is used, bool, axes (columns,). The intercept precedes them.
+            chosen: whether the regression uses each column, bool, axes (columns,). The intercept
+                comes before these columns.
         """
 
 
 class Local:
-    """All fine bins, in one place.
+    """A source of counts and sums if one party has all fine bins.
 
     Args:
-        parts: by party, fine bins of training rows and then of validation rows, with their layout.
-        signs: sign of each column; see `Counted`.
-        bad: whether each training row is a bad one.
+        parts: for each party, the fine bins of training rows and then of validation rows, with
+            their layout.
+        signs: restriction of each column's bad rate; see `Counted`.
+        bad: whether each training row belongs to the bad class.
     """
 
     def __init__(
@@ -102,7 +107,8 @@ class Local:
         bad: np.ndarray,
     ) -> None:
         self._signs, self._bad = signs, bad
-        #: Fine bin of each cell, number of bins without that of missing cells, and their kind.
+        #: For each column: fine bin of each cell, number of bins without the bin of missing cells,
+        #: and whether the bins are categories.
         self._cells = [
             (np.minimum(bins[:, place], count).astype(np.int64), count, kind)
             for bins, layout in parts.values()
@@ -147,11 +153,11 @@ class Local:
 
 
 def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
-    """Count goods and bads of each bin, int64, axes (bins, 2).
+    """Count good and bad rows in each bin, int64, axes (bins, 2).
 
     Args:
-        fine: the bin of each row, int64.
-        bad: whether the row is a bad one.
+        fine: bin number of each row, int64.
+        bad: whether each row belongs to the bad class.
         count: number of bins.
 
     >>> counts_of(np.array([0, 1, 1]), np.array([True, False, True]), 2).tolist()
@@ -161,11 +167,11 @@ def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
 
 
 def shift_of(trained: np.ndarray, later: np.ndarray) -> float:
-    """Return the population stability index of later rows; NaN without later rows.
+    """Return the population stability index of later rows; NaN if there are no later rows.
 
     Args:
-        trained: number of training rows of each merged bin.
-        later: the merged bin of each later row.
+        trained: number of training rows in each merged bin.
+        later: merged bin number of each later row.
     """
     return (
         stability(trained, np.bincount(later, minlength=len(trained))) if len(later) else math.nan
@@ -173,7 +179,7 @@ def shift_of(trained: np.ndarray, later: np.ndarray) -> float:
 
 
 def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
-    """Fit a card.
+    """Fit a scorecard.
 
     Args:
         mode: settings of the card.
@@ -182,7 +188,7 @@ def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
         bads: number of bad training rows.
 
     Raises:
-        DataError: there are rows of only one class, or columns separate the labels.
+        DataError: all rows belong to one class, or columns separate the classes perfectly.
     """
     if not goods or not bads:
         raise DataError(
@@ -224,7 +230,7 @@ def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
 
 
 def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
-    """Merge the fine bins of a column."""
+    """Merge the fine bins of a column, and compute the statistics of the merged bins."""
     groups = merged(
         column.counts,
         categorical=column.categorical,
@@ -242,7 +248,7 @@ def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
 def _candidates(
     mode: Scorecard, columns: Sequence[MergedColumn], correlation: np.ndarray
 ) -> np.ndarray:
-    """Choose columns for the regression: informative ones that others do not imply."""
+    """Choose columns for the regression: informative ones that the others do not determine."""
     values = np.array([column.value for column in columns])
     chosen = (values >= mode.min_iv) & (values > 0)
     while chosen.sum() > 1:
@@ -255,15 +261,16 @@ def _candidates(
 
 
 def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], Sums]) -> Fit:
-    """Run the logistic regression of goods; remove the least plausible columns one by one.
+    """Fit the logistic regression of the good class; remove implausible columns one by one.
 
-    First remove columns whose coefficient is not positive, which contradicts their evidence. Then
-    p-values above the mode's limit leave, the largest first.
+    Columns whose coefficient is not positive are removed first, because this contradicts their
+    weights of evidence. Then columns with p-values above the mode's limit are removed, the largest
+    p-value first.
     """
     active = np.ones(len(outcome.products), bool)
     start = None
     while True:
-        # Sums also cover removed columns; the fit ignores them.
+        # The sums also cover columns that were removed; the fit ignores these.
         found = fit(FAMILY, outcome, sums, penalty=Penalty(l2=mode.l2), active=active, start=start)
         slopes = np.where(active, found.coefficients, np.inf)
         slopes[0] = np.inf
@@ -271,7 +278,7 @@ def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], S
         unlikely[0] = 0.0
         if slopes.min() <= 0:
             leaves = int(slopes.argmin())
-        elif unlikely.max() > mode.max_p:  # never for a penalised fit, whose p-values are unknown
+        elif unlikely.max() > mode.max_p:  # never if penalised: p-values are NaN
             leaves = int(unlikely.argmax())
         else:
             return found

@@ -1,6 +1,6 @@
-"""A run's card, with names, edges and categories from the run's folder.
+"""A run's scorecard, with names, edges and categories from the run's folder.
 
-A run of one process has the parts of all parties. In a federation the label party has only its own
+A run in one process has the parts of all parties. In a federation the label party has only its own
 part: other parties' columns have numbers, and each party reads its part from its own folder.
 """
 
@@ -27,20 +27,20 @@ from vfl.trees.scorecard.card import Card, CardColumn, OwnColumn, own_of_state
 from vfl.trees.scorecard.ends import column_number, reason_name
 from vfl.trees.scorecard.mode import Scorecard
 
-#: Prefix of the label party's own weights.
+#: Prefix of the tensor names of the label party's part of the model in its saved weights.
 _LABEL = "share."
 SCORES = "scores.csv"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A column of the card.
+    """A column of the scorecard, prepared for display.
 
     Attributes:
-        party: name of its party.
-        name: the column's name, or its number if the name is unknown.
-        column: statistics of the column.
-        bins: the merged bins in words, or their numbers if edges are unknown.
+        party: name of the party that owns the column.
+        name: the column's name, or its number if this host does not know the name.
+        column: statistics of the column's bins.
+        bins: the merged bins as text, or numbers if this host does not know the edges.
     """
 
     party: str
@@ -50,13 +50,13 @@ class Line:
 
 
 class LoadedCard:
-    """A run's files about a card.
+    """A scorecard, loaded from the files of its run.
 
     Args:
         path: folder of the run.
 
     Raises:
-        RunFolderError: the run has not ended, or its model is not a scorecard.
+        RunFolderError: the run is not finished, or its model is not a scorecard.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class LoadedCard:
 
     @cached_property
     def parties(self) -> dict[str, int]:
-        """Number of columns of each party on the card, in its order."""
+        """Number of columns of each party, in the order of the card."""
         names = list(self.experiment.parties)
         ordered = sorted(names, key=lambda name: (name != self.label_party, names.index(name)))
         counts = self._weights["column_counts"].tolist()
@@ -87,7 +87,7 @@ class LoadedCard:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All columns in the order of the card."""
+        """All columns of the card, in order."""
         columns, found = iter(self.card.columns), list[Line]()
         for party, count in self.parties.items():
             own = [next(columns) for _ in range(count)]
@@ -96,13 +96,13 @@ class LoadedCard:
         return found
 
     def write_scores(self, most: int) -> Path:
-        """Write `scores.csv` from predictions: the score of each predicted row with its reasons.
+        """Write `scores.csv` from predictions: the score of each predicted row, and its reasons.
 
         Args:
-            most: most reasons per row.
+            most: largest number of reasons per row.
 
         Raises:
-            RunFolderError: the run has no predictions, or another version wrote them without
+            RunFolderError: the run has no predictions, or an older version wrote them without
                 scores.
         """
         source, target = self.folder.path / "predictions.csv", self.folder.path / SCORES
@@ -140,20 +140,20 @@ class LoadedCard:
 
 
 def numbered(column: OwnColumn) -> list[str]:
-    """Return merged bins by their numbers; the last is that of missing cells."""
+    """Return the merged bins as numbers; the last bin is that of missing cells."""
     return [*(f"bin {place + 1}" for place in range(len(column.points) - 1)), "missing"]
 
 
 def named_bins(
     folder: PartyFolder, columns: Sequence[OwnColumn], is_label: bool
 ) -> list[tuple[str, list[str]]] | None:
-    """Return names of a party's columns and their merged bins in words.
+    """Return the names of a party's columns, and their merged bins as text.
 
-    None if its part is missing.
+    The result is None if the party's part of the run is not on this host.
 
     Args:
-        folder: the party's part of a run.
-        columns: columns of that party.
+        folder: folder of the party's part of a run.
+        columns: entries of that party's columns.
         is_label: whether the party is the label party.
     """
     if not folder.path.exists() or (encoder := folder.encoder()) is None:
@@ -178,10 +178,10 @@ def named_bins(
 
 
 def part_of(path: Path) -> list[tuple[str, list[str], OwnColumn]]:
-    """Return name, bins in words and points of each column in a party's own part of a run.
+    """Return name, bins as text and entry of each column, from a party's own part of a run.
 
     Raises:
-        RunFolderError: the part belongs to a run of another model, or to a party without columns.
+        RunFolderError: the part belongs to a run of another model, or the party has no columns.
     """
     folder = PartyFolder(path)
     terms = folder.terms()
@@ -210,12 +210,12 @@ def _of_categories(column: OwnColumn, categories: Sequence[str]) -> list[str]:
 
 
 def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
-    """Format ranges of numbers; a bin begins with its lower edge, and dates are days since 1970."""
+    """Format the ranges of numbers that bins cover; dates are numbers of days since 1970."""
 
     def text(edge: float) -> str:
         return str(np.datetime64(int(np.floor(edge)), "D")) if dates else f"{edge:.6g}"
 
-    starts = np.flatnonzero(np.diff(column.groups[:-1])) + 1  # first fine bin of each later group
+    starts = np.flatnonzero(np.diff(column.groups[:-1])) + 1  # first fine bins of merged bins
     cuts = [text(float(edges[one - 1])) for one in starts]
     middle = [f"{low} to < {high}" for low, high in pairwise(cuts)]
     ranges = [f"< {cuts[0]}", *middle, f"≥ {cuts[-1]}"] if cuts else ["any"]
@@ -223,7 +223,7 @@ def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
 
 
 def _with_missing(texts: list[str], column: OwnColumn) -> list[str]:
-    """Append the bin of missing cells to the described bins; it may be part of another bin."""
+    """Append the bin of missing cells to the texts of bins; it can be merged with another."""
     place = int(column.groups[-1])
     if place < len(texts):
         texts[place] += " or missing"

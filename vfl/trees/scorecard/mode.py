@@ -1,4 +1,4 @@
-"""`model = "scorecard"`: points for the bins of columns replace bottoms, cuts and top."""
+"""`model = "scorecard"`: points for bins of columns instead of bottom, cut and top."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from vfl.trees.scorecard.ends import FeatureEnd, LabelEnd
 from vfl.trees.scorecard.points import Scale
 
 _MOST_FINE, _MOST_BINS, _MOST = 256, 50, 1e9
-#: Largest number of steps of one regression.
+#: Largest number of Newton steps of one regression.
 _MOST_STEPS = 50
 
 
 class Scorecard(CellsMode):
     """A scorecard over the columns of all parties (Siddiqi 2006).
 
-    Each party puts its columns into fine bins. The label party merges them by their counts of goods
-    and bads, regresses goods on weights of evidence, and converts the result to points.
+    Each party divides its columns into fine bins. The label party merges these bins by their
+    numbers of good and bad rows. It fits a logistic regression of the good class on weights of
+    evidence, and converts the coefficients to points.
 
     Args:
-        protect: with "order" the label party receives the bin of each cell; with "shared" it learns
-            only sums over rows, and a helper takes part in trainings.
-        helper: name of a party without data, which must collude with no other party; only with
-            "shared".
-        bad: the class that counts as bad; by default the second in sorted order.
-        fine: most fine bins of an ordered column.
-        bins: most merged bins of a column, not counting that of missing cells.
-        min_share: least share of the training rows in a merged bin.
-        floor: fewest rows for a weight of evidence; with "shared", fewest rows of a counted cell.
-        monotone: "auto" makes the rate of bads of each ordered column only rise, or only fall.
-        rising, falling: names of columns with which the rate of bads may only rise, or only fall.
-            All parties read them in the terms.
-        min_iv: least information value of a column on the card.
-        max_vif: most variance inflation of a column among those on the card.
-        max_p: largest p-value of a coefficient.
-        l2: penalty on coefficients, for the log-likelihood per row; with a penalty there are
-            neither standard errors nor p-values.
-        base_score, odds, double: the score at which there are `odds` goods for each bad, and the
-            points that double these odds.
-        reasons: a party's answer for a row: "party" is the sum of its points, "column" the points
-            of each of its columns.
+        protect: with "order", the label party receives the bin of each cell; with "shared", it
+            learns only sums over rows, and a helper takes part in each training.
+        helper: name of a party without data, only with "shared"; it must not collude with any other
+            party.
+        bad: label of the bad class; by default the second label in sorted order.
+        fine: largest number of fine bins of an ordered column.
+        bins: largest number of merged bins of a column, without the bin of missing cells.
+        min_share: smallest share of the training rows in a merged bin.
+        floor: smallest number of rows for which a weight of evidence is computed; with "shared",
+            smallest number of rows of a counted cell.
+        monotone: "auto" makes the bad rate of each ordered column only rise, or only fall.
+        rising, falling: names of columns with which the bad rate may only rise, or only fall. All
+            parties can read these names in the terms.
+        min_iv: smallest information value of a column on the card.
+        max_vif: largest variance inflation factor of a column among the columns on the card.
+        max_p: largest p-value of a coefficient on the card.
+        l2: L2 penalty on coefficients, relative to the log-likelihood per row; a fit with a penalty
+            has neither standard errors nor p-values.
+        base_score, odds, double: `base_score` is the score at which there are `odds` good rows per
+            bad row; `double` is the number of points that doubles these odds.
+        reasons: answer of a party for a row: with "party" the sum of its points, with "column" the
+            points of each of its columns.
         budget: largest number of weights of evidence that one party may receive in a training.
 
     >>> round(float(Scorecard(double=40).scale.score(0.0)), 4)
@@ -63,7 +65,7 @@ class Scorecard(CellsMode):
     facts: ClassVar[type[Settings]] = shared.Facts
     keeps: ClassVar[tuple[str, str]] = (
         "the bins of its columns, with weights of evidence and points",
-        "the card, without names, edges and categories of others",
+        "the card, without names, edges and categories of other parties",
     )
 
     def __init__(
@@ -145,5 +147,5 @@ class Scorecard(CellsMode):
         return end(self, party, terms, rows, place)
 
     def most_sums(self, columns: int) -> int:
-        """Return the most requests for sums of a card of a number of columns."""
+        """Return the largest number of requests for sums that such a card needs."""
         return (1 + columns) * _MOST_STEPS * MOST_HALVINGS

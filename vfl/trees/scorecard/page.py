@@ -1,6 +1,6 @@
-"""The page of a card: points, columns, separation by scores, each party's knowledge.
+"""The page of a scorecard: points, columns, score separation, each party's knowledge.
 
-The same content is written as plain text.
+The same content is also written as plain text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from vfl.trees.scorecard.loaded import Line, LoadedCard
 from vfl.trees.scorecard.mode import Scorecard
 
 PAGE, TEXT = "scorecard.html", "scorecard.txt"
-#: Names that credit scoring uses for ranges of information value and stability (Siddiqi 2006).
+#: Names that credit scoring uses for ranges of the information value and of the stability index
+#: (Siddiqi 2006).
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
 _TOO_STRONG = "suspicious"
 _STABLE, _SHIFTED = 0.1, 0.25
@@ -43,13 +44,13 @@ _PART_NAMES = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def write_card(path: Path) -> tuple[Path, Path]:
-    """Write page and plain text of a run's card into its folder; return their paths.
+    """Write a run's scorecard into its folder as page and as plain text; return both paths.
 
     Args:
         path: folder of the run.
 
     Raises:
-        RunFolderError: the run is not a finished scorecard.
+        RunFolderError: the run is not a finished run with a scorecard.
     """
     loaded = LoadedCard(path)
     content = card_page(loaded)
@@ -70,7 +71,7 @@ def write_card(path: Path) -> tuple[Path, Path]:
 
 
 def card_page(loaded: LoadedCard) -> Content:
-    """Return the content of a card's page."""
+    """Return the content of a scorecard's page."""
     lines = loaded.lines
     on_card = [line for line in lines if line.column.on_card]
     sections = [
@@ -114,7 +115,7 @@ def card_page(loaded: LoadedCard) -> Content:
 
 
 def card_text(loaded: LoadedCard, content: Content) -> str:
-    """Return the card as plain text, for a file that a supervisor archives."""
+    """Return the scorecard as plain text, for a file that a supervisor can archive."""
     head = f"Scorecard {loaded.experiment.name}"
     said = [head, "=" * len(head), "", content.sentence, content.glance.sentence, *content.notes]
     parts = []
@@ -131,7 +132,7 @@ def card_text(loaded: LoadedCard, content: Content) -> str:
 
 
 def card_json(loaded: LoadedCard) -> dict[str, Any]:
-    """Return the card for machines; counts of bins below the floor are left out."""
+    """Return the scorecard as JSON data; counts of bins below the floor are left out."""
     card, mode = loaded.card, loaded.mode
     inflation, of_all = card.inflation(), card.inflation(on_card=False)
     return {
@@ -181,7 +182,7 @@ def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
 
 
 def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
-    """Return a line for each bin of some columns; empty bins are left out."""
+    """Return a table with one line per bin of some columns; empty bins are left out."""
     floor, rows = loaded.mode.floor, int(loaded.card.totals.sum())
     found = []
     for line in lines:
@@ -206,7 +207,7 @@ def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
 
 
 def columns_table(loaded: LoadedCard) -> Table:
-    """Return one line per column, most informative first, with its correlation with others."""
+    """Return a table with one line per column, most informative first, with correlations."""
     card, lines, found = loaded.card, loaded.lines, []
     inflation = card.inflation(on_card=False)
     for place, line in enumerate(lines):
@@ -230,7 +231,7 @@ def columns_table(loaded: LoadedCard) -> Table:
 
 
 def regression_table(loaded: LoadedCard) -> Table:
-    """Return a line for each column on the card."""
+    """Return a table with one line per column on the card."""
     inflation, found = loaded.card.inflation(), []
     for place, line in enumerate(loaded.lines):
         column = line.column
@@ -247,7 +248,7 @@ def regression_table(loaded: LoadedCard) -> Table:
 
 
 def strength(value: float) -> str:
-    """Return credit scoring's word for an information value.
+    """Return the name that credit scoring uses for an information value.
 
     >>> strength(0.2), strength(0.7)
     ('medium', 'suspicious')
@@ -348,7 +349,7 @@ def _doubts(loaded: LoadedCard) -> list[str]:
 
 
 def _of_scores(loaded: LoadedCard) -> list[Section]:
-    """Return separation and calibration of scores, part by part."""
+    """Return sections on separation and calibration of scores, one split at a time."""
     scores = {part: one for part, one in loaded.card.scores.items() if one.rows}
     head = ["rows", "count", "bad rate", "AUC", "Gini", "KS", "stability"]
     table = []
@@ -395,7 +396,7 @@ def _apart(scores: Scored, part: str) -> Drawing:
 
 
 def _expected(loaded: LoadedCard, scores: Scored) -> float:
-    """Return the rate of bads that scores predict."""
+    """Return the bad rate that the scores predict on average."""
     rows = scores.counts.sum(axis=1)
     likely = expit(-loaded.mode.scale.log_odds(scores.values))
     return float((likely * rows).sum() / max(1, rows.sum()))
@@ -429,7 +430,7 @@ def _bands(loaded: LoadedCard, scores: Scored) -> Table:
 
 
 def _of_correlation(loaded: LoadedCard) -> Section:
-    """Return the most correlated pairs."""
+    """Return the section of the most correlated pairs of columns."""
     lines, found = loaded.lines, []
     for one in range(len(lines)):
         for other in range(one):
@@ -450,7 +451,7 @@ def _of_correlation(loaded: LoadedCard) -> Section:
 
 
 def _of_knowledge(loaded: LoadedCard) -> Section:
-    """Return the knowledge of each party."""
+    """Return the section about what each party knows."""
     label, mode = loaded.label_party, loaded.mode
     names = ("observer", "what", "of", "phase", "values")
     told = [one for one in loaded.summary.get("revealed", ()) if isinstance(one, dict)]

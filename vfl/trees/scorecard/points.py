@@ -1,4 +1,4 @@
-"""Points of a scale: conversion from log odds, and reasons for lost points (Siddiqi 2006)."""
+"""Points of a scale: conversion of log odds, and reasons for lost points (Siddiqi 2006)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scale:
-    """Correspondence of scores and odds.
+    """Linear relation between scores and log odds.
 
     Attributes:
-        base_score: the score at `odds`.
-        odds: goods per bad at `base_score`.
-        double: points by which the odds double.
+        base_score: the score at which the odds are `odds`.
+        odds: good rows per bad row at `base_score`.
+        double: number of points that doubles the odds.
 
     >>> scale = Scale(600, 50, 20)
     >>> float(scale.score(math.log(100)))
@@ -29,36 +29,36 @@ class Scale:
 
     @property
     def factor(self) -> float:
-        """Points per unit of log odds."""
+        """Number of points per unit of log odds."""
         return self.double / math.log(2)
 
     @property
     def offset(self) -> float:
-        """Score of even odds."""
+        """Score at which the odds are 1."""
         return self.base_score - self.factor * math.log(self.odds)
 
     def score(self, log_odds: np.ndarray | float) -> np.ndarray | float:
-        """Convert log odds of being good to scores."""
+        """Convert log odds of the good class to scores."""
         return self.offset + self.factor * log_odds
 
     def log_odds(self, scores: np.ndarray) -> np.ndarray:
-        """Convert scores to log odds of being good."""
+        """Convert scores to log odds of the good class."""
         return (scores - self.offset) / self.factor
 
 
 def points_of(
     scale: Scale, intercept: float, effects: Sequence[np.ndarray]
 ) -> tuple[int, list[np.ndarray]]:
-    """Return integer points of each bin, and the points of a row without any column.
+    """Return the points of each bin, and the points that every row has, as integers.
 
     The intercept and the offset of the scale are divided evenly among the columns that count, so
     that points add up to the score: offset/n + factor (coefficient WoE + intercept/n).
 
     Args:
-        scale: scale of the scores.
-        intercept: log odds of a row whose weights of evidence are all 0.
+        scale: scale that converts log odds to scores.
+        intercept: log odds of the good class for a row whose weights of evidence are all 0.
         effects: coefficient times weight of evidence of each bin, one array per column; a column of
-            zeros does not count.
+            zeros gets no points.
 
     >>> base, points = points_of(Scale(), 2.0, [np.array([0.5, -0.5]), np.zeros(2)])
     >>> base, points
@@ -79,12 +79,12 @@ def points_of(
 def reasons(points: np.ndarray, usual: np.ndarray, most: int) -> list[list[int]]:
     """Return the columns where each row loses most points, worst first (Siddiqi 2006, ch. 6).
 
-    Columns where a row has at least the mean points are no reasons.
+    Columns in which a row has at least the mean points are not reasons.
 
     Args:
-        points: axes (rows, columns or parties).
+        points: points of rows, axes (rows, columns or parties).
         usual: mean points of the training rows, axes (columns or parties,).
-        most: most reasons per row.
+        most: largest number of reasons per row.
 
     >>> reasons(np.array([[10, 30, 20]]), np.array([25.0, 20.0, 21.0]), 2)
     [[0, 2]]

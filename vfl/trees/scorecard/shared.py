@@ -1,8 +1,8 @@
-"""Ends of a session that makes a scorecard on shares, with `protect = "shared"`.
+"""Implementations of a scorecard on additive shares, with `protect = "shared"`.
 
-A holder of columns merges fine bins of few rows itself, so that a cell has at least `floor` rows or
-no rows. It announces the number of rows of each cell. The other results are sums over rows
-(`vfl.trees.sums`):
+A party with columns first joins fine bins of few rows to cells, so that each cell has at least
+`floor` rows or no rows. The party announces the number of rows of each cell. All other results are
+sums over rows (`vfl.trees.sums`):
 
     feature party                  helper                          label party
       rows of each cell       ----------------------------------->   has labels;
@@ -13,7 +13,8 @@ no rows. It announces the number of rows of each cell. The other results are sum
       its part of the margins --->   means, weights of rows  ---->   X^T m, X^T w X of each step;
       points  <---------------------------------------------------   the card.
 
-Evaluations, predictions and services use the ends of `vfl.trees.scorecard.ends`, as for every card.
+Evaluations, predictions and services use the classes of `vfl.trees.scorecard.ends`, like scorecards
+without shares.
 """
 
 from __future__ import annotations
@@ -81,19 +82,20 @@ if TYPE_CHECKING:
 
 _LABEL_PARTY = "the label party"
 _SHIFT = np.dtype("<f8")
-#: Largest sizes in bytes of JSON for a cell's group, for a merged bin, and around them.
+#: Largest sizes in bytes of the JSON for a cell's merged bin, for a merged bin's entry, and for the
+#: rest of a message.
 _GROUP_BYTES, _BIN_BYTES, _AROUND_BYTES = 8, 40, 80
 
 _Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
 
 
 class OwnColumnFacts(Settings):
-    """The owner's description of a column.
+    """A column as its owner describes it to the label party.
 
     Attributes:
-        rows: training rows in each cell; the last cell is that of missing values.
-        categorical: whether cells have no order.
-        sign: sign with which the rate of bads may change; 0 for any.
+        rows: number of training rows in each cell; the last cell is that of missing cells.
+        categorical: whether the cells have no order.
+        sign: 1 or -1: the bad rate may only rise or only fall with the column; 0 allows both.
     """
 
     rows: tuple[Count, ...] = Field(min_length=2, max_length=max(256, MAX_CATEGORIES) + 1)
@@ -102,17 +104,17 @@ class OwnColumnFacts(Settings):
 
 
 class OwnFacts(Settings):
-    """A holder's announcement to the label party: its numbers of rows, and its columns."""
+    """A party's announcement to the label party: its numbers of rows, and its columns."""
 
     rows: RowCounts
     columns: tuple[OwnColumnFacts, ...] = Field(max_length=MOST_COLUMNS)
 
 
 class Facts(SummingFacts):
-    """Facts that all parties need besides the terms.
+    """Facts that all parties need in addition to the session terms.
 
     Attributes:
-        cells: for each other holder, the largest number of cells of one of its columns.
+        cells: for each feature party, the largest number of cells of one of its columns.
     """
 
     cells: tuple[_Cells, ...] = Field(min_length=1, max_length=255)
@@ -124,7 +126,7 @@ class Facts(SummingFacts):
 
 
 class TrainingEnd(SummingEnd[Facts]):
-    """Code that is common to all parties' parts.
+    """Code that all parties' implementations share.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -154,7 +156,7 @@ class TrainingEnd(SummingEnd[Facts]):
 
     def _player_of(self, links: Mapping[int, Link]) -> Summing:
         player = super()._player_of(links)
-        player.dithers = True  # rows of a bin are equal
+        player.dithers = True  # rows of the same bin have equal values
         return player
 
     def weights(self) -> dict[str, Tensor]:
@@ -163,14 +165,14 @@ class TrainingEnd(SummingEnd[Facts]):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load no weights, because this party saves none."""
 
-    # Steps that holders and the helper do alike.
+    # Steps that are the same for parties with columns and for the helper.
 
     def _follow(self, own: np.ndarray | None, columns: Sequence[int]) -> None:
-        """At another party: take part in sums of columns until the card is fitted.
+        """At another party: take part in sums over columns until the scorecard is fitted.
 
         Args:
-            own: standardised columns of a holder, axes (rows, columns).
-            columns: number of these columns at each holder.
+            own: this party's standardised columns, axes (rows, columns); None at the helper.
+            columns: number of standardised columns of each party with columns.
         """
         player = self._begun
         player.columns = list(columns)
@@ -193,10 +195,10 @@ class TrainingEnd(SummingEnd[Facts]):
         Asked(player, FAMILY, fine, coarse, own).follow(most, 0)
 
     def _columns_of_holders(self, told: object) -> list[int]:
-        """Parse the numbers of columns with which each holder continues.
+        """Parse the number of columns with which each party with columns continues.
 
         Raises:
-            ValueError: no number of holders can have so many rows.
+            ValueError: the numbers do not fit the parties or their columns.
         """
         most = self._facts.columns
         if not (isinstance(told, list) and len(told) == len(most)):
@@ -211,10 +213,10 @@ class TrainingEnd(SummingEnd[Facts]):
 
 
 class HelperEnd(TrainingEnd):
-    """The part of a party without data; it deals masks and adds up shares."""
+    """The implementation of a party without data; it draws masks and adds up shares."""
 
     def announced(self) -> None:
-        """Announce no rows, because the helper has none."""
+        """Return None, because the helper has no rows to announce."""
 
     def train(self, exchange: Exchange) -> None:
         player = self._begun
@@ -225,7 +227,7 @@ class HelperEnd(TrainingEnd):
         except (ValueError, RecursionError):
             raise _unfit(_LABEL_PARTY) from None
         self._follow(None, columns)
-        player.next_number()  # the exchange of the points
+        player.next_number()  # skip the number of the message with the points
         self._note(TRAIN)
 
     def outputs(self, exchange: Exchange) -> None:
@@ -233,14 +235,14 @@ class HelperEnd(TrainingEnd):
 
 
 class FeatureEnd(TrainingEnd):
-    """The part of a feature party."""
+    """A feature party's implementation."""
 
     def __init__(
         self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
     ) -> None:
         super().__init__(mode, party, terms, rows, place)
         self._own: Binning | None = None
-        #: For each column the cell of each fine bin, and the number of cells.
+        #: For each column: the cell of each fine bin, and the number of cells.
         self._cells: list[np.ndarray] = []
         self._counts: list[int] = []
         self._columns: list[OwnColumn] = []
@@ -262,7 +264,7 @@ class FeatureEnd(TrainingEnd):
             np.bincount(cells, weights=one, minlength=count).astype(np.int64)
             for (cells, count), one in zip(found, counts, strict=True)
         ]
-        # The rows of every cell, and later the stability of every column.
+        # The number of rows of every cell, and later the stability index of every column.
         self._rows.spend(sum(map(len, rows)) + len(rows))
         signs = self._mode.signs(self._rows.columns, len(rows))
         columns = tuple(
@@ -355,7 +357,7 @@ class FeatureEnd(TrainingEnd):
         return self._sizes(self._facts).frame_bytes
 
     def _in_cells(self, phase: str) -> np.ndarray:
-        """Return the cell of each row in each column, int64, axes (rows, columns)."""
+        """Return the cell number of each row in each column, int64, axes (rows, columns)."""
         fine = fine_bins(self._binning, self._rows, phase)
         return np.stack(
             [cell[bins] for cell, bins in zip(self._cells, fine.T, strict=True)], axis=1
@@ -363,7 +365,7 @@ class FeatureEnd(TrainingEnd):
 
 
 class LabelEnd(TrainingEnd):
-    """The label party's part: it learns sums and fits the card."""
+    """The label party's implementation: it learns sums over rows and fits the scorecard."""
 
     def __init__(
         self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
@@ -377,7 +379,7 @@ class LabelEnd(TrainingEnd):
     def announced(self) -> bytes:
         if self._rows.inputs is not None:
             self._own = fit_own(self._mode, self._rows)
-        return b""  # the others learn only the number of this party's columns
+        return b""  # other parties learn only the number of this party's columns
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
         names = self._roles[: self._label_role]
@@ -440,7 +442,7 @@ class LabelEnd(TrainingEnd):
             self._card = Card.of_state(weights)
 
     def _bad_rows(self, phase: str, rows: np.ndarray) -> np.ndarray:
-        """Return whether each of some rows of a phase is a bad one."""
+        """Return whether each of some rows of a phase belongs to the bad class."""
         assert self._rows.labels is not None, "a training has labels"
         assert self._rows.split is not None, "the label party has rows"
         positions = getattr(self._rows.split, phase)[rows]
@@ -448,18 +450,18 @@ class LabelEnd(TrainingEnd):
 
 
 class OnShares:
-    """Counts and sums of other parties' columns at the label party; see `fitting.Source`.
+    """Counts and sums over other parties' columns, at the label party; see `fitting.Source`.
 
-    The card lists the label party's columns first; roles list the label party last.
+    The card lists the label party's columns first; party roles list the label party last.
 
     Args:
-        player: the label party.
-        mode: settings of the card.
-        told: each other holder's description of its columns, by party in the order of roles.
-        facts: facts of the session.
-        rows: the label party's own.
-        own: bins of its columns; None without columns.
-        bad: whether each training row is a bad one.
+        player: the label party's connection to the sums protocol.
+        mode: settings of the scorecard.
+        told: each feature party's description of its columns, by name in the order of roles.
+        facts: facts that all parties know.
+        rows: rows of the label party.
+        own: fine bins of the label party's columns; None without columns.
+        bad: whether each training row belongs to the bad class.
     """
 
     def __init__(
@@ -477,14 +479,15 @@ class OnShares:
         self._mine = np.empty((len(bad), 0), np.int64)
         if own is not None:
             self._mine = fine_bins(own, rows, "train")
-        #: Mean and scale of each column's weights of evidence; the scale is 0 if all are equal.
+        #: Mean and standard deviation of each column's weights of evidence over rows; the latter is
+        #: 0 if all are equal.
         self._standards: list[tuple[float, float]] = []
         self._fine: Masked | None = None
         self._asked: Asked | None = None
         self._values = np.empty((len(bad), 0))
 
     def by_holder(self, columns: Sequence[Any]) -> dict[int, Sequence[Any]]:
-        """Split a list over the card's columns by the role of their holder."""
+        """Split a list over the columns of the feature parties by party role."""
         ends = np.cumsum([self._mine.shape[1], *(len(one.columns) for one in self._told.values())])
         return {
             role: columns[start:end] for role, (start, end) in enumerate(pairwise(ends.tolist()))
@@ -579,8 +582,8 @@ class OnShares:
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns them"
         asked = self._asked = Asked(player, FAMILY, fine, coarse, own)
-        # Columns of weights X are Z T, with standardised Z; the same holds for sums over rows of
-        # them.
+        # The columns X of weights of evidence are Z T with standardised columns Z and a matrix T;
+        # therefore sums over rows of X follow from sums over rows of Z.
         order = self._order_of(chosen)
         into = np.diag(
             [1.0, *(one[1] for one, on in zip(self._standards, chosen, strict=True) if on)]
@@ -599,20 +602,20 @@ class OnShares:
         return outcome_of(FAMILY, into.T @ products.numpy()[order], labels), sums
 
     def _in_roles(self, flags: np.ndarray) -> np.ndarray:
-        """Reorder flags of the card's columns to roles, with a flag of the intercept."""
+        """Reorder flags of the card's columns by party role, with a flag for the intercept."""
         mine = self._mine.shape[1]
         return np.concatenate([flags[mine:], [True], flags[:mine]])
 
     @property
     def _varies(self) -> np.ndarray:
-        """Return whether each of the card's columns has weights of evidence that differ."""
+        """Whether the weights of evidence of each of the card's columns differ between rows."""
         return np.array([scale > 0 for _, scale in self._standards])
 
     def _order_of(self, flags: np.ndarray) -> np.ndarray:
-        """Return positions of the intercept and some of the card's columns among all roles'.
+        """Return positions of the intercept and of chosen card columns in the order of roles.
 
         Args:
-            flags: whether each of the card's columns is included.
+            flags: whether each of the card's columns is chosen.
         """
         mine = int(flags[: self._mine.shape[1]].sum())
         others = int(flags.sum()) - mine
@@ -620,7 +623,7 @@ class OnShares:
         return found
 
     def finish(self, columns: Sequence[OwnColumn]) -> None:
-        """End the requests for sums; send every party the points of its columns."""
+        """End the requests for sums; send every feature party the points of its columns."""
         if self._asked is not None:
             self._asked.end({})
         number = self._player.next_number()
@@ -632,14 +635,14 @@ class OnShares:
 def opened_again(
     player: Summing, fine: Masked, keep: np.ndarray, own: np.ndarray | None
 ) -> tuple[Masked, Masked]:
-    """Keep some of the opened columns, and open the same again with fewer bits."""
+    """Keep some of the opened columns, and open the same columns again with fewer bits."""
     fine = player.narrowed(fine, keep)
     values = None if own is None else torch.from_numpy(np.ascontiguousarray(own))
     return fine, player.open_columns(values, coarse_bits(player.rows))
 
 
 def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
-    """Learn fine bins of a party's columns, from its training rows."""
+    """Learn the fine bins of a party's columns from its training rows."""
     assert rows.split is not None, "a holder has rows"
     cells = cells_of(rows, rows.split.train)
     assert cells is not None, "asked of a party with columns"
@@ -649,13 +652,13 @@ def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
 def fine_bins(
     own: Binning, rows: OwnRows, phase: str, chosen: np.ndarray | slice = slice(None)
 ) -> np.ndarray:
-    """Return fine bins of some rows of a phase, int64, axes (rows, columns).
+    """Return the fine bins of some rows of a phase, int64, axes (rows, columns).
 
     Args:
-        own: bins of the party's columns.
-        rows: rows of the party.
+        own: fine bins of the party's columns.
+        rows: data of the party.
         phase: phase of the session.
-        chosen: positions among the rows of the phase.
+        chosen: positions of the rows within the phase; None means all.
     """
     assert rows.split is not None, "a holder has rows"
     positions = getattr(rows.split, "test" if phase == "predict" else phase)[chosen]
@@ -666,7 +669,7 @@ def fine_bins(
 
 
 def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
-    """Return merged bins of cells, axes (rows, columns)."""
+    """Return the merged bins of cells, axes (rows, columns)."""
     return np.stack([one.groups[cell] for one, cell in zip(columns, cells.T, strict=True)], axis=1)
 
 

@@ -1,7 +1,7 @@
-"""Statistics of binned columns, computed from counts and sums.
+"""Statistics of binned columns, computed from counts and sums over rows.
 
-Goods and bads are rows of the two classes. If a bin has rows of only one class, half a row is added
-to both, so that its evidence is finite (Siddiqi 2006).
+Goods and bads are the rows of the good and of the bad class. If a bin has rows of only one class,
+half a row is added to both classes, so that the weight of evidence is finite (Siddiqi 2006).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from vfl.session.drift import population_stability_index
 def evidence(
     counts: np.ndarray, totals: np.ndarray, floor: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each bin's weight of evidence and term of the information value; axes (bins,) both.
+    """Return each bin's weight of evidence and information-value term; axes (bins,) each.
 
-    ln(share of goods / share of bads), and its product with the difference of the shares (Siddiqi
-    2006).
+    The weight is ln(share of goods / share of bads), and the term is its product with the
+    difference of the shares (Siddiqi 2006).
 
     Args:
-        counts: goods and bads of each bin, axes (bins, 2).
-        totals: goods and bads of all bins, axes (2,).
-        floor: minimum number of rows; smaller bins get a weight and a value of 0, so that no party
-            learns about them.
+        counts: number of good and of bad rows in each bin, axes (bins, 2).
+        totals: number of good and of bad rows in all bins, axes (2,).
+        floor: smallest number of rows; bins with fewer rows get a weight and a value of 0, so that
+            other parties learn nothing about them.
 
     >>> weights, values = evidence(np.array([[80, 20], [20, 80]]), np.array([100, 100]))
     >>> weights.round(4), values.sum().round(4)
@@ -39,7 +39,7 @@ def evidence(
 
 
 def stability(expected: np.ndarray, counted: np.ndarray) -> float:
-    """Return the population stability index of rows by bin; see `population_stability_index`."""
+    """Return the population stability index of binned rows."""
     return float(population_stability_index(torch.from_numpy(expected), torch.from_numpy(counted)))
 
 
@@ -47,7 +47,7 @@ def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
     """Return mean and standard deviation of weights of evidence over rows; 0 if all are equal.
 
     Args:
-        weights: weight of each bin.
+        weights: weight of evidence of each bin.
         rows: number of rows in each bin.
 
     >>> standard(np.array([-1.0, 1.0]), np.array([50, 50]))
@@ -60,7 +60,7 @@ def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
 
 
 def correlations(columns: np.ndarray) -> np.ndarray:
-    """Return Pearson's correlation of all pairs, axes (columns, columns); 0 for a constant column.
+    """Return Pearson's correlation of all pairs, axes (columns, columns); 0 for constants.
 
     Args:
         columns: axes (rows, columns).
@@ -74,10 +74,10 @@ def correlations(columns: np.ndarray) -> np.ndarray:
 
 
 def variance_inflation(correlation: np.ndarray) -> np.ndarray:
-    """Return 1 / (1 - R^2) of each column given the others; axes (columns,).
+    """Return 1 / (1 - R^2) of each column, regressed on the others; axes (columns,).
 
-    It is the diagonal of the inverse correlation (Marquardt 1970), and infinite where the others
-    determine a column.
+    The result is the diagonal of the inverse correlation matrix (Marquardt 1970); it is infinite if
+    the other columns determine a column.
 
     >>> variance_inflation(np.array([[1.0, 0.6], [0.6, 1.0]])).round(4)
     array([1.5625, 1.5625])
