@@ -1,4 +1,4 @@
-"""A session: the terms of the parties, both ends of a round, and a party's files.
+"""A session: the parties' terms, both endpoints of an exchange, and a party's files.
 
 Agreement: `terms`, `rules`, `schedule`, `consent`, `ranges`, `handshake`. The round: `exchange` and
 `label`. A party's disk: `store` and `trace`. Several processes of one party: `ranks`.

@@ -1,4 +1,4 @@
-"""How to train over a slow link: a larger batch first, or several cuts in flight.
+"""Advice for training over a slow link: first a larger batch, or several cuts in flight.
 
 A lock-step exchange takes one round trip, plus the compute of both parties, plus the transfer in
 both directions. With m cuts in flight it takes 1/m of that time, until compute or transfer is busy
@@ -15,10 +15,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-#: From this round-trip time on, advice is worthwhile.
+#: Advice is given from this round-trip time on, in seconds.
 SLOW_ROUND_TRIP_S = 0.010
 MOST_IN_FLIGHT = 5
-#: With batches of at least this size, the advice is at most this many cuts in flight.
+#: From this batch size on, at most this many cuts in flight are advised.
 LARGE_BATCH_SIZE = 256
 MOST_WITH_LARGE_BATCH = 2
 _BATCHES = (1024, 512, 256)
@@ -31,10 +31,11 @@ class LinkCost:
     """Cost of one exchange on a link.
 
     Attributes:
-        round_trip_s: time there and back.
-        step_s: compute time of an exchange: one party's time plus the other's.
-        row_bytes: bytes of one row in one direction, all feature parties together.
-        bytes_per_second: bandwidth of the label party's link in one direction; None is no limit.
+        round_trip_s: round-trip time of the link.
+        step_s: compute time of an exchange, summed over the two parties.
+        row_bytes: bytes that one row of cuts takes in one direction, summed over the feature
+            parties.
+        bytes_per_second: bandwidth of the label party's link in one direction; None means no limit.
     """
 
     round_trip_s: float
@@ -43,11 +44,11 @@ class LinkCost:
     bytes_per_second: float | None = None
 
     def bytes_s(self, batch_size: int) -> float:
-        """Transfer time of a batch's cuts in one direction."""
+        """Return the transfer time of a batch's cuts in one direction."""
         return batch_size * self.row_bytes / (self.bytes_per_second or math.inf)
 
     def period_s(self, batch_size: int, in_flight: int) -> float:
-        """Average time of an exchange.
+        """Return the average time of an exchange.
 
         >>> cost = LinkCost(0.040, 0.00099, row_bytes=256, bytes_per_second=10e6)
         >>> [round(1 / cost.period_s(64, m)) for m in (1, 5, 9, 17)]
@@ -57,7 +58,10 @@ class LinkCost:
         return max(cycle_s / in_flight, self.step_s, self.bytes_s(batch_size))
 
     def useful_in_flight(self, batch_size: int) -> int:
-        """Fewest cuts in flight that keep compute or link busy; accuracy allows 5 or 2."""
+        """Return the fewest cuts in flight that keep compute or link busy.
+
+        For accuracy, the result is at most 5, or at most 2 with a large batch.
+        """
         busy_s = max(self.step_s, self.bytes_s(batch_size))
         large = batch_size >= LARGE_BATCH_SIZE
         most = MOST_WITH_LARGE_BATCH if large else MOST_IN_FLIGHT
@@ -85,8 +89,8 @@ def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> 
 
     Args:
         cost: cost of an exchange on the link.
-        batch_size: rows of one exchange at present.
-        in_flight: cuts in flight at present.
+        batch_size: present batch size.
+        in_flight: present number of cuts in flight.
         train_rows: training rows of the table; a small table gets no larger batch.
     """
     if cost.round_trip_s <= SLOW_ROUND_TRIP_S:
@@ -104,7 +108,7 @@ def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> 
 
 
 def warnings(batch_size: int, in_flight: int) -> list[str]:
-    """Warnings about the present settings."""
+    """Return warnings about the present settings."""
     if in_flight > MOST_IN_FLIGHT:
         return [f"train.in_flight above {MOST_IN_FLIGHT} costs accuracy; check the learning rate"]
     if batch_size >= LARGE_BATCH_SIZE and in_flight > MOST_WITH_LARGE_BATCH:
@@ -119,9 +123,9 @@ def of_shared_layers(round_trip_s: float, step_s: float, waits: int = 2) -> dict
     """Describe an exchange of shared first layers, which cannot overlap with others.
 
     Args:
-        round_trip_s: time there and back.
+        round_trip_s: round-trip time of the link.
         step_s: compute time of an exchange.
-        waits: round trips of an exchange; 1 if a third party is the dealer.
+        waits: number of round trips of an exchange; 1 if a third party is the dealer.
 
     >>> of_shared_layers(0.040, 0.001)["exchanges_per_second"]
     12.3

@@ -47,12 +47,13 @@ _HEAD_BYTES = 2
 _ASKED = "_asked.json"  # no alignment has this name
 _DAY_S = 24 * 3600.0
 _PATIENCE_S = 60.0
-#: A party that is computing reports at this interval; a party without reports is dead or hangs.
+#: A party that is computing reports at this interval, in seconds; a party without reports is dead
+#: or hangs.
 PATIENCE_S = 1.0
 
 
 class Post:
-    """Messages of one link, sent in pieces; files buffer long ones.
+    """Messages on one connection, sent in pieces; files buffer long messages.
 
     Args:
         parties: all parties, in an order that all agree on.
@@ -60,8 +61,8 @@ class Post:
         place: folder of the stored messages.
 
     Attributes:
-        done: whether the other end has its result.
-        busy: whether the other end still computes, and will send more.
+        done: whether the party at the other end has its result.
+        busy: whether the party at the other end still computes, and will send more.
     """
 
     def __init__(self, parties: Sequence[str], most_bytes: int, place: OnDisk) -> None:
@@ -72,7 +73,7 @@ class Post:
         self._count = self._sent = 0
 
     def put(self, party: str, payload: Message) -> None:
-        """Queue a message for, or from, a party."""
+        """Queue a message, with the party that receives it or that has sent it."""
         self._outgoing.append((self._parties.index(party), payload))
 
     @property
@@ -86,7 +87,7 @@ class Post:
             self.put(sent.to, sent.payload)
 
     def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
-        """Return the next piece, or an empty frame; announce a result after the last piece."""
+        """Return the next piece, or an empty frame with the flags `done` and `busy`."""
         self._count += 1
         if self.waiting:
             return Frame(Kind.PROTOCOL, self._count, self._piece())
@@ -103,7 +104,7 @@ class Post:
         return bytes([_PIECE | (_LAST if last else 0), index]) + payload[start:stop]
 
     def take(self, frame: Frame) -> tuple[str, Message] | None:
-        """Return the message that this frame completes and its party, or None.
+        """Return the message that this frame completes, with its party; otherwise None.
 
         Raises:
             ProtocolError: the frame is no piece of an alignment, or the message becomes too long.
@@ -135,7 +136,7 @@ class Post:
 
 
 class Player:
-    """A role that advances as far as the received messages allow.
+    """Runs a party's role in the protocol as far as the received messages allow.
 
     Attributes:
         found: the result; None until there is one.
@@ -153,7 +154,7 @@ class Player:
         self._inbox.setdefault(sender, deque()).append(payload)
 
     def advance_within(self, seconds: float) -> list[Send] | None:
-        """Run `advance` in a thread; returns None if it still computes after this many seconds."""
+        """Run `advance` in a thread; return None if it has not ended after this many seconds."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="vfl-align", daemon=True)
             self._thread.start()
@@ -172,7 +173,7 @@ class Player:
             self._outcome = problem
 
     def advance(self) -> list[Send]:
-        """Messages to send before the role has to wait for a message that has not arrived.
+        """Advance until the role waits for a message that has not arrived; return messages to send.
 
         Raises:
             ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
@@ -212,7 +213,7 @@ class OwnAlignment:
     Raises:
         ConsentError: the party's file allows fewer alignments a day.
         ConfigError: only a single process can run the protocol.
-        DataError: see `OwnIds.read`; contains counts only.
+        DataError: see `OwnIds.read`; the error contains counts only.
     """
 
     def __init__(self, party: PartyFile, terms: AlignTerms) -> None:
@@ -253,8 +254,8 @@ class OwnAlignment:
         """Advance the role for a short time; return None while it still computes.
 
         Args:
-            say: writes to the party's own log, the only place that receives the counts of a
-                refusal.
+            say: function that writes to the party's own log, the only place that receives the
+                counts of a refusal.
 
         Raises:
             ConsentError: the party's limits do not allow the request; the error has no count,
@@ -270,7 +271,7 @@ class OwnAlignment:
     def staged(self, session: str) -> Iterator[Alignment]:
         """Store the result as the next version if the block ends well; otherwise store nothing.
 
-        If a party cannot write the result, or does not receive it, every party drops it.
+        If a party cannot write the result, or does not receive it, all parties drop the result.
 
         Args:
             session: identifier of this attempt, the same at every party.
@@ -297,7 +298,7 @@ class OwnAlignment:
             made.discard(self.folder)
 
     def _kept_keys(self, peer: str) -> Keys:
-        """Keys of earlier alignments with a party under these terms."""
+        """Return the stored keys of earlier alignments with a party under these terms."""
         terms = self.terms.digest("run", "version")
         self._keys[peer] = Keys.kept(self._path_of(peer), terms, self.place)
         return self._keys[peer]
@@ -337,7 +338,7 @@ class OwnAlignment:
 
     @contextmanager
     def _day(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Alignments and queried ids of the last 24 hours; changes to them are saved.
+        """Yield the records of alignments and queried ids of the last 24 hours, and save changes.
 
         Each record begins with its time; the record of a query also has the number of ids.
         """
@@ -354,7 +355,10 @@ class OwnAlignment:
 
 
 def refused() -> ConsentError:
-    """Error that the other parties receive when one party refuses: a count could be the answer."""
+    """Return the error that other parties receive when one party refuses.
+
+    It contains no count, because a count could disclose the size of the intersection.
+    """
     return ConsentError(
         "a party does not consent to this alignment",
         fix="see that party's own log; compare how both parties write their ids",

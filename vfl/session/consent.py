@@ -1,14 +1,15 @@
 """Check a session's terms against a party's own file, and limit the size of every frame.
 
-Both ends compute the largest size of a frame: The codec, the width and the largest number of rows
-in an exchange determine the size of a cut, its gradient or a message of a secure mode. A larger
-frame is refused after its header, before memory is allocated.
+Both parties compute the largest size of a frame: the codec, the width and the largest number of
+rows in an exchange determine the size of a cut, its gradient or a message of a secure mode. A
+larger frame is refused after its header, before memory is allocated.
 
-W is the width of a cut, R the rows of a training batch and Q those of a query (at most 1,024). f is
-the number of feature parties, n the same number plus a dealer. C is the number of columns of a
-party's shared layer, and C' that of the layer whose partner the party is (each with one more for
-the offset). The table gives the largest sizes in each direction, to the label party and from it.
-Other kinds carry no payload, and no frame exceeds 512 MiB:
+W is the width of a cut, R the number of rows of a training batch, and Q the number of rows of a
+query (at most 1,024). f is the number of feature parties; n also counts a dealer. C is the number
+of columns of a party's shared layer, and C' the number of columns of the layer that another party
+shares with this party; both include one column for the offset. The table gives the largest sizes in
+each direction, to the label party and from it. Frames of other kinds carry no payload, and no frame
+exceeds 512 MiB:
 
     cut; gradient              the codec's largest payload for R W; the same
     query; answer              the codec's largest payload for Q W; 1
@@ -25,9 +26,10 @@ Other kinds carry no payload, and no frame exceeds 512 MiB:
     last report (DONE)         1,024; 0
     error, ends the link       65,536; 65,536
 
-Openings of a query have Q in place of R. Let w = train.in_flight + 3. The label party then buffers
-for one party at most w (largest frame towards it + 16) + 65,552 + w (largest frame from it + 16)
-bytes; ``vfl check`` prints this number (held_bytes_per_party).
+Openings of a query have Q in place of R. Let w = train.in_flight + 3. Let T be the largest frame to
+the label party and F the largest frame from it, in bytes. The label party then buffers at most w (T
++ 16) + 65,552 + w (F + 16) bytes for one party; ``vfl check`` prints this number
+(held_bytes_per_party).
 """
 
 from __future__ import annotations
@@ -65,23 +67,23 @@ from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
 
-#: The session's request, and what the party allows instead.
+#: A request of the session, and the limit of the party that the request exceeds.
 Difference = tuple[str, str]
 
-#: Size of the label party's answer to a query; at most one such byte an epoch has a meaning.
+#: Size of the label party's answer to a query; at most one such byte per epoch carries information.
 _ANSWER_BYTES = 1
-#: Largest piece of an alignment's message.
+#: Largest piece of an alignment's message, in bytes.
 PIECE_LIMIT_BYTES = 2**18
-#: Numbers that a codec, or noise on a cut, stores at once for each number of the cut.
+#: Temporary numbers that a codec, or noise on a cut, stores for each number of the cut.
 _NUMBERS_A_VALUE = 32
 #: Numbers that a defense's `fit` stores for every trained parameter: those of Adam, and a temporary
 #: one.
 _FIT_COPIES = 3
 #: Numbers that DP-SGD stores for every parameter: a sum, and noise in float64.
 _DP_COPIES = 6
-#: Rounding error of a noise or an epsilon that was computed from the other.
+#: Tolerated rounding error when noise is computed from epsilon, or epsilon from noise.
 _ROUNDING = 1e-6
-#: Kinds of frames that may cross in a training exchange, and in a query.
+#: Kinds of frames that parties send in a training exchange, and in a query.
 _TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
 _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
@@ -95,7 +97,7 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
         split: split of the rows.
         shared: layers that the party shares, if first layers are shared.
     """
-    if shared is not None:  # and an answer may carry a byte
+    if shared is not None:  # 1 more for the byte of an answer
         exchanges = rules.schedule(terms, split)
         return sum(shared.wire_bytes(len(one.rows), one.trains) + 1 for one in exchanges)
     codec = compression.make(terms.codec)
@@ -109,7 +111,7 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
 
 
 def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
-    """Bytes that a third party sends and receives as the dealer of a session; 0 without a dealer.
+    """Return the bytes that a third party sends and receives as a dealer; 0 without a dealer.
 
     Args:
         terms: the agreed terms.
@@ -142,13 +144,14 @@ def check_consent(
         consent: limits in its own file.
         split: split of the rows.
         shared: layers that the party shares, if first layers are shared. A party first knows only
-            its own layer; it checks again after it received the axes of the second one.
+            its own layer; it checks again after it has received the axes of the layer that another
+            party shares with it.
         row_shape: axes of one of the party's rows; None if the party's model was already counted.
             If first layers are shared, the count includes the party's share of its own layer, and
             its share of another party's layer once `shared` gives the size.
-        own_bottom: whether the party's own file names its bottom, which may have any size; the
-            added parts of defense and codec still count.
-        unaligned: rows of the party outside all sessions, which a defense also reads.
+        own_bottom: whether the party's own file names its bottom, whose size is then not limited;
+            parts that the defense and the codec add still count.
+        unaligned: number of the party's rows outside all sessions, which a defense also reads.
 
     Raises:
         ConsentError: the session exceeds the party's limits; the error lists every difference.
@@ -156,7 +159,7 @@ def check_consent(
     """
     _check_ranges(terms, party, consent)
     differences = list(_differences(terms, party, consent, split, shared))
-    if not differences and row_shape is not None:  # within limits that bound the counting too
+    if not differences and row_shape is not None:  # the limits bound the cost of counting, too
         differences = list(
             _of_model(terms, party, consent, split, row_shape, own_bottom, unaligned)
         )
@@ -165,12 +168,12 @@ def check_consent(
 
 
 def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse a session in which a third party would have to deal more than it allows.
+    """Refuse a session that asks a dealer for more than it allows.
 
-    The number of bytes is unknown before dealing, so they are checked while they are sent.
+    The number of bytes is unknown before dealing, so the dealer checks it while it sends.
 
     Raises:
-        ConsentError: lists every difference between asked and allowed.
+        ConsentError: the error lists every request that exceeds a limit.
     """
     _check_ranges(terms, party, consent)
     differences = [*_of_any_party(terms, party, consent), *_epochs(terms, consent)]
@@ -180,10 +183,11 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
 def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
     """Refuse a session that asks a middle party for more than it allows.
 
-    Its model is counted like a bottom whose columns are the concatenated cuts of all parties.
+    The middle model is counted like a bottom whose columns are the concatenated cuts of all
+    parties.
 
     Raises:
-        ConsentError: lists every difference between asked and allowed.
+        ConsentError: the error lists every request that exceeds a limit.
         SpecError: a codec or the model cannot be built.
     """
     _check_ranges(terms, party, consent)
@@ -212,7 +216,7 @@ def check_tasks_consent(
         outputs: number of outputs of that party's top.
 
     Raises:
-        ConsentError: lists every difference between asked and allowed.
+        ConsentError: the error lists every request that exceeds a limit.
         SpecError: a codec or the top cannot be built.
     """
     _check_ranges(terms, party, consent)
@@ -222,7 +226,7 @@ def check_tasks_consent(
         *_version(terms, consent),
     ]
     found += [*_of_plugins(terms, consent), *_of_rows(split, consent)]
-    _refuse(party, found)  # within limits that bound the counting too
+    _refuse(party, found)  # the limits bound the cost of counting, too
     needed = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
     found += _above(consent, "max_bytes", needed, f"up to {needed} bytes")
     top, rows, mine = terms.tasks[party].top, most_rows(terms, split), terms.at_label(party)
@@ -243,7 +247,7 @@ def check_tasks_consent(
 
 
 def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
-    """Resources that a merger with weights needs at the party that merges the cuts."""
+    """Yield the limits that a merger with weights exceeds at the party that merges the cuts."""
     recipe, widths = models.make_merger(terms.merge), terms.widths
     whole, width = (sum(widths),), recipe.width(widths)
     counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
@@ -257,7 +261,7 @@ def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str,
 
 
 class _Merging(Bottom):
-    """A merger, counted like a bottom whose inputs are all concatenated cuts."""
+    """Wraps a merger to count it like a bottom; the bottom's inputs are all concatenated cuts."""
 
     def __init__(self, recipe: Merger, widths: Sequence[int]) -> None:
         self._recipe, self._widths = recipe, widths
@@ -268,7 +272,7 @@ class _Merging(Bottom):
 
 
 class _Top(Bottom):
-    """A top, counted like a bottom."""
+    """Wraps a top model to count it like a bottom."""
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
@@ -278,10 +282,12 @@ class _Top(Bottom):
 
 
 def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse an alignment that asks for more than a party allows; sizes are checked as they appear.
+    """Refuse an alignment that asks for more than a party allows.
+
+    Sizes are checked while the alignment runs.
 
     Raises:
-        ConsentError: lists every difference between asked and allowed.
+        ConsentError: the error lists every request that exceeds a limit.
     """
     _check_ranges(terms, party, consent)
     found = [*_of_any_party(terms, party, consent), *_version(terms, consent)]
@@ -300,7 +306,7 @@ def check_explained(terms: Terms, consent: Consent | None = None) -> None:
 
     Args:
         terms: terms of the requested session.
-        consent: limits in the label party's own file; None in one process.
+        consent: limits in the label party's own file; None if all parties run in one process.
 
     Raises:
         ConfigError: the model has no contribution of each column.
@@ -333,10 +339,10 @@ def check_layers(
     """Refuse to hold shares of too large layers, once their sizes are known.
 
     Raises:
-        ConsentError: lists every difference between asked and allowed.
+        ConsentError: the error lists every request that exceeds a limit.
     """
     found = list(_of_layers(terms, consent, split, layers))
-    if secure_mode.make(terms.secure).divides_rows:  # number unknown before
+    if secure_mode.make(terms.secure).divides_rows:  # rows were not counted before
         found += _of_privacy(terms, consent, getattr(layers, "training_rows", 0))
     _refuse(party, found)
 
@@ -351,10 +357,10 @@ def check_rows(party: str, rows: int, consent: Consent) -> None:
 
 
 def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
-    """Refuse to continue when a party has sent and received as much as it allows.
+    """Refuse to continue when a party has sent and received more bytes than it allows.
 
     Raises:
-        ConsentError: a size exceeds the party's limit; the error states both.
+        ConsentError: the number of bytes exceeds the party's limit; the error states both.
     """
     if spent_bytes > most_bytes:
         raise ConsentError(
@@ -366,7 +372,7 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
 
 
 def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
-    """Refuse a session with more ranks than a party runs, or that several ranks cannot run.
+    """Refuse a session with more ranks than a party runs, or with settings that exclude ranks.
 
     An honest label party has refused such a session before.
 
@@ -434,7 +440,7 @@ def _differences(
     terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
 ) -> Iterator[Difference]:
     yield from _of_any_party(terms, party, consent)
-    # Whether the label party may learn which of its rows this party has.
+    # Consent to disclose to the label party which of its rows this party has.
     yield from _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
         yield f"branches of '{branched[0]}'", "all rows of each party at one place in a federation"
@@ -525,7 +531,7 @@ def _of_model(
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
         if defenses.uses(defense, "fit"):  # `fit` gets a copy of all rows
-            copies = 2 if unaligned else 1  # and one in which the unaligned rows are appended
+            copies = 2 if unaligned else 1  # and a second copy with the unaligned rows appended
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
     memory = f"about {needed} bytes of memory for {model}"
@@ -533,7 +539,7 @@ def _of_model(
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
-    """Return the layer that the party shares before it knows other parties' columns, if any.
+    """Return the party's own shared layer, with the columns of other parties unknown; may be None.
 
     A party's own layer has a column of ones in addition to its columns.
     """
@@ -546,7 +552,7 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
 def _of_layers(
     terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
 ) -> Iterator[Difference]:
-    """Count the memory for shares of layers as ring elements, and for an exchange with them."""
+    """Count the memory for shares of layers as ring elements, and for an exchange of shares."""
     if shared is None:
         return
     held, needed = shared.parameters, shared.memory_bytes(max(most_rows(terms, split).values()))
@@ -560,7 +566,7 @@ def _value_bytes(values: int) -> int:
 
 
 class _Given(Bottom):
-    """Placeholder for a bottom from the party's own file: only its output."""
+    """Placeholder for a bottom from the party's own file; it allocates only the output."""
 
     def build(self, shape: Shape, width: int) -> nn.Module:
         return _Outputs(width)
@@ -572,12 +578,12 @@ class _Outputs(nn.Module):
         self.width = width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Zeros, axes (rows, width)."""
+        """Return zeros, axes (rows, width)."""
         return inputs.new_zeros(len(inputs), self.width)
 
 
 def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
-    """Check the epochs of a training, and of a defense's preparation."""
+    """Check the number of epochs of a training, and of a defense's preparation."""
     if terms.mode != "train":
         return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
@@ -586,7 +592,7 @@ def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
 
 
 def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Difference]:
-    """Limits that also concern a party without columns."""
+    """Yield exceeded limits that also concern a party without columns."""
     everybody = dict.fromkeys([*rules.peers(terms), *terms.tasks, terms.label_party])
     for name in everybody:
         if name != party and not any(fnmatchcase(name, one) for one in consent.members):
@@ -621,7 +627,7 @@ def _of_rows(split: Split, consent: Consent) -> Iterator[Difference]:
 
 
 def _company(terms: Terms, consent: Consent) -> Iterator[Difference]:
-    """Check whose cuts are summed with the party's: a sum of few cuts discloses more of each."""
+    """Check how many parties' cuts are summed: a sum of few cuts discloses more of each cut."""
     present, least = terms.feature_parties, consent.min_parties
     if least is None:  # with a dealer, the label party receives no single cut
         least = 2 if rules.dealer(terms) is None else 1
@@ -652,7 +658,7 @@ def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Di
 
 
 def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
-    """Rows of the largest exchange: in a training batch (CUT) and in a query (QUERY).
+    """Return the most rows of a training batch (key CUT) and of a query (key QUERY).
 
     Args:
         terms: the agreed terms.
@@ -673,14 +679,15 @@ def frame_limits(
     split: Split | None,
     layers: Mapping[str, Layers] | None = None,
 ) -> LinkLimits:
-    """Largest payloads on the stream between the label party and another party.
+    """Return the largest payloads on the stream between the label party and another party.
 
     Args:
         terms: the agreed terms.
         party: the other party: a feature party or a dealer.
         split: split of the rows; None at a dealer, which does not learn the rows.
         layers: layers that each party shares, if first layers are shared. A feature party knows
-            only its own entry; until it receives the others, only earlier messages may pass.
+            only its own layers. Until it receives the other parties' layers, only frames that
+            precede them may pass.
     """
     if terms.mode == "align":
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
@@ -745,7 +752,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
 
 
 def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
-    """The largest size of each kind."""
+    """Return the largest size of each kind."""
     most: dict[Kind, int] = {}
     for kind, size in (pair for one in limits for pair in one.items()):
         most[kind] = max(size, most.get(kind, 0))
@@ -769,7 +776,7 @@ def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -
             trains = plan.a_epoch
     queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)
     trained = len(split.train)
-    if terms.dp is not None:  # a Poisson batch exceeds this with probability e^-70
+    if terms.dp is not None:  # a Poisson batch exceeds this number of rows with probability e^-70
         trained += math.ceil(12 * math.sqrt(trained)) + 60
     rows = sum(map(len, asked)) + (trained if trains else 0)
 

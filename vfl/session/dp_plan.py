@@ -1,8 +1,8 @@
-"""The plan that `[dp]` gives a session: its steps, rows, noise, statement and refusals.
+"""Plan of a session with `[dp]`: steps, rows, noise, privacy statement, and refused settings.
 
 Every party computes the same plan from the terms and the number of training rows, so the plan
-itself never travels. The rows of a step follow from a key, which the terms carry between the
-parties only.
+itself never travels. The rows of a step follow from a key in the terms, which only the parties
+have.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class PrivacyPlan:
 
     Attributes:
         rows, batch_size: training rows, and expected rows of a step.
-        a_epoch: steps of an epoch.
+        a_epoch: number of steps of an epoch.
         steps: number of steps of the whole training; the budget covers all of them.
         noise: noise multiplier of the whole network.
         delta, accountant: parameters of every epsilon.
-        halves: number of halves with weights; each half's noise is larger by the root of this
-            number.
+        halves: number of parties that train weights; each party's noise is larger than `noise` by
+            the square root of this number.
         shuffled: whether every row is in exactly one step of an epoch.
         clients: number of branches if epsilon protects a branch; 0 if it protects a record.
     """
@@ -74,7 +74,7 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> PrivacyPlan | None:
-        """The plan of a training on this many rows; None without [dp].
+        """Return the plan of a training on this many rows; None without [dp].
 
         Raises:
             PrivacyError: the budget allows no step, or no noise is large enough.
@@ -85,8 +85,8 @@ class PrivacyPlan:
         shuffled, size = dp.sampling == "shuffled", min(train.batch_size, rows)
         a_epoch = steps_per_epoch(rows, size) if shuffled else poisson_steps(rows, size)
         rate = 1.0 if shuffled else size / rows
-        # In this sampling a row is in one step of an epoch; replacing the row moves the sum by 2
-        # norms.
+        # With this sampling, a row is in one step of each epoch; replacing the row moves the
+        # clipped sum by at most two clipping norms.
         a_record, apart = (1, 2.0) if shuffled else (a_epoch, 1.0)
         budget, counted = (rate, dp.accountant), train.epochs * a_record
         if dp.noise is None:
@@ -124,7 +124,9 @@ class PrivacyPlan:
         return min(self.rows, self.batch_size + math.ceil(12 * math.sqrt(self.batch_size)) + 60)
 
     def batches(self, terms: Terms, train: np.ndarray) -> Callable[[int], list[np.ndarray]]:
-        """The batches of an epoch (epochs count from 1): positions in the aligned rows.
+        """Return a function that returns the batches of an epoch: positions in the aligned rows.
+
+        Epochs count from 1.
 
         Without a key, when a session is only planned, the rows differ from the training's rows.
         """
@@ -139,7 +141,7 @@ class PrivacyPlan:
         public = derive(terms.seed, "planned").to_bytes(32, "little")
         secret = Secret(public if key is None else bytes.fromhex(key))
         rate, units = self.batch_size / self.rows, np.arange(len(train))
-        if self.clients:  # all rows of a branch, or no row of it
+        if self.clients:  # a batch has all rows of a branch, or none
             units = branches_of(terms, _branched(terms)[0], train)[train]
         count = self.clients or len(train)
 
@@ -152,7 +154,7 @@ class PrivacyPlan:
         return sampled
 
     def epsilon(self, steps: int) -> float:
-        """Epsilon after this many steps."""
+        """Return epsilon after this many steps."""
         if self.shuffled:
             begun = math.ceil(steps / self.a_epoch)
             return epsilon_of(GaussianSteps(self.noise / 2, begun), self.delta)
@@ -183,9 +185,9 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """Return the sensitivity (2-norm) of all halves' sums together to one row or branch.
+        """Return the 2-norm by which one row or branch can change the gradient sums of all parties.
 
-        With `dp.quantile`, it refers to the initial clipping norms.
+        With `dp.quantile`, the result refers to the initial clipping norms.
         """
         dp = terms.dp
         assert dp is not None, "only with a plan"
@@ -203,23 +205,26 @@ class PrivacyPlan:
         secret: Secret,
         branches: Branches | None = None,
     ) -> PrivateHalf:
-        """Build DP-SGD for one party's half; all halves together have the noise of the plan.
+        """Build DP-SGD for one party's model.
 
-        k halves with noise s each, in units of their own norms, are equivalent to one with s /
-        sqrt(k). The model first runs on made-up rows, as `vfl.privacy.premise.prove` describes.
+        All parties' models together have the noise of the plan.
+
+        k models with noise s each, in units of their own clipping norms, are equivalent to one
+        model with noise s / sqrt(k). The model first runs on made-up rows, which show whether rows
+        depend on each other; see `vfl.privacy.premise.prove`.
 
         Args:
             terms: terms of the session.
-            party: party that owns the half.
+            party: party that owns the model.
             model: its modules.
-            forward: computes outputs with the modules from rows of each input.
+            forward: function that computes outputs with the modules from rows of each input.
             shapes: axes of one row of each input.
             secret: the party's own secret.
-            branches: branches of its rows, if the rows belong to branches.
+            branches: branches of the party's rows, if its rows belong to branches.
 
         Raises:
-            PrivacyError: rows depend on each other in the model, or the model stores something of
-                them.
+            PrivacyError: rows depend on each other in the model, or the model stores values of the
+                rows.
         """
         dp = terms.dp
         assert dp is not None, "only with a plan"
@@ -240,12 +245,12 @@ class PrivacyPlan:
 
 
 def _branched(terms: Terms) -> tuple[str, int]:
-    """Name of the only party with several branches, and their number."""
+    """Return the name of the only party with several branches, and their number."""
     return next((name, one.branches) for name, one in terms.parties.items() if one.branches > 1)
 
 
 def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
-    """Branch of each aligned row up to the last training row; -1 for rows outside the training."""
+    """Return each aligned row's branch up to the last training row; -1 outside the training."""
     found = np.full(train.max() + 1, -1)
     order = permutation(terms.seed, len(train), "branches", party)
     found[train] = order % terms.parties[party].branches
@@ -253,11 +258,11 @@ def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
 
 
 class RowsAtBranches:
-    """Branch of each row in a half's batches, set batch by batch.
+    """Assigns the rows of a party's batches to branches, batch by batch.
 
     Args:
         terms, train: terms and training rows of the session.
-        party: party that owns the half.
+        party: party that owns the model.
     """
 
     def __init__(self, terms: Terms, train: np.ndarray, party: str) -> None:
@@ -282,7 +287,7 @@ _OF_ROWS = ("embedding", "gradient", "received")
 
 
 def refuse_beside_dp(terms: Terms) -> None:
-    """Refuse settings in which a row changes another's contribution, or weights train unclipped.
+    """Refuse settings in which a row changes another row's part, or weights train unclipped.
 
     Raises:
         PrivacyError: a codec or defense prevents [dp]; the error names it.
@@ -333,7 +338,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
     """Refuse a codec that trains layers, or in which a row's bytes depend on other rows.
 
     Raises:
-        PrivacyError: names the cause.
+        PrivacyError: the error names the cause.
         SpecError: the codec cannot be built, or does not fit a width.
     """
     codec = compression.make(spec)

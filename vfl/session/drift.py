@@ -1,4 +1,4 @@
-"""Compare the rows queried while serving with the training rows: counts by bins.
+"""Compares rows queried while serving with the training rows, by counts in bins.
 
 Bin edges are quantiles of a party's own column, so they stay in the party's own folder. Only names
 of columns, numbers of bins and counts are disclosed.
@@ -21,10 +21,11 @@ _DECILES = 9
 _BINS = 2 * _DECILES + 1
 _MOST_INPUTS = 512
 _WAITING = 1024  # rows that are counted together
-_SAMPLE_ROWS = 1 << 17  # least number of rows for the bins, where a table is on disk
-#: A column with a larger index counts as drifted (Siddiqi 2006).
+_SAMPLE_ROWS = 1 << 17  # least sample of training rows for the bins, if a table is on disk
+#: A column with a larger population stability index counts as drifted (Siddiqi 2006).
 DRIFTED = 0.25
-#: Fewer rows do not describe a population, but disclose much about each single row.
+#: Least number of rows for a report: fewer rows do not describe a population, but disclose much
+#: about each row.
 FEWEST_ROWS = 100
 
 
@@ -64,7 +65,7 @@ class Bins:
         return int(self.counts[0].sum()) if len(self.counts) else 0
 
     def stability(self) -> Tensor:
-        """The population stability index of every column, axes (columns,); 0 without rows."""
+        """Return every column's population stability index, axes (columns,); 0 without rows."""
         return torch.stack(
             [
                 population_stability_index(expected, counted)
@@ -73,13 +74,13 @@ class Bins:
         )
 
     def record(self) -> dict[str, Any]:
-        """Record for a file of the party's own."""
+        """Return a record for the party's own file."""
         edges, expected = self._edges.tolist(), self._expected.tolist()
         return {"names": self.names, "edges": edges, "expected": expected}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Bins:
-        """Bins from a record of `record`."""
+        """Restore bins from a record that `record` returned."""
         edges = torch.tensor(record["edges"], dtype=torch.float32)
         return cls(list(record["names"]), edges, torch.tensor(record["expected"]))
 
@@ -94,13 +95,13 @@ class Bins:
 def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
     """Return the sum over bins of (a - e) ln(a / e), where a and e are shares of rows.
 
-    It is the symmetric divergence of Jeffreys 1946, under its name in credit scoring (Siddiqi 2006:
-    below 0.1 stable, above 0.25 another population). Half a row is added to each bin that is not
-    empty in both populations, so that no share is 0.
+    The index is the symmetric divergence of Jeffreys 1946; its name comes from credit scoring
+    (Siddiqi 2006: below 0.1 stable, above 0.25 another population). Half a row is added to each bin
+    that is not empty in both populations, so that no share is 0.
 
     Args:
         expected: training rows in each bin, axes (bins,).
-        counted: counts of other rows, the same axes.
+        counted: counts of the rows to compare, the same axes.
 
     >>> round(float(population_stability_index(torch.tensor([50, 50]), torch.tensor([80, 20]))), 3)
     0.406
@@ -114,7 +115,7 @@ def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
 
 
 class Drift:
-    """A party's drift counters: for its own inputs, and for the scores at the label party.
+    """Drift counters of a party: for its own inputs, and at the label party for the scores.
 
     Queried rows are collected and counted together, because counting a single row takes as long as
     answering it.
@@ -136,7 +137,8 @@ class Drift:
         Args:
             data: rows of the training.
             answers: answers for the test rows with the final weights, axes (rows, outputs).
-                Training rows would not do: the model fits them better than any future row.
+                Answers for training rows would mislead, because the model fits these rows better
+                than any future row.
         """
         inputs, own, train = None, data.inputs, data.split.train
         if (held := data.held.get(data.name)) is not None:
@@ -160,7 +162,7 @@ class Drift:
 
         Args:
             inputs: inputs of these rows, axes (rows, width), or of the whole table.
-            answers: their answers, axes (rows, outputs).
+            answers: answers to these rows, axes (rows, outputs).
             rows: indices of the queried rows of `inputs`; None means all.
         """
         if self.inputs is None and self.scores is None:
@@ -196,13 +198,13 @@ class Drift:
         return int((self.inputs.stability() > DRIFTED).sum())
 
     def record(self) -> dict[str, Any]:
-        """Record for a file of the party's own."""
+        """Return a record for the party's own file."""
         parts = {"inputs": self.inputs, "scores": self.scores}
         return {name: None if bins is None else bins.record() for name, bins in parts.items()}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Drift:
-        """Counters from a record of `record`."""
+        """Restore counters from a record that `record` returned."""
         inputs, scores = record["inputs"], record["scores"]
         return cls(
             None if inputs is None else Bins.restored(inputs),
@@ -210,7 +212,10 @@ class Drift:
         )
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """By column: index, and rows by bin, from `FEWEST_ROWS` on. No edges, no values."""
+        """Return each column's index and rows by bin, if `FEWEST_ROWS` rows were queried.
+
+        The summary has no bin edges and no values.
+        """
         self.count()
         found = {}
         for bins in (self.inputs, self.scores):
@@ -225,8 +230,8 @@ class Drift:
 def scores_of(answers: Tensor, classifies: bool) -> Tensor:
     """Return one score per row, axes (rows, 1).
 
-    A score is the number of a regression, the probability of the second of two classes, or the
-    largest probability of more classes.
+    A score is the prediction of a regression, the probability of the second of two classes, or the
+    largest probability of more than two classes.
     """
     if not classifies:
         return answers[:, :1].float()
@@ -235,7 +240,7 @@ def scores_of(answers: Tensor, classifies: bool) -> Tensor:
 
 
 def _names(data: PartyData) -> list[str]:
-    """Return names of inputs: the column, and its part if a column has several inputs."""
+    """Return names of inputs: the column, and the part if a column has several inputs."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []

@@ -1,18 +1,18 @@
-"""One round between a feature party and the label party: both ends and their common code.
+"""One exchange between a feature party and the label party: both endpoints and their common code.
 
     feature party   inputs -> bottom -> cut -> defense -> codec -> frame
     label party     frame -> codec -> cut of each party, or their sum -> top
     label party     gradient -> defense -> codec -> frame
     feature party   frame -> codec -> gradient -> backward pass, optimiser step
 
-Both ends are defined here, below the parties' own modules, because attacks replay a victim's end
-and a secure mode replaces a codec or a whole end. The loops around the ends are `FeatureParty` and
-`LabelParty`.
+Both endpoints (`FeatureEnd`, `LabelEnd`) are defined here, below the parties' own modules, because
+attacks replay a victim's endpoint, and a secure mode replaces a codec or a whole endpoint. The
+loops that call the endpoints are in `FeatureParty` and `LabelParty`.
 
 With several exchanges in flight, the optimiser changes the weights between the forward and the
 backward pass of a cut. The exact gradient of that cut belongs to the weights of its forward pass,
 and autograd refuses weights that were changed in place. Such a forward pass therefore runs on
-copies (weight stashing: Harlap et al. 2018, PipeDream, section 3.3).
+copies of the weights (weight stashing: Harlap et al. 2018, PipeDream, section 3.3).
 """
 
 from __future__ import annotations
@@ -56,33 +56,33 @@ class Adversary:
     """A dishonest party. Every hook defaults to honest behaviour."""
 
     def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
-        """Inputs that the party's bottom really receives; axes (rows, ...)."""
+        """Return the inputs that the party's bottom really receives; axes (rows, ...)."""
         return inputs
 
     def labels(self, labels: Tensor, context: StepContext) -> Tensor:
-        """Labels of a batch that the label party really trains on; axes (rows,)."""
+        """Return the labels of a batch that the label party really trains on; axes (rows,)."""
         return labels
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """The optimiser that the party uses for its own half."""
+        """Return the optimiser that the party uses for its own model."""
         return optimizer
 
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
-        """Cut that the feature party really sends; detached, axes (rows, width)."""
+        """Return the cut that the feature party really sends; detached, axes (rows, width)."""
         return cut
 
     def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
-        """Gradient that the label party really sends to `party`; axes (rows, width)."""
+        """Return the gradient that the label party really sends to `party`; axes (rows, width)."""
         return grad
 
     def received(self, party: str, values: Tensor, context: StepContext) -> None:
         """Receive a gradient (feature party) or a party's cut (label party)."""
 
     def training_state(self) -> dict[str, Any]:
-        """State with which a run resumes exactly: tensors, numbers and texts.
+        """Return the state with which a run resumes exactly: tensors, numbers and texts.
 
-        At a feature party, its changes to an exchange's batch follow from the exchange's number and
-        this state alone; a resumed training makes the batches in flight again.
+        At a feature party, `batch` may depend only on its arguments and this state, because a
+        resumed training makes the batches in flight again.
         """
         return {}
 
@@ -91,13 +91,13 @@ class Adversary:
 
 
 HONEST = Adversary()
-#: Used in place of a party's name; it is longer than a name may be, so no party has it.
+#: Key of the sum of cuts in place of a party's name; it is longer than a party's name may be.
 SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
 
 
-#: Layers whose forward pass draws no random numbers. Other classes, such as those of a user, may
-#: draw.
+#: Layers whose forward pass draws no random numbers. Other classes, such as a user's own classes,
+#: may draw.
 _PLAIN = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
     nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d,
@@ -111,9 +111,9 @@ class Draws:
 
     Args:
         secret: secret of the party that owns the model.
-        purpose: separates the models of one party.
-        model: the model to run; without a layer that may draw, no generator is set up.
-        always: whether another part that may draw, such as a defense, runs together with it.
+        purpose: text that distinguishes the models of one party.
+        model: the model to run; if no layer of the model may draw, no generator is set up.
+        always: whether another part that may draw, such as a defense, runs together with the model.
     """
 
     def __init__(
@@ -125,7 +125,10 @@ class Draws:
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
     def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
-        """Return the context of the model's forward pass of a step, and of its local steps."""
+        """Return the random context of the model's forward pass in a step.
+
+        Each local step, numbered by `turn`, has its own context.
+        """
         if not self._needed:
             return nullcontext()
         purpose = (self._purpose, step, turn) if turn else (self._purpose, step)
@@ -135,9 +138,9 @@ class Draws:
 def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
     """Refuse NaN and Inf before they reach a model.
 
-    For every finite tensor that does not overflow, the sum is finite and costs one pass without
-    allocating. The single entries are checked only if the sum is not finite. A step makes nine such
-    checks, so the sum is tested as a Python number: torch would run five operations on it.
+    The sum costs one pass without allocating, and is finite for every finite tensor whose sum does
+    not overflow. The single entries are checked only if the sum is not finite. A step makes nine
+    such checks, so the sum is tested as a Python number: torch would run five operations on it.
 
     Raises:
         NonFiniteError: an entry is NaN or Inf; the error names the party, step and share, but no
@@ -177,7 +180,7 @@ def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
 
 
 def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
-    """Receive the next frame, which must be of this kind and step; `sender` is for the message.
+    """Receive the next frame, which must be of this kind and step; `sender` is for the error.
 
     Raises:
         ProtocolError: another frame or a repeated one arrives; the state is unchanged.
@@ -193,7 +196,7 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
 
 
 def of_no_rows(frame: Frame, width: int) -> Tensor:
-    """The cut or gradient of an exchange without rows (sampled batches); axes (0, width).
+    """Return the cut or gradient of an exchange without rows (sampled batches); axes (0, width).
 
     Raises:
         ProtocolError: the frame has a payload.
@@ -208,10 +211,11 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
     return torch.zeros(0, width)
 
 
-#: Least rows of a query's forward pass. For fewer rows, libraries use other routines with different
-#: last bits, and a row's answer would disclose how many rows were queried together.
+#: Least number of rows in a query's forward pass. For fewer rows, libraries use other routines,
+#: whose results differ in the last bits; a row's answer would then disclose how many rows were
+#: queried together.
 _FULL_ROWS = 32
-#: Indices by number of rows: each row, then the last row repeated.
+#: Padding indices for each number of rows: every row once, then the last row repeatedly.
 _REPEATED = [torch.arange(_FULL_ROWS).clamp(max=max(rows - 1, 0)) for rows in range(_FULL_ROWS)]
 
 
@@ -231,7 +235,7 @@ class LocalSteps:
     (CELU-VFL), section 3, for the weights of rows.
 
     Attributes:
-        steps: steps for one exchange, including the usual one.
+        steps: number of optimiser steps for one exchange, including the usual step.
         angle: largest angle in degrees, see `TrainSettings.local_angle`.
 
     >>> cuts = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
@@ -244,15 +248,15 @@ class LocalSteps:
 
     @property
     def turns(self) -> range:
-        """Numbers of the further steps, from 1."""
+        """Numbers of the additional steps, from 1."""
         return range(1, self.steps)
 
     def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
-        """Return each row's weight in a further step, axes (rows,); None if all are equal.
+        """Return each row's weight in an additional step, axes (rows,); None if all are equal.
 
         Args:
             now: present cuts or gradients, axes (rows, width).
-            then: cuts or gradients of the same rows in the exchange.
+            then: cuts or gradients of the same rows at the time of the exchange.
         """
         if not self.angle:
             return None
@@ -285,7 +289,7 @@ class Stateful(Protocol):
     """Common interface of codecs and defenses: state that a party saves to predict or to resume."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """State that changed during training."""
+        """Return the state that changed during training."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of `state_dict`."""
@@ -300,7 +304,10 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
 
 
 def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """A gathered state without the codecs' state of single rows, which is only for training."""
+    """Return a gathered state without the codecs' state of single rows.
+
+    Only a training uses the state of single rows.
+    """
     passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
     return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
 
@@ -316,18 +323,18 @@ def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class CutTerms:
-    """Terms that both ends agreed on for the cuts of one feature party.
+    """Terms that both parties agreed on for the cuts of one feature party.
 
     Attributes:
         party: name of the feature party.
         width: width of the bottom's output.
-        codec, defense: instances for this end only, made from the agreed specs.
-        in_flight: most cuts that may await their gradients at once.
+        codec, defense: instances for this endpoint only, made from the agreed specs.
+        in_flight: largest number of cuts that may await their gradients at once.
         precision: precision of the feature party's forward passes.
-        compiled: whether its model is compiled.
+        compiled: whether the feature party's model is compiled.
         weights: weights of the returning gradients, one for each label party, in the order of
             receipt.
-        local: steps between exchanges.
+        local: optimiser steps between exchanges.
     """
 
     party: str
@@ -351,7 +358,7 @@ class Own:
         device: device of the party's models; a device name of torch.
         checkpoints: folder of the checkpoints of a training; None saves nothing.
         sent: journal of sent messages, needed if a protective mask or noise is drawn.
-        ranks: processes that share its batches; only this process by default.
+        ranks: processes that share the party's batches; only this process by default.
         augment: augmentations of the party's own training rows; None leaves them unchanged.
     """
 
@@ -371,7 +378,7 @@ class Own:
             return self.augment(rows)
 
     def committed(self) -> int:
-        """The last committed step; 0 without checkpoints."""
+        """Return the last committed step; 0 without checkpoints."""
         return 0 if self.checkpoints is None else self.checkpoints.committed()
 
 
@@ -438,7 +445,7 @@ class Stash:
         return outputs
 
     def hand_over(self) -> None:
-        """Add the gradients at the copies to the gradients of the party's weights."""
+        """Add the gradients of the copied weights to the gradients of the party's weights."""
         for name, weight in self._model.named_parameters():
             grad = self.weights[name].grad
             if grad is not None:
@@ -458,9 +465,9 @@ class _Pending:
 
 
 class _End:
-    """Common part of both ends of a round: agreed terms, the party's own state, and the link."""
+    """Common base of both endpoints: agreed terms, the party's own state, and the link."""
 
-    #: Hooks of a defense between a model and the message that leaves.
+    #: Hooks of a defense that change a message between the model and the codec.
     changing: ClassVar[Sequence[str]] = ()
 
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
@@ -494,16 +501,17 @@ class FeatureEnd(_End):
     """Sends one feature party's cuts and applies the returned gradients.
 
     With more than one cut in flight, each forward pass runs on a copy of the weights, so that the
-    gradient is exact for them.
+    gradient is exact for these weights.
 
     Args:
         terms: agreed terms of the party's cuts.
-        bottom: its model, from rows to axes (rows, width).
-        own: its device, and its secret, from which dropout and the codec's private draws follow.
+        bottom: the party's model, which maps rows to cuts of axes (rows, width).
+        own: the party's device and secret; dropout and the codec's private draws follow from the
+            secret.
         link: stream to the label party.
-        optimizer: builds the optimiser; None for a party that only answers queries.
-        private: builds DP-SGD for the party's half from the modules and their forward function;
-            None trains without it.
+        optimizer: function that builds the optimiser; None for a party that only answers queries.
+        private: function that builds DP-SGD for the party's model from the modules and their
+            forward function; None trains without it.
     """
 
     layers = None
@@ -568,13 +576,14 @@ class FeatureEnd(_End):
         self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
-        """Relay nothing, because each party has its own bottom."""
+        """Do nothing: each party has its own bottom, so no message is relayed."""
 
     def take_gradient(self) -> None:
         """Wait for the gradient of the oldest cut, run the backward pass, step the optimiser.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError, HijackError: the model has not changed.
+            ProtocolError, FrameError, NonFiniteError, HijackError: the message is wrong; the model
+                has not changed.
         """
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
@@ -593,7 +602,7 @@ class FeatureEnd(_End):
     def send_query(self, inputs: Tensor, step: int) -> None:
         """Send the cut of rows to evaluate or to predict.
 
-        Only a defense may draw random numbers.
+        In a query, only a defense may draw random numbers.
         """
         context = StepContext(step)
         cut = self._query_cut(inputs, context).to(self._leaves_from)
@@ -601,7 +610,7 @@ class FeatureEnd(_End):
         self._send(Frame(Kind.QUERY, step, payload), cut)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """The cut that `send_query` encodes, without random draws.
+        """Return the cut that `send_query` encodes, without random draws.
 
         The axes are (rows, width on the wire).
         """
@@ -621,7 +630,7 @@ class FeatureEnd(_End):
         return bytes(answer)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights, and the state of codec and defense."""
+        """Return the weights, and the state of codec and defense."""
         return gather(self.model, {"codec": self.codec, "defense": self.defense})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -629,7 +638,7 @@ class FeatureEnd(_End):
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def training_state(self) -> dict[str, Any]:
-        """State for an exact resume of training: weights, optimiser, and the cuts in flight."""
+        """Return the state for an exact resume: weights, optimiser, and the cuts in flight."""
         optimizer = self._optimizer.state_dict() if self._optimizer else {}
         in_flight = [
             {"step": pending.context.step, "state": pending.stash.state}
@@ -655,8 +664,8 @@ class FeatureEnd(_End):
             batch: returns the inputs and positions of an exchange that was in flight, by its step.
         """
         self._pending.clear()
-        # The tampered batch must be the same again; recreating it must not change the adversary's
-        # state.
+        # The adversary must tamper with these batches in the same way again, and this must not
+        # change the adversary's state.
         tampering = saved.get("adversary", {})
         self.adversary.load_training_state(tampering)
         for earlier in saved["in_flight"]:
@@ -720,7 +729,7 @@ class FeatureEnd(_End):
         return self._through("codec", filled(cut) if query else cut, stash)[:rows]
 
     def through_model(self, rows: Tensor) -> Any:
-        """Run the modules on rows, without the defense's own draws."""
+        """Run the modules on rows, without the defense's random draws."""
         made = self.model["bottom"](rows)
         return self.model["codec"](made) if "codec" in self.model else made
 
@@ -737,9 +746,9 @@ class FeatureEnd(_End):
         self.link.send(frame)
 
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
-        """The label party checks the decoded values.
+        """Encode a cut; the label party checks the decoded values.
 
-        A codec that would hide NaN refuses it.
+        A codec that would hide NaN refuses such a cut.
         """
         if not len(cut):
             return Encoded(b"", None)
@@ -761,7 +770,7 @@ class FeatureEnd(_End):
                     made[name] for name, weight in self.model.named_parameters()
                     if weight.requires_grad
                 ]  # fmt: skip
-            # The received gradient is that of the mean loss over this batch's rows.
+            # The received gradient is the gradient of the mean loss over this batch's rows.
             self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
@@ -776,7 +785,7 @@ class FeatureEnd(_End):
     def _descend(
         self, cut: Tensor, inputs: Tensor, grad: Tensor, context: StepContext, stash: Stash | None
     ) -> None:
-        """Run the backward pass from a cut and the losses of codec and defense, and step."""
+        """Run the backward pass from a cut and the codec's and defense's losses; update weights."""
         assert self._optimizer is not None, "only in a training"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, inputs, context))
@@ -791,9 +800,9 @@ class FeatureEnd(_End):
 
 
 def secret_of_end(secret: Secret, party: str) -> Secret:
-    """Secret of the label party's draws for one party's cuts and gradients.
+    """Return the secret of the label party's draws for one party's cuts and gradients.
 
-    The draws for each party differ: equal noise on the gradients of two would cancel out.
+    The draws for each party differ: equal noise on the gradients of two parties would cancel out.
     """
     return Secret(secret.key("half", party))
 
@@ -804,7 +813,7 @@ class LabelEnd(_End):
     Args:
         terms: agreed terms of the party's cuts.
         own: the label party's device, and its secret for private draws on gradients.
-        link: stream to that party.
+        link: stream to the feature party.
     """
 
     changing = ("gradient",)
@@ -815,12 +824,12 @@ class LabelEnd(_End):
         self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         self._last: Tensor | None = None
-        # Gradients that the party may not have received yet; their steps are not final at either
-        # end.
+        # Gradients that the party may not have received yet; neither party has committed their
+        # steps.
         self._sent: deque[Frame] = deque()
 
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
-        """Wait for a training cut; axes (rows, width), ready for autograd.
+        """Wait for a training cut; return it with axes (rows, width), ready for autograd.
 
         Args:
             step: number of the exchange.
@@ -828,7 +837,7 @@ class LabelEnd(_End):
             rows: positions of the rows in the aligned rows, int64.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: the frame has changed nothing.
+            ProtocolError, FrameError, NonFiniteError: the frame is wrong, and has changed nothing.
         """
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         cut, saved = self._receive(Kind.CUT, context, count)
@@ -847,7 +856,7 @@ class LabelEnd(_End):
         return expect(self.link, kind, step, f"party '{self.party}'")
 
     def await_gradient(self, total: Tensor, step: int) -> None:
-        """Make `send_gradient` send the gradient of this tensor, which ends may share."""
+        """Make `send_gradient` send the gradient of this tensor, which endpoints may share."""
         self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
@@ -859,7 +868,8 @@ class LabelEnd(_End):
         if len(grad):
             grad = self.defense.gradient(grad, labels, context)
         grad = self.adversary.gradient(self.party, grad, context)
-        # All gradients are checked before the first one leaves: a broken step changes no weight.
+        # All gradients are checked before the first gradient is sent, so a broken step changes no
+        # weight.
         check_finite(grad, "gradient", self.party, context.step)
         if self._journal is not None:  # the gradient itself: its shares differ in each attempt
             self._journal.admit(context.step, bytes_of(grad), self.party)
@@ -875,7 +885,10 @@ class LabelEnd(_End):
         self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:
-        """Sent gradients that the party's checkpoint of this moment still awaits, as sent."""
+        """Return the sent gradients that the party's checkpoint of this step still awaits.
+
+        The gradients are returned as they were encoded.
+        """
         return [
             {
                 "step": frame.step,
@@ -898,7 +911,7 @@ class LabelEnd(_End):
         return cut if self.adapter is None else self.adapter(filled(cut))[:rows]
 
     def confirm(self, step: int, verdict: bytes = b"") -> None:
-        """Confirm to the party that its query has arrived, with the resulting verdict."""
+        """Confirm that the party's query has arrived, with the verdict of early stopping."""
         self.link.send(Frame(Kind.ACK, step, verdict))
 
     def _commit_all_but(self, last: int) -> None:
@@ -918,14 +931,14 @@ class LabelEnd(_End):
 
 
 class CutAggregator:
-    """Receives the cuts of one exchange separately from each feature party in turn.
+    """Receives the cuts of one exchange from the feature parties, one party after another.
 
     A secure mode has its own aggregator, which receives the sum of the cuts.
 
     Args:
-        ends: the label party's ends of the round, one for each feature party, in merge order.
-        ledger: ledger for the waiting time.
-        stopping: early stopping; lists the outstanding answers.
+        ends: the label party's endpoints, one for each feature party, in merge order.
+        ledger: ledger that records the waiting times.
+        stopping: early stopping; exchanges that it judges are confirmed after the judgement.
 
     Attributes:
         without: parties left out of the next query, if the model allows missing parties.
@@ -941,14 +954,15 @@ class CutAggregator:
 
     @property
     def helpers(self) -> Sequence[Link]:
-        """Streams to parties without columns; they are informed when the session ends."""
+        """Streams to parties without columns, which are informed when the session ends."""
         return ()
 
     def begin(self) -> Mapping[str, int]:
         """Begin a new attempt: the parties agree on keys, if the mode needs keys.
 
         Returns:
-            The argument is the number of columns of each party's first layer, if layers are shared.
+            The number of columns of each party's first layer, if layers are shared; otherwise
+            nothing.
         """
         return {}
 

@@ -1,9 +1,9 @@
 """Messages before and after the exchanges: session message, introduction, comparison, report.
 
-Flower carries one `SessionMessage` to a party. On the stream, the party introduces itself and the
-label party compares before step 0: rows by their counts and by a keyed digest of their order, never
-by ids; the key is the session's. A party's report is its last message. Other parties receive only a
-part of an error.
+Flower carries one `SessionMessage` to a party. On the stream, the party introduces itself. Before
+step 0, the label party compares terms, versions and rows: rows by their counts and by a keyed
+digest of their order, never by ids. The key of the digest is the session's identifier. A party's
+report is its last message. Other parties receive only a part of an error.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ MOST_TOLD, _MOST_AT_ONCE = 4096, 128
 
 
 class Withdrawn(Settings):
-    """Rows that parties have erased from an alignment, as one end of a session reports them.
+    """Rows that parties have erased from an alignment, as one party of a session reports them.
 
     Attributes:
-        order: HMAC-SHA256 of the alignment's key, keyed with the session. If two parties have the
-            same `order`, equal positions mean the same rows.
-        places: positions in the original order of the alignment.
+        order: HMAC-SHA256 of the alignment's key, keyed with the session's identifier. If two
+            parties have the same `order`, equal positions mean the same rows.
+        places: positions of the erased rows in the original order of the alignment.
     """
 
     order: str = Field(pattern=_HEX)
@@ -68,7 +68,7 @@ class Withdrawn(Settings):
         Args:
             alignment: the party's own alignment; None if rows are joined by their ids.
             session: session, whose identifier keys the digest.
-            known: positions that the other end has reported.
+            known: positions that the other party has reported.
 
         Raises:
             MisalignedError: more rows were erased than a message can name.
@@ -85,11 +85,14 @@ class Withdrawn(Settings):
         return cls(order=cls._order(alignment, session), places=tuple(places))
 
     def first(self) -> Withdrawn:
-        """Return as much as an introduction can hold; the next session sends the rest."""
+        """Return as many rows as an introduction can hold; the next session sends the rest."""
         return self.model_copy(update={"places": self.places[:_MOST_AT_ONCE]})
 
     def beyond(self, alignment: Alignment | None, session: str) -> list[int]:
-        """Return positions still in this party's alignment; empty if it is another alignment."""
+        """Return erased positions that this party's alignment still has.
+
+        The result is empty if the other party has another alignment.
+        """
         if alignment is None or not hmac.compare_digest(
             self.order, self._order(alignment, session)
         ):
@@ -109,7 +112,7 @@ class Introduction(Settings):
         settings: these terms as short texts, so that an error can name the difference.
         row_order: digest of the order of the party's rows, keyed with the session.
         standing: counter of the party's store; an alignment has none, because it spends no budget.
-        withdrawn: rows that the party has erased and that the session message does not name.
+        withdrawn: rows that the party has erased and that the session message did not name.
     """
 
     party: PartyName
@@ -193,7 +196,7 @@ def check_introduction(
         or terms.mode == "align"
         or secure_mode.make(terms.secure).divides_rows
     ):
-        return  # no rows, rows that are still to be found, or its own rows
+        return  # no rows, rows not found yet, or rows of its own
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",
@@ -238,12 +241,12 @@ _PEM = r"^-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\n\r -]*$"
 
 
 class RankStream(Settings):
-    """Stream of a further rank of the party, to the same rank of the label party.
+    """Stream from an additional rank of the party to the same rank of the label party.
 
     Attributes:
         port: port that the label party's rank listens on.
         token: token of that rank only; 32 random bytes.
-        host, ca_pem: address and authority of a rank on another machine; empty if they are the
+        host, ca_pem: address and authority of a rank on another machine; empty if the rank uses the
             session's.
     """
 
@@ -293,7 +296,7 @@ class SessionMessage(Settings):
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:
-        """Make the message for a further rank: its own stream, and no token of another rank."""
+        """Make the message for an additional rank, without any other rank's stream and token."""
         own = self.ranks[rank - 1]
         changed = {"port": own.port, "token": own.token, "ranks": (), "rank": rank}
         if own.host:
@@ -319,8 +322,8 @@ class SessionMessage(Settings):
             return cls.model_validate_json(raw)
         except ValidationError as problem:
             check_version(_version_in(text), "the label party")
-            # Only names: a message contains the token. Text that is no object at all has no
-            # location.
+            # The error shows only names of fields, because a message contains the token. A text
+            # that is no JSON object has no field to name.
             fields = sorted({str(error["loc"][0]) for error in problem.errors() if error["loc"]})
             raise ProtocolError(
                 "the session message has another form than this version reads",
@@ -330,7 +333,7 @@ class SessionMessage(Settings):
 
 
 def _version_in(text: str) -> Any:
-    """The version in a message of unknown form; None if there is none."""
+    """Return the version in a message of unknown form; None if there is none."""
     try:
         return json.loads(text)["terms"]["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -355,7 +358,7 @@ class PartyReport(Settings):
     count: int = Field(default=0, ge=0, lt=MOST)
 
     def frame(self) -> Frame:
-        """The report as the DONE frame of its party."""
+        """Return the report as the DONE frame of its party."""
         return Frame(Kind.DONE, payload=self.model_dump_json().encode())
 
     @classmethod
@@ -385,10 +388,10 @@ class PartyReport(Settings):
 
 
 def for_others(error: VFLError, party: str) -> VFLError:
-    """The part of an error that other parties may see: of own files, only that they failed."""
+    """Return the part of an error that other parties may see; of own files, only the failure."""
     if isinstance(error, StorageError):
         return StorageError(f"party '{party}' cannot write its own files", got=error.got)
-    if isinstance(error, MisalignedError):  # about several parties, and counts only
+    if isinstance(error, MisalignedError):  # its text has only counts
         return error
     if isinstance(error, DataError | RunFolderError | ConfigError):
         return type(error)(f"party '{party}' cannot use its own files; its own log says why")
@@ -396,10 +399,10 @@ def for_others(error: VFLError, party: str) -> VFLError:
 
 
 class Reported(Protocol):
-    """A stream, or a hub of several streams, whose other ends can receive an error."""
+    """A stream, or a hub of several streams, whose peers can receive an error."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error to the other ends."""
+        """Report an error to the peers."""
 
     def close(self) -> None:
         """Close the stream or the hub."""
@@ -407,12 +410,12 @@ class Reported(Protocol):
 
 @contextmanager
 def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterator[None]:
-    """Report errors of the block to the other ends, and close the stream in any case.
+    """Report errors of the block to the peers, and close the stream in any case.
 
     Args:
         to: the stream, or the hub.
-        party: the party of this end.
-        within: whether the other end belongs to the same party, which may see all errors of its
+        party: this party.
+        within: whether the peer belongs to the same party, which may see all errors about its
             files.
     """
     try:
@@ -428,7 +431,7 @@ def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterat
 
 
 def unexpected(bug: BaseException, party: str) -> VFLError:
-    """Wrap an unexpected exception without its text, which may quote a cell, or a stop signal."""
+    """Wrap a stop signal or an unexpected exception, without its text, which may quote a cell."""
     if not isinstance(bug, Exception):
         return PeerFailedError(f"party '{party}' received a signal to stop")
     return PeerFailedError(
@@ -442,7 +445,7 @@ def unexpected(bug: BaseException, party: str) -> VFLError:
 def attached(
     message: SessionMessage, introduction: Introduction, limits: LinkLimits
 ) -> Iterator[TcpLink]:
-    """Open the party's end of the stream and introduce it; errors are reported to the others.
+    """Open the party's stream and introduce the party; errors are reported to the peer.
 
     Args:
         message: the session message from Flower.

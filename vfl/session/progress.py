@@ -17,7 +17,7 @@ from vfl.session.schedule import QUERY_ROWS, Exchange, watched
 from vfl.session.terms import Terms
 
 _EVERY_S = 1.0
-_WINDOW = 30  # reports that a rate is computed over
+_WINDOW = 30  # number of reports over which a rate is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class ProgressReport:
 
     Attributes:
         mode: train, evaluate, predict, serve or align.
-        waits_for: parties that have not attached; until all have, no other field is known.
+        waits_for: parties that have not attached; until all parties have attached, no other field
+            is known.
         epoch, epochs: current and last epoch of a training; 0 in other modes.
         done, total: exchanges; after an early stop, `done` stays below `total`. An alignment counts
             bytes and has no total, because a total would disclose how many ids the other parties
@@ -47,7 +48,7 @@ class ProgressReport:
     left_s: float | None = None
 
     def record(self) -> dict[str, Any]:
-        """Record for a file."""
+        """Return a record for a file."""
         return asdict(self) | {"waits_for": list(self.waits_for)}
 
     @property
@@ -65,7 +66,7 @@ Tell = Callable[[ProgressReport], None]
 
 
 def exchanges_of(terms: Terms, split: Split) -> int:
-    """Largest number of exchanges of a session.
+    """Return the largest number of exchanges of a session.
 
     Args:
         terms: the agreed terms.
@@ -82,12 +83,12 @@ def exchanges_of(terms: Terms, split: Split) -> int:
 
 
 class SessionProgress:
-    """Measures a session's progress from its schedule; it reads the clock once an exchange.
+    """Measures a session's progress from its schedule, reading the clock once per exchange.
 
     Args:
         terms: the agreed terms.
         split: split of the rows.
-        tell: receives a report at the start, about once a second, and at the end.
+        tell: function that receives a report at the start, about once a second, and at the end.
         clock: clock in seconds that never goes back.
     """
 
@@ -110,7 +111,7 @@ class SessionProgress:
     def _report(
         self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool
     ) -> ProgressReport:
-        warm = 1 if len(past) > 3 else 0  # the first exchange is slow, because libraries load
+        warm = 1 if len(past) > 3 else 0  # the first exchange is slow, because it loads libraries
         (first, steps, rows), (last, steps_now, rows_now) = past[warm], past[-1]
         took = max(last - first, 1e-9)
         rate = (steps_now - steps) / took if len(past) > 1 else 0.0
@@ -128,11 +129,11 @@ class SessionProgress:
 
 
 class WaitingFor:
-    """Reports each set of parties that have not attached, once.
+    """Reports the parties that have not attached, once for each change.
 
     Args:
         mode: mode of the session.
-        tell: receives the reports, as in `SessionProgress`.
+        tell: function that receives the reports, as in `SessionProgress`.
     """
 
     def __init__(self, mode: str, tell: Tell) -> None:
@@ -148,7 +149,7 @@ class AlignmentProgress:
     """Counts the bytes that an alignment sends and receives.
 
     Args:
-        tell: receives the reports, as in `SessionProgress`.
+        tell: function that receives the reports, as in `SessionProgress`.
         clock: clock in seconds that never goes back.
     """
 
@@ -157,7 +158,7 @@ class AlignmentProgress:
         self._began, self._due, self._bytes = clock(), -math.inf, 0
 
     def frame(self, party: str, direction: str, frame: Frame) -> None:
-        """Count a frame; the callback of a link's observer."""
+        """Count a frame; this is the callback of a link's observer."""
         self.add(frame.wire_bytes)
 
     def add(self, count: int) -> None:

@@ -1,9 +1,9 @@
 """Numbers in a session's terms, and the range in which a party accepts each of them.
 
-Another party chooses the terms, so every number in them has a range: It is the range from the
-schema of the terms, or a narrower one from `USUAL`. `[consent.ranges]` of the party's own file may
+Another party chooses the terms, so every number in them has a range, which is the range in the
+schema of the terms, or a narrower range in `USUAL`. `[consent.ranges]` of the party's own file may
 set another range. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have the
-range that its constructor accepts, and a narrower one where the file names it.
+range that its constructor accepts, and a narrower range if the party's file names the option.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vfl.session.terms import AlignTerms, Terms
 
 Range = tuple[float, float]
 
-#: Accepted range of a number, narrower than the schema's, unless the party's own file sets another
-#: one.
+#: Accepted ranges that are narrower than those of the schema; the party's own file may set other
+#: ranges.
 USUAL: Mapping[str, Range] = {
     "train.learning_rate": (0, 10),
     "train.momentum": (0, 0.999),
@@ -40,9 +40,9 @@ USUAL: Mapping[str, Range] = {
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
 }
-#: Numbers computed from several terms, each of which may be within its range, and their accepted
-#: ranges: the share of every weight that weight decay removes in the steps of one exchange. A large
-#: share would erase a bottom after a few steps.
+#: Accepted ranges of numbers that are computed from several terms, each of which may be within its
+#: own range. The number here is the share of every weight that weight decay removes in the steps of
+#: one exchange. A large share would erase a bottom after a few steps.
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
@@ -53,7 +53,7 @@ DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
         ),
     ),
 }
-#: Numbers that a setting of [consent] bounds by name, because that setting counts other numbers
+#: Numbers that a separate setting of [consent] limits, because that setting counts other numbers
 #: too.
 NAMED: Mapping[str, str] = {
     "train.epochs": "max_epochs",
@@ -77,19 +77,22 @@ FAMILIES: Mapping[str, Registry[Any]] = {
 
 
 def _decay(train: TrainSettings) -> float:
-    """Return the share of a weight removed per unit of learning rate; "asgd" has its own option."""
+    """Return the share of a weight removed per unit of learning rate.
+
+    The optimiser "asgd" has an option of its own for it.
+    """
     return max(train.weight_decay, abs(OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0)))
 
 
 class _Steps(NamedTuple):
-    """Size of the steps of an epoch."""
+    """Learning rate and momentum of an epoch."""
 
     rate: float
     momentum: float
 
 
 def _steps(terms: Terms) -> set[_Steps]:
-    """Sizes of the steps of all epochs."""
+    """Return the learning rates and momenta of all epochs."""
     train = terms.train
     how, epochs = Optimization(train), 1 if train.schedule == NO_SCHEDULE else train.epochs
     return {_Steps(how.rate(epoch), how.momentum(epoch)) for epoch in range(1, epochs + 1)}
@@ -97,7 +100,7 @@ def _steps(terms: Terms) -> set[_Steps]:
 
 @cache
 def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
-    """The numbers of a schema, by dotted name, each with the bounds from the schema.
+    """Return the numbers of a schema, by dotted name, each with the bounds from the schema.
 
     Names of parties are left out: ``parties.width`` is the width of each party.
 
@@ -130,14 +133,14 @@ def _bounds(
 
 @cache
 def schemas_of_products() -> dict[str, type[Settings]]:
-    """The schemas of the products' requests, by the first part of the names of their numbers."""
+    """Return the schemas of the products' requests, by the first part of their numbers' names."""
     paths = [each for product in products().values() for each in product.terms.items()]
     return {prefix: named(path) for prefix, path in paths}
 
 
 @cache
 def limiting_settings() -> dict[str, str]:
-    """Return all numbers that a setting of [consent] bounds by name."""
+    """Return all numbers that a separate setting of [consent] limits, with that setting."""
     added = {
         f"{prefix}.{name}": setting
         for prefix, schema in schemas_of_products().items()
@@ -161,7 +164,7 @@ def default_ranges() -> dict[str, Range]:
 
 
 def ranges_of(consent: Consent) -> dict[str, Range]:
-    """The range of every number, and of every option of a plug-in that the party's file names.
+    """Return the range of every number, and of every plug-in option that the party's file names.
 
     Raises:
         ConfigError: the file has a range for a name that is no number of the terms.
@@ -176,7 +179,7 @@ def ranges_of(consent: Consent) -> dict[str, Range]:
 
 
 def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of a session's terms that a party does not accept, and its accepted range.
+    """Yield each number of a session's terms that a party does not accept, with its accepted range.
 
     Raises:
         ConfigError: see `ranges_of`.
@@ -193,11 +196,11 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
 def out_of_products_range(
     settings: Settings, prefix: str, consent: Consent, specs: Mapping[str, Iterable[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of a product's request that a party does not accept, and its range.
+    """Yield each number of a product's request that a party does not accept, with its range.
 
     Args:
-        settings: settings of a schema in the product's table `terms`.
-        prefix: name of the schema in the ranges.
+        settings: settings of a schema that the product lists in `terms`.
+        prefix: name of the schema, which begins the names of its ranges.
         consent: consent of the party's own file.
         specs: maps families of plug-ins to the specs that the settings name.
 
@@ -251,7 +254,7 @@ def _numbers_of_specs(terms: Terms, consent: Consent) -> Iterator[tuple[str, flo
 def _options_in(
     specs: Mapping[str, Iterable[str]], consent: Consent
 ) -> Iterator[tuple[str, float]]:
-    """Yield the numeric options of some plug-ins for which a party's file has a range."""
+    """Yield the numeric options of plug-ins, as far as a party's file has a range for them."""
     for family in sorted({name.partition(".")[0] for name in consent.ranges} & specs.keys()):
         for spec in specs[family]:
             for name, value in FAMILIES[family].numbers(spec).items():
@@ -260,7 +263,7 @@ def _options_in(
 
 
 def _options(name: str) -> list[str]:
-    """Names of the numeric options of the plug-in at the start of a range's name."""
+    """Return the names of the numeric options of the plug-in that a range's name begins with."""
     family, _, rest = name.partition(".")
     member = rest.partition(".")[0]
     if family not in FAMILIES:

@@ -1,9 +1,9 @@
-"""Messages between two parties that have a stream to the label party only: it relays them.
+"""Messages between two parties without a direct stream, relayed by the label party.
 
-A frame between such a pair has the other party's number in `branch`: its position among the parties
-with a stream, counted from 1. A frame for the label party has 0 there. The payload is encrypted and
-authenticated end to end, together with the frame's kind and step. The label party forwards it under
-the sender's number.
+In a frame between such a pair, `branch` is the number of the other party: its position among the
+parties with a stream, counted from 1. In a frame for the label party, `branch` is 0. The payload is
+encrypted and authenticated end to end, together with the frame's kind and step. The label party
+forwards the payload with the sender's number.
 """
 
 from __future__ import annotations
@@ -39,26 +39,28 @@ from vfl.transport.pairs import (
     opened_offer,
 )
 
-_BLOCK_BYTES = 1 << 20  # block of a file in encryption
+_BLOCK_BYTES = 1 << 20  # block size in which a file is encrypted
 
 
 class PairSeals(SealedPairs[Message, Message]):
-    """Protects messages between feature parties from the relaying label party.
+    """Protects messages between feature parties against the label party, which relays them.
 
-    Each party offers every other an X25519 key (RFC 7748) of this session, signed with its identity
-    key, together with its store's counter, which the other compares (`vfl.session.store.witness`).
-    HKDF (RFC 5869) derives the two keys of a pair, one for each direction, from the shared secret,
-    bound to session, terms and both offers. AES-256-GCM seals messages, which are numbered.
+    Each party sends every other party an X25519 key (RFC 7748) of this session, signed with its
+    identity key, together with its store's counter, which the receiver compares
+    (`vfl.session.store.witness`). HKDF (RFC 5869) derives the two keys of a pair, one for each
+    direction, from the shared secret, bound to the session, the terms and both parties' offers.
+    AES-256-GCM seals the messages, which are numbered.
 
     Args:
-        party: the party's own file, with its identity key and the pinned keys of the others.
+        party: the party's own file, with its identity key and the pinned keys of the other parties.
         terms: the agreed terms.
         session: identifier of this attempt.
-        others: receivers of its sealed messages; None means every other feature party.
+        others: receivers of the party's sealed messages; None means every other feature party.
         standing: counter of the party's store; an alignment, which spends no budget, has none.
 
     Raises:
-        MissingDataError, DataError: an identity key or a pin is missing, where one is needed.
+        MissingDataError, DataError: an identity key or a pinned key is missing, and the session
+            needs it.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class PairSeals(SealedPairs[Message, Message]):
         """Open a received message: its content (None for an offer), and messages to send now.
 
         Raises:
-            AuthenticationError: the named sender has not signed the offer, or not sealed the
+            AuthenticationError: the named sender has not signed the offer, or has not sealed the
                 message.
         """
         if sender not in self.others:
@@ -133,7 +135,7 @@ class PairSeals(SealedPairs[Message, Message]):
 
 
 class _Seal:
-    """AES-256-GCM under one key for bytes or files; a file is never in memory as a whole."""
+    """AES-256-GCM under one key, for bytes or files; no file is in memory as a whole."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._whole = AES(key), AESGCM(key)
@@ -150,7 +152,7 @@ class _Seal:
         return found
 
     def decrypt(self, nonce: bytes, payload: Message, about: bytes | None) -> Message:
-        """Decrypt the content, and return it only after the tag of all of it was verified.
+        """Decrypt the content, and return it only after the tag over all of it was verified.
 
         Raises:
             InvalidTag: the tag is wrong.
@@ -177,19 +179,19 @@ def _not_of(sender: str) -> AuthenticationError:
 
 
 def about(frame: Frame) -> bytes:
-    """Associated data of a frame on a sealed link, the same at both ends."""
+    """Return the associated data of a frame on a sealed link, equal at sender and receiver."""
     return f"{frame.kind.name} {frame.step}".encode()
 
 
 class SealedLinks:
-    """A party's stream, divided into a link to the label party and sealed links; one thread.
+    """A party's stream, divided into a link to the label party and sealed links, for one thread.
 
     Args:
         stream: stream to the label party.
         seals: protects messages from the relaying party.
         parties: all parties with a stream, in an order that all agree on.
-        most: most buffered frames of one sender.
-        bound: associated data that a frame's seal is bound to.
+        most: largest number of buffered frames of one sender.
+        bound: function that returns the associated data to which a frame's seal is bound.
 
     Attributes:
         direct: the link to the label party.
@@ -216,7 +218,7 @@ class SealedLinks:
         """Agree on keys with all other parties.
 
         Args:
-            seals: the links' seals.
+            seals: the seals of these links.
 
         Raises:
             AuthenticationError: an offer was not signed by the expected party.
@@ -246,7 +248,7 @@ class SealedLinks:
         return receive
 
     def _receive(self, number: int) -> Frame:
-        """Receive the next frame under a number; frames of others are buffered."""
+        """Receive the next frame of the party with this number; buffer frames of other parties."""
         while not self._waiting[number]:
             self._keep(self._stream.receive())
         return self._waiting[number].popleft()

@@ -1,4 +1,4 @@
-"""The label party while it serves: it queries the feature parties for rows and runs the top."""
+"""The label party while serving: it queries the feature parties and runs the top model."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from vfl.session.exchange import SUM, CutAggregator
 from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
-#: Most parties whose contributions are computed: each subset of them takes a pass of the top.
+#: Largest number of parties whose contributions are computed, because each subset of the parties
+#: takes a pass of the top model.
 _MOST_EXPLAINED = 8
 _REFERENCE_ROWS = 32
-#: Errors of a lost party, and codes with which a present party ends the session on purpose.
+#: Errors of a lost party, and error codes with which a present party ends the session on purpose.
 LOSSES = (LostPeerError, PeerFailedError)
 REFUSALS = (ConsentError.code, DisagreementError.code)
 
 
 class RefusedRequest(Exception):
-    """A feature party refuses to send the cut of some rows.
+    """Error raised when a feature party refuses to send the cut of some rows.
 
     Args:
         party: name of the party that refuses.
@@ -55,7 +56,8 @@ class Answer:
 
     Attributes:
         outputs: outputs as a prediction writes them, axes (rows, outputs).
-        cuts: cuts by party, or the feature parties' sum; axes (rows, width) each.
+        cuts: cuts by party, or the sum of the feature parties' cuts under `SUM`; axes (rows, width)
+            each.
         missing: for each row, the parties whose cut a learned vector replaces; None if no party may
             be missing.
         remarks: the model's remarks on each row; see `WholeNetwork.remarks`.
@@ -68,13 +70,13 @@ class Answer:
 
 
 class AskedEnd(Protocol):
-    """The label party's end of a round with one other party."""
+    """The label party's endpoint for one other party."""
 
     link: Link
 
 
 class Asking(Protocol):
-    """The label party of a network that answers queries, with its trained weights."""
+    """Interface of a label party that answers queries with trained weights."""
 
     @property
     def data(self) -> PartyData: ...
@@ -94,23 +96,23 @@ class Asking(Protocol):
         """Return the parties' cuts of some rows by name, or their sum under `SUM`."""
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """The network's outputs, axes (rows, outputs)."""
+        """Return the network's outputs, axes (rows, outputs)."""
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """Logits of classes, or numbers in the labels' own units."""
+        """Return logits of classes, or numbers in the units of the labels."""
 
     def calibrated(self, answers: Tensor) -> Tensor:
         """Return calibrated answers for clients; see `AnyLabelParty.calibrated`."""
 
     def contributions(self, row: int) -> Mapping[str, Tensor] | None:
-        """The Shapley value of each party for each output of a row of the last query.
+        """Return the Shapley value of each party for each output of a row of the last query.
 
-        The result is None if the values depend on the cuts.
+        The result is None if the values have to be computed from the cuts.
         """
 
 
 class Away(Protocol):
-    """Parties that left while the others continue to answer; see `Federation`."""
+    """Interface of a record of absent parties while the others answer; see `Federation`."""
 
     def lost(self, party: str) -> None:
         """Note that a party does not answer any more."""
@@ -123,17 +125,18 @@ class ServingParty:
     """Queries rows on request, one request at a time, without blocking.
 
     `begin` sends a query, `arrived` reports whether all parties have answered, and `answer` returns
-    the answer. Each of their errors ends the session: LostPeerError, PeerFailedError,
+    the answer. Each error of these methods ends the session: LostPeerError, PeerFailedError,
     ProtocolError, FrameError.
 
     Args:
         label: the label party, with its trained weights.
-        between: lets parties of the same process answer, after each request.
+        between: function that lets the parties of the same process answer, called after each
+            request.
         away: record of absent parties, if a learned vector may replace their cuts.
         absent: parties that are absent at the start.
         behind: feature parties behind a party in the middle, which is queried instead of them.
-        asker: position of this label party among those that query this party, and their number;
-            each uses separate steps, see `Askers`.
+        asker: position of this label party among the label parties that query the same parties, and
+            their number; each label party uses separate step numbers, see `Askers`.
 
     Attributes:
         waits_for: the party whose answer is awaited, or that was lost.
@@ -267,7 +270,10 @@ class ServingParty:
         return Answer(self.label.calibrated(outputs), cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
-        """Rows whose mean cut replaces an excluded party; empty after they were queried."""
+        """Return the rows whose mean cut replaces an excluded party.
+
+        The result is empty after the rows were queried.
+        """
         told = self.label.terms.secure == "none" and self._explains(self._links)
         if self._reference is not None or not told or self.absent:
             return self._asked[:0]
@@ -335,8 +341,8 @@ class ServingParty:
         """Continue without a party.
 
         Raises:
-            PeerError: the party's loss, if no vector replaces its cuts, it refuses, or no other is
-                left.
+            PeerError: `loss`, if no learned vector replaces the party's cuts, the party refuses, or
+                no other party is left.
         """
         refused = getattr(loss, "peer_code", None) in REFUSALS
         if self._away is None or refused or not self._links.keys() - {name}:
@@ -355,7 +361,7 @@ def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:
     Args:
         names: names of the players.
         values: values of all coalitions, axes (2^players, outputs). One value per coalition, the
-            empty one first; the presence of the first player varies slowest.
+            empty coalition first; the presence of the first player varies slowest.
 
     >>> shapley(["a", "b"], torch.tensor([[0.0], [1.0], [2.0], [5.0]]))
     {'a': tensor([3.]), 'b': tensor([2.])}

@@ -1,9 +1,9 @@
-"""Calibration: correct the probabilities by the validation rows.
+"""Calibration corrects predicted probabilities by the validation rows.
 
 A curve maps the probability of one class against the rest. It is fitted once, at the end of a
 training, to the validation rows with the final weights. For two classes there is one curve, for the
-second class; for more there is one curve for each class, and their values are divided by their sum
-(Zadrozny and Elkan 2002, section 4.3). Until it is fitted, a curve is the identity.
+second class. For more classes there is one curve for each class, and the curves' values are divided
+by their sum (Zadrozny and Elkan 2002, section 4.3). Until it is fitted, a curve is the identity.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _MOST_STEPS, _MOST_HALVINGS = 100, 30
 def smoothed(truth: np.ndarray) -> np.ndarray:
     """Return Platt's targets (1999): (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0.
 
-    With these targets no curve reaches 0 or 1, at which a single wrong row would have an infinite
-    log loss.
+    With these targets no curve reaches 0 or 1, where a single wrong row would have an infinite log
+    loss.
 
     Args:
-        truth: 1 for each of the N+ rows of the class, 0 for each of the N- others, axes (rows,).
+        truth: 1 for each of the N+ rows of the class, 0 for each of the N- other rows, axes
+            (rows,).
 
     >>> smoothed(np.array([0, 0, 1])).round(3).tolist()
     [0.25, 0.25, 0.667]
@@ -55,7 +56,7 @@ def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
     """
     values, place, rows = np.unique(chances, return_inverse=True, return_counts=True)
     sums = np.bincount(place, weights=target)
-    steps: list[list[float]] = []  # first and last value, sum of targets, rows
+    steps: list[list[float]] = []  # of each step: first and last probability, sum of targets, rows
     for value, own, count in zip(values.tolist(), sums.tolist(), rows.tolist(), strict=True):
         steps.append([value, value, own, count])
         while len(steps) > 1 and steps[-2][2] * steps[-1][3] >= steps[-1][2] * steps[-2][3]:
@@ -68,7 +69,7 @@ def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
 def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
     """Fit slope and intercept of the logistic curve over logits, by Newton's method.
 
-    Platt 1999; steps are halved as in Lin, Lin and Weng 2007.
+    The method is that of Platt 1999; Newton steps are halved as in Lin, Lin and Weng 2007.
 
     Args:
         logits: logits, axes (rows,).
@@ -112,7 +113,7 @@ class Curve(nn.Module):
         raise NotImplementedError
 
     def record(self) -> dict[str, Any]:
-        """Record for JSON."""
+        """Return a record for JSON."""
         raise NotImplementedError
 
 
@@ -140,7 +141,7 @@ class Isotonic(Curve):
         return {"knots": self.knots.tolist()}
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        """Load any number of knots."""
+        """Load a state with any number of knots."""
         if (kept := state.get(f"{prefix}knots")) is not None:
             self.knots = self.knots.new_empty(kept.shape)
         super()._load_from_state_dict(state, prefix, *rest)
@@ -195,7 +196,7 @@ class Calibration(nn.Module):
         self.curves = nn.ModuleList(CURVES[how]() for _ in range(1 if classes == 2 else classes))
 
     def fit(self, logits: Tensor, codes: Tensor) -> None:
-        """Fit every curve; rows that lack a class or have non-finite outputs leave all unfitted.
+        """Fit every curve; no curve is fitted if a class lacks rows or an output is not finite.
 
         Args:
             logits: logits of rows that the model was not trained on, axes (rows, classes).
@@ -204,7 +205,7 @@ class Calibration(nn.Module):
         rows, classes = logits.shape
         missing = classes - len(torch.unique(codes))
         self.doubts = []
-        for curve in self.curves:  # curves of a warm start belong to other weights
+        for curve in self.curves:  # earlier curves, from a warm start, belong to other weights
             curve.load_state_dict(CURVES[self.how]().state_dict())
         if missing or not torch.isfinite(logits).all():
             why = f"lack {missing} of {classes} classes" if missing else "have no finite outputs"
@@ -221,7 +222,7 @@ class Calibration(nn.Module):
             curve.fit(chances[:, one], (truth == one).astype(np.int64))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Logarithms of the calibrated probabilities, axes (rows, classes)."""
+        """Return logarithms of the calibrated probabilities, axes (rows, classes)."""
         chances = torch.softmax(logits.double(), dim=1)
         found = [
             curve(chances[:, one])
@@ -237,13 +238,13 @@ class Calibration(nn.Module):
         return shares.clamp(min=_LEAST).log().to(logits.dtype)
 
     def record(self) -> dict[str, Any]:
-        """Record for JSON: the method, and each class's curve.
+        """Return a record for JSON: the method, and each class's curve.
 
-        For two classes only the second's.
+        For two classes the record has only the second class's curve.
         """
         curves = [curve.record() for curve in self.curves if isinstance(curve, Curve)]
         return {"calibration": self.how, "curves": curves}
 
     def _of_curves(self) -> range:
-        """The class of each curve."""
+        """Return the class that each curve belongs to."""
         return range(1, 2) if len(self.curves) == 1 else range(len(self.curves))

@@ -1,6 +1,6 @@
-"""The service in front of a serving label party: its interface.
+"""Interface of the service that receives queries for a serving label party.
 
-`vfl.serving` has an HTTP service.
+`vfl.serving` implements the interface as an HTTP service.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 
-#: Interval of checks for another run, and for the end of one.
+#: Interval between checks for the next run, and for the end of a run, in seconds.
 _LOOK_S = 0.1
-#: Time to wait for the end of a retired run before the search for another run.
+#: Longest wait for the end of a retired run before the next requested run is looked up, in seconds.
 _END_S = 10.0
 
 
@@ -27,9 +27,10 @@ class ServingFront:
     """Receives queries about rows and passes them to a session.
 
     Attributes:
-        welcome: its address, as text for users.
+        welcome: address of the service, as text for users.
         tasks: further label parties that serve at the same time.
-        partial: whether the model can answer rows without an absent feature party, and may.
+        partial: whether the model can answer rows without an absent feature party, and the service
+            may do so.
     """
 
     partial: bool = False
@@ -53,7 +54,7 @@ class ServingFront:
         Args:
             party: file of the party.
             folder: folder of the party's own part of the run.
-            ended: callback that returns whether the session has ended.
+            ended: function that returns whether the session has ended.
 
         Raises:
             UserError: see `open_lead`.
@@ -62,7 +63,7 @@ class ServingFront:
 
     @property
     def was_ready(self) -> bool:
-        """Return whether rows could be answered at least once."""
+        """Return whether the service could answer rows at least once."""
         raise NotImplementedError
 
     def show(
@@ -81,9 +82,9 @@ class ServingFront:
         raise NotImplementedError
 
     def successor(self) -> ServingFront:
-        """Return the same service's front for another run; its `play` replaces the present run.
+        """Return the same service's front for another run; the new front replaces the present run.
 
-        The present run answers the waiting requests; then its `play` returns.
+        The present run answers the waiting requests; then `play` of this front returns.
         """
         raise NotImplementedError
 
@@ -92,13 +93,13 @@ class ServingFront:
         raise NotImplementedError
 
     def refused(self, run: str, error: VFLError) -> None:
-        """Report to the requester of a run why vfl does not serve it."""
+        """Report to the client that requested a run why vfl does not serve the run."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
-        """Start to serve, and query rows until the front is retired.
+        """Start to serve, and query rows for requests until the front is retired.
 
-        Raises an error that ends the session early.
+        The method raises an error that ends the session early.
         """
         raise NotImplementedError
 
@@ -111,7 +112,10 @@ class ServingFront:
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
-        """Answer with an error until all parties are back; return whether to wait for them."""
+        """Answer requests with an error until all parties are back.
+
+        The method returns whether to wait for the parties.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -133,7 +137,7 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Return whether the turn has ended, or will end within seconds."""
+        """Return whether the turn has ended, or ends within `wait_s` seconds."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
@@ -166,15 +170,15 @@ def serve_in_turn(
 
     The session of the next run begins while the present one still answers. It replaces the present
     run when it can answer rows; if it cannot be served, the present run stays. Further label
-    parties serve at separate addresses, which only one session at a time can use; then the present
-    session ends first.
+    parties serve at separate addresses, which only one session at a time can use; with such
+    parties, the present session ends first.
 
     Args:
-        front: the service in front of the sessions.
+        front: the service that receives the queries.
         run: name of the first run.
-        play: runs its session.
-        opened: returns the play function for the run of a folder.
-        say: receives the reason why another run is not served.
+        play: function that runs the session of the first run.
+        opened: function that returns the play function for the run in a folder.
+        say: function that receives the reason why another run is not served.
 
     Returns:
         The names of the served runs, in order.
@@ -207,7 +211,8 @@ def serve_in_turn(
     return served
 
 
-#: Registered by name: only a serving party needs the packages of an HTTP server.
+#: The front is registered by name, because only a serving party needs the packages of an HTTP
+#: server.
 FRONTS: Registry[ServingFront] = Registry(
     kind="front",
     contract=ServingFront,

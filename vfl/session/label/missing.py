@@ -1,8 +1,8 @@
-"""Rows that a feature party lacks: the label party replaces their cut by a learned vector.
+"""Rows that a feature party lacks: the label party replaces the cuts of such rows by a vector.
 
-The party sends cuts of its rows and receives their gradients; in an exchange without its rows it
-sends nothing. Both ends know the missing rows from the aligned ids, so no message about them
-travels.
+The feature party sends cuts of the rows that it has, and receives their gradients; in an exchange
+without such rows it sends nothing. Both parties know the missing rows from the aligned ids, so no
+message names them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vfl.session.schedule import own_rows
 class MissingCuts(nn.Module):
     """One learned vector per feature party, used for rows that the party lacks.
 
-    The vectors start at 0 and are trained with the top. Without missing rows, they are unused.
+    The vectors start at 0 and are trained with the top. If no row is missing, they are unused.
 
     Args:
         widths: widths of the cuts, by feature party.
@@ -40,13 +40,14 @@ class MissingCuts(nn.Module):
         self.vectors = nn.ParameterDict(made)
 
     def filled(self, party: str, cut: Tensor | None, at: Tensor, rows: int) -> Tensor:
-        """Complete a party's cut to all rows, axes (rows, width).
+        """Extend a party's cut to all rows of a batch, axes (rows, width).
 
         Args:
             party: name of the party.
-            cut: cut of the party's rows, axes (its rows, width); None without rows.
-            at: positions of these rows, int64, ascending.
-            rows: number of all rows.
+            cut: cut of the rows that the party has, axes (its rows, width); None if it has none of
+                them.
+            at: positions of the party's rows in the batch, int64, ascending.
+            rows: number of rows of the batch.
         """
         if cut is not None and len(cut) == rows:
             return cut
@@ -55,11 +56,12 @@ class MissingCuts(nn.Module):
 
 
 class PartialCuts(CutAggregator):
-    """Receives each party's cuts of its rows, and inserts the learned vectors for other rows.
+    """Receives each party's cuts of the rows that it has, and inserts learned vectors elsewhere.
 
     Args:
         ends, ledger, stopping: see `CutAggregator`.
-        held: mask of each feature party's aligned rows, bool, axes (aligned rows,).
+        held: for each feature party, the mask of the aligned rows that it has, bool, axes (aligned
+            rows,).
         missing: the learned vectors.
     """
 

@@ -1,10 +1,11 @@
-"""The label party: it receives cuts, runs the top, and sends each party its gradient.
+"""The label party: it receives cuts, runs the top model, and sends each party its gradient.
 
 cuts -> merge -> top -> loss -> each party's gradient
 
 The file first defines learning and measuring: a task defines the loss and the meaning of the
-outputs, a `Meter` accumulates a phase, `Progress` the session. Then come the common steps of every
-label party (`AnyLabelParty`), and the label party that holds a top.
+outputs, a `Meter` accumulates the results of a phase, and `Progress` those of the session. Then
+come the common steps of every label party (`AnyLabelParty`), and the label party that holds a top
+model (`LabelParty`).
 """
 
 from __future__ import annotations
@@ -73,21 +74,22 @@ from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 from vfl.session.threads import step_of
 
-#: Up to this many classes, all outputs of a phase are stored, and an AUC is computed.
+#: Up to this many classes, all outputs of a phase are stored, and AUC is computed.
 FEW_CLASSES = 50
 
 
 class Task(nn.Module):
     """A learning task; calling it returns the loss of a batch.
 
-    It is a module, so its state from the labels is saved with the label party's weights.
+    A task is a module, so that the state that it learns from the labels is saved with the label
+    party's weights.
 
     Attributes:
         calibration: calibration of the class probabilities; None leaves them unchanged.
     """
 
     name: ClassVar[str]
-    fits: ClassVar[bool] = False  #: whether `fit` uses its inputs
+    fits: ClassVar[bool] = False  #: whether `fit` reads its arguments
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class Task(nn.Module):
         return outputs
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Calibrate the answers as the label party sends them."""
+        """Calibrate answers; the label party sends out only calibrated answers."""
         return answers if self.calibration is None else self.calibration(answers)
 
     def own_units(self, loss: float) -> float:
@@ -109,7 +111,7 @@ class Task(nn.Module):
         return loss
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Values of a batch that `quality` needs, axes (rows, ...)."""
+        """Return the values of a batch that `quality` needs, axes (rows, ...)."""
         return self.answers(outputs)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
@@ -135,7 +137,7 @@ class Classification(Task):
         self.hits, self.loss = hits, loss or CrossEntropy()
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Loss of logits of axes (rows, classes) for codes of axes (rows,)."""
+        """Return the loss of logits of axes (rows, classes) for codes of axes (rows,)."""
         return self.loss(outputs, labels, weights)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
@@ -153,10 +155,10 @@ class ManyClasses(Classification):
 
 
 class Regression(Task):
-    """A loss of standardised labels: minus their mean, over their deviation.
+    """A loss of standardised labels: the mean is subtracted, and the deviation divides.
 
-    The top learns numbers around 0 and 1, whatever the units of the labels. All reported values,
-    losses too, are in the labels' own units.
+    The top model therefore learns numbers around 0 with deviation 1, whatever the units of the
+    labels. All reported values, including losses, are in the labels' own units.
 
     Args:
         loss: loss to minimise; None is the mean squared error.
@@ -184,7 +186,7 @@ class Regression(Task):
         self.scale.copy_(scale)
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
+        """Return the loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
         return self.loss(outputs[:, 0], (labels - self.center) / self.scale, weights)
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -207,7 +209,7 @@ def make_task(
         outputs: number of classes, or 1.
         hits: see `Classification`.
         calibration: "none", "isotonic" or "platt".
-        loss: a spec; None is the usual loss of the task.
+        loss: spec of the loss; None is the usual loss of the task.
 
     Raises:
         SpecError: probabilities of this number of classes cannot be calibrated, or the loss is for
@@ -232,15 +234,16 @@ def make_task(
 def training_weights(
     labels: Tensor, train: Tensor, row_weights: Tensor | None, class_weight: str
 ) -> Tensor | None:
-    """Compute the weight of every row in the training loss, sum(w * loss) / sum(w) over a batch.
+    """Compute every row's weight in the training loss: sum(w * loss) / sum(w) over a batch.
 
-    "balanced" gives each row the weight (training rows) / (classes * training rows of its class),
-    as in scikit-learn, times its own weight.
+    With "balanced", the weight of a row is (training rows) / (classes * training rows of its
+    class), as in scikit-learn, times the row's own weight.
 
     Args:
         labels: labels of all rows, axes (rows,).
         train: positions of the training rows.
-        row_weights: own weights of all rows, axes (rows,), not negative; None weighs all alike.
+        row_weights: own weights of all rows, axes (rows,), not negative; None gives all rows equal
+            weights.
         class_weight: "none" or "balanced".
 
     Returns:
@@ -275,7 +278,7 @@ def batch_weights(
     Args:
         weights: weights of all rows, from `training_weights`.
         rows: positions of the batch's rows.
-        counts: mask of the rows that the loss counts, axes (rows,); None for all.
+        counts: mask of the rows that the loss counts, axes (rows,); None counts all rows.
         device: device of the result.
     """
     if weights is None:
@@ -298,11 +301,11 @@ def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
 
 @dataclass
 class Meter:
-    """Accumulates batches; its report covers all their rows at once.
+    """Accumulates a phase's batches, and reports metrics over all their rows at once.
 
-    Training stays cheap: only the loss, with accuracy or the root of the loss. Any other phase
-    stores the outputs and labels that the task needs until its end, and reports all metrics of the
-    task.
+    In training, a meter computes only the loss, with accuracy or the root of the loss, which costs
+    little. In any other phase it stores the outputs and labels that the task needs until the phase
+    ends, and reports all metrics of the task.
 
     Args:
         task: task that interprets the outputs.
@@ -321,13 +324,13 @@ class Meter:
     def add(
         self, outputs: Tensor, labels: Tensor, loss: float, weights: Tensor | None = None
     ) -> None:
-        """Count one batch.
+        """Count the results of one batch.
 
         Args:
             outputs: outputs of the top, axes (rows, outputs).
             labels: labels, axes (rows,).
             loss: mean loss of the batch, as the task computes it.
-            weights: weights of the rows in that mean, axes (rows,); None weighs all alike.
+            weights: weights of the rows in that mean, axes (rows,); None means equal weights.
         """
         weight = len(labels) if weights is None else float(weights.sum())
         self.rows += len(labels)
@@ -340,12 +343,12 @@ class Meter:
             self.correct += int((outputs.argmax(dim=1) == labels).sum())
 
     def state(self) -> dict[str, Any]:
-        """Sums so far, for a checkpoint."""
+        """Return the sums so far, for a checkpoint."""
         return {one.name: copy(getattr(self, one.name)) for one in fields(self)[2:]}
 
     @classmethod
     def restored(cls, task: Task, phase: str, state: Mapping[str, Any]) -> Meter:
-        """A meter that continues from `state`."""
+        """Make a meter that continues from `state`."""
         return cls(task, phase, **{name: copy(value) for name, value in state.items()})
 
     def figures(self) -> dict[str, float]:
@@ -363,9 +366,9 @@ class Meter:
         return {f"{self.phase}_{name}": value for name, value in found.items()}
 
     def _quality(self) -> dict[str, float]:
-        """Metrics of the calibrated answers.
+        """Return metrics of the calibrated answers.
 
-        Validation rows, to which curves are fitted, stay uncalibrated.
+        Validation rows stay uncalibrated, because the curves are fitted to them.
         """
         before, labels = torch.cat(self.evidence), torch.cat(self.labels)
         if self.task.calibration is None or self.phase == "validation":
@@ -379,11 +382,11 @@ class Meter:
         return found
 
     def calibrated(self) -> Tensor:
-        """Stored values after calibration, batch by batch."""
+        """Return the stored values after calibration, batch by batch."""
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
-        """Counts of the rows; None for more than `FEW_CLASSES` classes, and during training."""
+        """Return counts of the rows; None for more than `FEW_CLASSES` classes, and in training."""
         if not self.evidence or isinstance(self.task, ManyClasses):
             return None
         evidence = self.calibrated() if calibrated else torch.cat(self.evidence)
@@ -397,19 +400,19 @@ EpochRecord = dict[str, Any]
 
 
 class Progress:
-    """Counters of the label party; checkpoints contain them, so a resumed run reports the whole.
+    """Counters of the label party. Checkpoints contain them, so a resumed run reports all counts.
 
     Args:
         task: task, which gives the outputs their meaning.
         ledger: ledger of the traffic.
-        on_epoch: receives one record for each epoch.
+        on_epoch: function that receives one record for each epoch.
 
     Attributes:
         train_steps, train_rows, train_seconds: exchanges, rows and time of training.
         asked_steps, asked_rows: exchanges and rows of evaluations, also those during training.
         history: one record for each epoch.
-        ended: meters of the test rows, and of the validation rows with the best weights; a resume
-            may lose the latter, which a calibration prevents.
+        ended: meters of the test rows, and of the validation rows with the best weights. A resumed
+            run has the latter only if a calibration needs them.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -436,11 +439,11 @@ class Progress:
         self.asked_rows += rows
 
     def meter(self, phase: str) -> Meter:
-        """The meter of a phase in this epoch."""
+        """Return the meter of a phase in this epoch."""
         return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def judged(self, *, stays: bool) -> Meter | None:
-        """The meter of validation rows with the final weights; None if there are none.
+        """Return the meter of validation rows with the final weights; None if there is none.
 
         Args:
             stays: whether the weights of this epoch are the final weights.
@@ -457,7 +460,7 @@ class Progress:
         """Make the record of an epoch from its metrics and `more`, then reset the meters.
 
         Args:
-            epoch: its number, from 1.
+            epoch: number of the epoch, from 1.
             seconds: its duration.
             more: further entries of the record.
             stays: whether the weights of this epoch are the best so far.
@@ -476,14 +479,14 @@ class Progress:
         self._on_epoch(record)
 
     def kept_scores(self) -> dict[str, Any]:
-        """Records of validation and test rows as counts, with the final weights."""
+        """Return records of validation and test rows as counts, with the final weights."""
         found = {phase: meter.scored() for phase, meter in self.ended.items()}
         if self._task.calibration is not None and "test" in self.ended:
             found["uncalibrated"] = self.ended["test"].scored(calibrated=False)
         return {phase: scored.record() for phase, scored in found.items() if scored is not None}
 
     def state(self) -> dict[str, Any]:
-        """All counters, for a checkpoint."""
+        """Return all counters, for a checkpoint."""
         return {
             "trained": [self.train_steps, self.train_rows, self.train_seconds],
             "asked": [self.asked_steps, self.asked_rows],
@@ -493,12 +496,12 @@ class Progress:
         } | self._kept_validation()
 
     def _kept_validation(self) -> dict[str, Any]:
-        """State of the validation rows that a calibration will be fitted to, for a checkpoint."""
+        """Return the validation rows' state that a calibration will need, for a checkpoint."""
         kept = self.ended.get("validation") if self._task.calibration is not None else None
         return {} if kept is None else {"validation": kept.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `state`."""
+        """Continue from a state that `state` returned."""
         if (kept := state.get("validation")) is not None:
             self.ended["validation"] = Meter.restored(self._task, "validation", kept)
         self.train_steps, self.train_rows, self.train_seconds = state["trained"]
@@ -516,14 +519,14 @@ class Objective:
     """Learning objective of a session, from the [label] table of the experiment.
 
     Attributes:
-        top: a spec, or a module from the merged width to `outputs`.
+        top: spec of the top model, or a module from the merged width to `outputs`.
         task: "classification" or "regression".
         outputs: number of classes, or 1.
         class_weight: "none" or "balanced".
         hits: k of the hit rate at k; 0 measures none.
-        bottom: module for the label party's own columns, in place of the one in the terms.
+        bottom: module for the label party's own columns, in place of the bottom in the terms.
         calibration: "none", "isotonic" or "platt".
-        loss: a spec; None is the usual loss of the task.
+        loss: spec of the loss; None is the usual loss of the task.
     """
 
     top: str | nn.Module
@@ -563,7 +566,7 @@ class Records:
 
     Attributes:
         ledger: ledger of the links.
-        on_epoch: receives one record for each epoch.
+        on_epoch: function that receives one record for each epoch.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -571,23 +574,23 @@ class Records:
 
 
 class AnyLabelParty:
-    """Common steps of every label party: counting, measuring, model selection.
+    """Common base of every label party: counts, measures, and selects the model.
 
     Args:
         data: labels, and the party's own columns if any.
         terms: the agreed terms.
-        own: its secret, its adversary, its device, and its checkpoints.
+        own: the party's secret, its adversary, its device, and its checkpoints.
         task: the learning task.
         records: destination of metrics and progress.
         stopping: selects the weights and decides when training stops.
 
     Attributes:
         outputs: outputs of a prediction, one tensor for each batch.
-        uncalibrated: outputs before the calibration; empty without one.
-        remarked: the model's remarks on these rows; see `WholeNetwork.remarks`.
+        uncalibrated: outputs before the calibration; empty without a calibration.
+        remarked: the model's remarks on the predicted rows; see `WholeNetwork.remarks`.
         tested: answers of the test rows, one tensor for each batch.
         progress: its counters.
-        doubts: warnings about its calibration.
+        doubts: warnings about the party's calibration.
     """
 
     def __init__(
@@ -631,7 +634,7 @@ class AnyLabelParty:
         return ()
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """Logits of classes, or numbers in the labels' own units."""
+        """Return logits of classes, or numbers in the units of the labels."""
         return self._task.answers(outputs).cpu()
 
     def calibrated(self, answers: Tensor) -> Tensor:
@@ -649,15 +652,15 @@ class AnyLabelParty:
         return self.progress.history
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights and states of the label party; they never leave it."""
+        """Return weights and states of the label party; they never leave the party."""
         raise NotImplementedError
 
     def weights_digest(self) -> str:
-        """SHA-256 of `weights`."""
+        """Return the SHA-256 of `weights`."""
         return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
-        """Facts that the party learned besides the terms and counts: kinds and sizes."""
+        """Return the kinds and sizes of facts that the party learned besides terms and counts."""
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
@@ -665,7 +668,7 @@ class AnyLabelParty:
         return []
 
     def column_values(self) -> np.ndarray | None:
-        """Contributions of the label party's own columns; see `WholeNetwork.column_values`."""
+        """Return contributions of the party's own columns; see `WholeNetwork.column_values`."""
         return None
 
     def importance(self) -> Mapping[str, Any] | None:
@@ -673,11 +676,11 @@ class AnyLabelParty:
         return None
 
     def figures(self) -> dict[str, Any]:
-        """Further metrics of the trained model, besides its quality."""
+        """Return additional metrics of the trained model, besides its quality."""
         return {}
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Privacy statements for the owners of rows and labels in this session."""
+        """Return privacy statements for the owners of rows and labels in this session."""
         return ()
 
     def _go_through(self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]) -> None:
@@ -687,7 +690,7 @@ class AnyLabelParty:
     def _one_by_one(
         self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]
     ) -> Iterator[Exchange]:
-        """Run the steps one by one, and make the record of each epoch."""
+        """Run the session step by step, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
@@ -708,7 +711,7 @@ class AnyLabelParty:
         return self.terms.train.keep != "best" or self.stopping.best_epoch == epoch
 
     def _calibrate(self, epoch: int) -> None:
-        """Fit the curves once to the validation rows with the final weights."""
+        """Fit the calibration curves once to the validation rows with the final weights."""
         calibration = self._task.calibration
         if calibration is None or self._is_calibrated:
             return
@@ -721,13 +724,13 @@ class AnyLabelParty:
         self.doubts += calibration.doubts
 
     def _spent(self) -> dict[str, float]:
-        """Return the privacy cost of the training so far, if it is counted."""
+        """Return the privacy cost of the training so far, if the training has a budget."""
         return {}
 
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
-        """Store or measure the outputs of a query.
+        """Store the outputs of a query, or add them to the metrics.
 
-        The method returns the verdict for the others at its end.
+        The method returns the verdict of early stopping after the last query that decides it.
         """
         self.progress.asked(len(exchange.rows))
         if self.terms.mode == "train" and exchange.phase == "test":
@@ -757,7 +760,7 @@ class AnyLabelParty:
     def _note_apart(
         self, outputs: Tensor, labels: Tensor, groups: Mapping[str, np.ndarray]
     ) -> None:
-        """Measure some rows of a query separately, by phase."""
+        """Add groups of a query's rows to separate meters; `groups` names a phase for each."""
         for phase, rows in groups.items():
             if rows.any():
                 at = torch.from_numpy(np.flatnonzero(rows)).to(labels.device)
@@ -766,7 +769,7 @@ class AnyLabelParty:
 
 
 class Beside(Protocol):
-    """Another party of a session in one process; the last sender receives first."""
+    """Interface of another party in the same process."""
 
     def begin(self, exchange: Exchange) -> None:
         """Send the messages that the exchange needs."""
@@ -782,17 +785,18 @@ class LabelParty(AnyLabelParty):
     """Runs the label party through the exchanges of a session.
 
     Args:
-        data: labels (not needed to predict) and own columns, aligned with the rows of all parties.
+        data: labels (not needed to predict) and the label party's own columns, aligned with the
+            rows of all parties.
         terms: the session's terms.
         links: streams to each feature party, and to a third party that is the dealer.
-        own: the party's private state; the initial weights of the top follow from its secret.
+        own: the party's private state; the initial weights of the top model follow from its secret.
         objective: the learning objective.
         weights: trained weights, for evaluation and prediction.
         records: destination of metrics and progress.
 
     Raises:
         SpecError: a plug-in does not fit, or the defense is undefined for such labels.
-        ExposedCutError: a secure sum would hide nothing.
+        ExposedCutError: a sum of cuts would hide no single cut.
 
     Attributes:
         next_step: number of the next exchange.
@@ -852,7 +856,10 @@ class LabelParty(AnyLabelParty):
     def _take_models(
         self, top: nn.Module, bottom: nn.Module | None, merger: nn.Module, own: Own
     ) -> MissingCuts | None:
-        """Combine all models trained here on the device; returns the vectors of missing rows."""
+        """Combine this party's models as one module on its device.
+
+        The result is the vectors of missing rows, if rows are missing.
+        """
         terms, defense = self.terms, self._defense
         self.model = nn.ModuleDict({"top": top})
         if bottom is not None:
@@ -877,7 +884,10 @@ class LabelParty(AnyLabelParty):
         return missing
 
     def _private_half(self, objective: Objective) -> PrivateHalf | None:
-        """DP-SGD of the weights trained here, if agreed; its rows must be independent."""
+        """Build DP-SGD for the weights trained here, if agreed.
+
+        The rows must be independent of each other in the model.
+        """
         data, terms = self.data, self.terms
         shapes = [
             (one.width,) if data.inputs is None or name != data.name else data.inputs.shape[1:]
@@ -894,7 +904,8 @@ class LabelParty(AnyLabelParty):
     def _take_labels(self, labels: Tensor, objective: Objective) -> None:
         """Prepare the labels for training, and fit the task to them.
 
-        All labels are copied only if the task or the defense reads all: a table may exceed memory.
+        All labels are copied only if the task or the defense reads all: a table may be larger than
+        memory.
         """
         train = torch.from_numpy(self.data.split.train)
         if defenses.uses(self._defense, "counts"):
@@ -903,8 +914,8 @@ class LabelParty(AnyLabelParty):
         if defenses.uses(self._defense, "labels"):
             self._labels = labels = labels.clone()
             labels[train] = self._defense.labels(labels[train], self._secret)
-        # Weights are computed from the labels as trained: true labels would disclose what a defense
-        # hides.
+        # Weights are computed from the labels that the training uses: true labels would disclose
+        # what a defense hides.
         weights = training_weights(labels, train, self.data.row_weights, objective.class_weight)
         if self._task.fits:
             self._task.fit(labels[train], None if weights is None else weights[train])
@@ -950,11 +961,11 @@ class LabelParty(AnyLabelParty):
         return self._one_by_one(schedule, step)
 
     def weights(self) -> dict[str, Tensor]:
-        """Weights and states of the label party; they never leave it."""
+        """Return weights and states of the label party; they never leave the party."""
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """The whole state, including that of training only."""
+        """Return the whole state, including the state that only a training uses."""
         state = gather(self.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
@@ -971,11 +982,11 @@ class LabelParty(AnyLabelParty):
         return {"epsilon": self._plan.epsilon(self.progress.train_steps)}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore the weights of `weights`."""
+        """Restore the weights that `weights` returned."""
         restore(self.model, self._stateful(), weights)
 
     def training_state(self) -> dict[str, Any]:
-        """State for an exact resume of training: weights, optimiser, and counters."""
+        """Return the state for an exact resume: weights, optimiser, and counters."""
         return {
             "state": self._state(),
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
@@ -987,7 +998,7 @@ class LabelParty(AnyLabelParty):
         }
 
     def resume(self, step: int) -> None:
-        """Return to the state before exchange `step`; 0 is the state of a new party.
+        """Return to the state before exchange `step`; 0 means the initial state.
 
         Raises:
             RunFolderError: the checkpoint is missing, damaged or of another experiment.
@@ -997,7 +1008,7 @@ class LabelParty(AnyLabelParty):
         if not self._ranks.alone:
             self.load_training_state(self._ranks.spread(self.training_state()))
             if self._ranks.rank > 0:
-                self.ledger.restore([])  # rank 0 has counted everything before
+                self.ledger.restore([])  # rank 0 has counted all messages before
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
         """Restore the state of `training_state`."""
@@ -1010,7 +1021,7 @@ class LabelParty(AnyLabelParty):
         self._adversary.load_training_state(saved.get("adversary", {}))
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
-        self.progress.restore(saved["progress"])  # includes the messages just sent again
+        self.progress.restore(saved["progress"])  # also counts the messages that were sent again
 
     def _stateful(self) -> dict[str, Stateful]:
         codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
@@ -1042,7 +1053,7 @@ class LabelParty(AnyLabelParty):
                 outputs = self._top(cuts)
                 logits = self._defense.logits(outputs, context)
                 targets = self._defense.targets(truth, logits.shape[1], context)
-                # The mean over no rows is undefined; the loss of an empty batch is 0 with empty
+                # The mean over no rows is undefined, so the loss of an empty batch is 0 with empty
                 # gradients.
                 loss = self._task(logits, targets, weights) if rows else logits.sum()
                 sent = {name: cut for name, cut in cuts.items() if name in self.ends}
@@ -1053,11 +1064,12 @@ class LabelParty(AnyLabelParty):
         if self.private is None:
             total.backward()  # type: ignore[no-untyped-call]
         else:
-            # Cuts of the other parties, or their sum.
+            # The cuts of the other parties, or the sum of these cuts.
             leaves = [cut for cut in cuts.values() if cut.is_leaf and cut.requires_grad]
             self._at_branches.expect(exchange.step, exchange.rows)
             self._give_private_gradients(total, outputs, leaves, calls, exchange.step)
-        # Gradients leave before our own step, so that the parties work at the same time.
+        # The gradients are sent before our own optimiser step, so that the parties work at the same
+        # time.
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
             self._optimizer.step()
@@ -1087,15 +1099,15 @@ class LabelParty(AnyLabelParty):
         weights: Tensor | None,
         sent: Mapping[str, Tensor],
     ) -> None:
-        """Run the further steps of an exchange on its received cuts.
+        """Run the additional local steps of an exchange on its received cuts.
 
         Args:
             exchange: the exchange with the rows of this rank.
             whole: the exchange with the rows of all ranks.
-            inputs: inputs of the own columns; None without columns.
+            inputs: inputs of the label party's own columns; None without columns.
             truth: labels as used in the training.
             weights: weights of the rows in the loss; None if all are equal.
-            sent: cuts of the exchange, with their gradients at the leaves.
+            sent: cuts of the exchange; the leaves have their gradients.
         """
         assert self._optimizer is not None, "only in a training"
         context = StepContext(exchange.step, training=True, secret=self._secret)
@@ -1108,7 +1120,7 @@ class LabelParty(AnyLabelParty):
                 turned = self._turned(loss, cuts, sent)
                 if turned is not None:
                     usual = torch.ones_like(turned) if weights is None else weights
-                    share = weighted_mean(turned, usual)  # else few rows would count like many
+                    share = weighted_mean(turned, usual)  # otherwise few rows count like many
                     loss = share * self._task(logits, targets, turned * usual)
                 named = {name: cut for name, cut in cuts.items() if name in self.ends}
                 extra = self._defense.loss(named, truth, logits, context)
@@ -1119,7 +1131,7 @@ class LabelParty(AnyLabelParty):
             self._optimizer.step()
 
     def _whole_loss(self, loss: Tensor, extra: Tensor | None, exchange: Exchange) -> Tensor:
-        """Add the defense's part to the loss of the task; drop the gradients of the last step."""
+        """Add the defense's loss to the task's loss; delete the gradients of the last step."""
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
@@ -1128,7 +1140,7 @@ class LabelParty(AnyLabelParty):
     def _last_cuts(
         self, exchange: Exchange, inputs: Tensor | None, sent: Mapping[str, Tensor], turn: int
     ) -> dict[str, Tensor]:
-        """Received cuts of an exchange, and the own cut with the present weights."""
+        """Return the received cuts of an exchange, and the own cut with the present weights."""
         cuts = {}
         for name, cut in sent.items():
             if name in self.ends:
@@ -1137,16 +1149,16 @@ class LabelParty(AnyLabelParty):
                 with self._own_draws.at(exchange.step, turn), self._compute.forward():
                     own = inputs.to(self._compute.device)
                     cuts[name] = self._compute.run(self.model, "bottom", own).float()
-            else:  # a sum of cuts
+            else:  # the sum of several parties' cuts
                 cuts[name] = cut.detach().requires_grad_()
         return cuts
 
     def _turned(
         self, loss: Tensor, cuts: Mapping[str, Tensor], sent: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """Return each row's weight by the angle between its two cut gradients.
+        """Return each row's weight by the angle between its present and its sent cut gradient.
 
-        It is None if all are equal.
+        The result is None if all weights are equal.
         """
         if not self._local.angle:
             return None
@@ -1158,7 +1170,7 @@ class LabelParty(AnyLabelParty):
         return self._local.weights(torch.cat([*now], 1), joined)
 
     def _part(self, share: Exchange, whole: Exchange) -> float:
-        """Weight of this rank's rows in the batch's mean loss, from 0 to 1."""
+        """Return the weight of this rank's rows in the batch's mean loss, from 0 to 1."""
         if self._row_weights is None:
             return len(share.rows) / len(whole.rows)
         own, all_of_them = (float(self._row_weights[one.rows].sum()) for one in (share, whole))
@@ -1167,7 +1179,10 @@ class LabelParty(AnyLabelParty):
     def _give_private_gradients(
         self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
     ) -> None:
-        """Compute exact gradients of the cuts, and clipped, noisy ones of this party's weights."""
+        """Compute exact gradients of the cuts, and private gradients of this party's weights.
+
+        Private gradients are clipped and noisy.
+        """
         assert self.private is not None, "only with a plan"
         (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
         torch.autograd.backward([outputs], [of_outputs], inputs=cuts, retain_graph=True)
@@ -1202,7 +1217,7 @@ class LabelParty(AnyLabelParty):
 
     @torch.no_grad()
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """The cuts of a query by party, or the feature parties' sum; axes (rows, width) each.
+        """Return a query's cuts by party, or the feature parties' sum; axes (rows, width) each.
 
         Args:
             exchange: the queried rows.
@@ -1213,13 +1228,13 @@ class LabelParty(AnyLabelParty):
 
     @torch.no_grad()
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """Run the top on a query's cuts; axes (rows, outputs)."""
+        """Run the top model on a query's cuts; return outputs of axes (rows, outputs)."""
         rows = len(next(iter(cuts.values())))
         outputs = self._through_top(filled(self.merged(cuts)))[:rows]
         return self._defense.logits(outputs, StepContext(step))
 
     def contributions(self, row: int) -> None:
-        """None: the values follow from the cuts, see `ServingParty.contributions`."""
+        """Return None: the values follow from cuts; see `ServingParty.contributions`."""
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -1228,7 +1243,10 @@ class LabelParty(AnyLabelParty):
         return inputs, None if source is None else source.index_select(0, rows)
 
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """Return every party's cut in merge order; compute the own cut meanwhile."""
+        """Return every party's cut in merge order.
+
+        The label party computes its own cut before it waits for the cuts of other parties.
+        """
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
             with self._own_draws.at(exchange.step), self._compute.forward():
@@ -1249,7 +1267,7 @@ class LabelParty(AnyLabelParty):
         return cuts
 
     def _through_model(self, *parts: Tensor) -> Tensor:
-        """Compute outputs from the cuts of all parties, and from the own columns if any."""
+        """Compute outputs from the cuts of all parties, and from the own columns, if any."""
         cuts = dict(zip(self.terms.parties, parts, strict=True))
         if "bottom" in self.model:
             cuts[self.data.name] = self.model["bottom"](cuts[self.data.name])
@@ -1259,7 +1277,7 @@ class LabelParty(AnyLabelParty):
         return self._through_top(self.merged(cuts))
 
     def merged(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        """Merge the cuts, in merge order, to the top's input; axes (rows, width)."""
+        """Merge the cuts, in merge order, into the top model's input; axes (rows, width)."""
         merged: Tensor = self.model["merger"](*cuts.values())
         return merged
 
@@ -1270,7 +1288,7 @@ class LabelParty(AnyLabelParty):
 
 
 def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
-    """The label party's instance of the defense, configured for its labels."""
+    """Make the label party's instance of the defense, configured for its labels."""
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None
     calibrated = objective.calibration != "none" and terms.mode == "train"
@@ -1303,7 +1321,7 @@ def _refuse_whole_cuts(defense: Defense) -> None:
 
 
 def top_step(terms: Terms, objective: Objective) -> Callable[[], None]:
-    """Make a trial of a step of the top, for `use_threads`."""
+    """Make a function that runs a trial step of the top model, for `use_threads`."""
     width, top = terms.merged_width, objective.top
 
     def build() -> nn.Module:
@@ -1329,7 +1347,7 @@ def _ends(
     own: Own,
     links: Mapping[str, Link],
 ) -> dict[str, LabelEnd]:
-    """The label party's ends of the round, one per feature party, in merge order."""
+    """Make the label party's endpoints, one per feature party, in merge order."""
     ends = {}
     for name in terms.feature_parties:
         width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)

@@ -1,14 +1,14 @@
-"""Quality of predictions: metrics as in scikit-learn, over the rows of a whole phase.
+"""Quality of predictions: metrics as in scikit-learn, over all rows of a phase.
 
-A metric that is undefined for these rows is left out: Undefined metrics are omitted: AUC without a
-class, R2 with constant labels, any metric of outputs that are not finite.
+A metric that is undefined for these rows is left out: Undefined metrics are omitted: AUC if a class
+has no rows, R2 with constant labels, and any metric of outputs that are not finite.
 
 With many classes, all outputs of a phase are too much to store, and one AUC for each class takes
 too long. `reduced` stores three numbers for each row, and `reduced_quality` computes the other
 metrics from them.
 
-The metrics are computed here, because importing scikit-learn takes as long as a small training.
-Tests compare the two.
+The metrics are computed here, because importing scikit-learn takes as long as a small training;
+tests compare both. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MOST_SURPRISE = -np.log(_LEAST_CHANCE)
 def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
     """Compute accuracy, AUC, log loss, F1 and hit rate.
 
-    Of two classes, the second one in sorted order is positive. With more classes, F1 is the mean
-    over the classes that occur, and AUC the mean over each class against the rest.
+    Of two classes, the second class in sorted order is positive. With more classes, F1 is the mean
+    over the classes that occur, and AUC is the mean over each class against the rest.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -61,7 +61,7 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 
 
 def brier_score(logits: Tensor, codes: Tensor) -> float:
-    """Return the mean squared error of probabilities (Brier 1950), for two classes of the second.
+    """Return the mean squared error of probabilities (Brier 1950); of two classes, the second's.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -78,7 +78,7 @@ def brier_score(logits: Tensor, codes: Tensor) -> float:
 
 
 def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Rank of each row's own class, int64, axes (rows,); rank 0 is the largest output.
+    """Return the rank of each row's own class, int64, axes (rows,); rank 0 is the largest output.
 
     Among equal outputs, the lower class comes first.
 
@@ -105,14 +105,14 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
         codes: classes as 0..C-1, axes (rows,).
 
     Returns:
-        The result is float64, axes (rows, 3): the predicted class, the rank of the row's own class,
-        and its log loss; NaN if an output is not finite.
+        float64, axes (rows, 3): the predicted class, the rank of the row's own class, and its log
+        loss; NaN if an output is not finite.
     """
     logits, codes = logits.cpu(), codes.cpu()
     surprise = cross_entropy(logits, codes, reduction="none").double()
     finite = torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
     outputs, truth = logits.numpy(), codes.numpy()
-    # On a CPU, numpy counts and compares many times faster than torch.
+    # On a CPU, numpy is many times faster than torch at counting and comparing.
     guess, place = (
         torch.from_numpy(n) for n in (outputs.argmax(axis=1), label_ranks(outputs, truth))
     )
@@ -161,9 +161,10 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Share of pairs of a positive and a negative row in the right order; ties count half.
+    """Return the share of (positive, negative) row pairs in the right order; ties count half.
 
-    Computed from the mean ranks of equal scores (Mann and Whitney 1947); axes (rows,) both.
+    The share is computed from the mean ranks of equal scores (Mann and Whitney 1947). Both
+    arguments have axes (rows,).
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
@@ -173,7 +174,7 @@ def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """F1 of each class that occurs in either array, in order; axes (rows,) both."""
+    """Return F1 of each class that occurs in either array, in order; both have axes (rows,)."""
     classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
     true, guessed = np.split(codes, 2)
     right, held, said = (

@@ -1,8 +1,8 @@
-"""Rows of a phase as counts, from which all tables of scores, classes and residuals are made.
+"""Counts of a phase's rows, from which all tables of scores, classes and residuals are made.
 
-For two classes: rows by score, which is the probability of the second class or the points of a
-scorecard. For more classes: rows by class and predicted class. For a regression: residuals by the
-size of the answer.
+For two classes, rows are counted by score, which is the probability of the second class or the
+points of a scorecard. For more classes, rows are counted by class and predicted class. For a
+regression, residuals are averaged by the size of the prediction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from vfl.core.errors import DataError
 from vfl.session.drift import population_stability_index
 
-#: Most groups of rows with neighbouring probabilities; fewer rows form a group each.
+#: Largest number of groups of rows with neighbouring probabilities; with fewer rows, each row forms
+#: a group.
 GROUPS = 1000
 _BANDS = 10
 
@@ -28,8 +29,9 @@ class Scored:
     """Rows grouped by equal or neighbouring scores.
 
     Attributes:
-        values: the score of each group, or its mean, ascending, axes (groups,).
-        counts: rows of the first and of the second class, int64, axes (groups, 2).
+        values: the common score of each group, or the mean of its scores, ascending, axes
+            (groups,).
+        counts: number of rows of the first and of the second class, int64, axes (groups, 2).
     """
 
     values: np.ndarray
@@ -41,7 +43,7 @@ class Scored:
 
         Args:
             values: the score of each row, axes (rows,).
-            second: whether the row is of the second class, axes (rows,).
+            second: whether the row belongs to the second class, axes (rows,).
         """
         found, places = np.unique(values, return_inverse=True)
         counts = np.zeros((len(found), 2), np.int64)
@@ -52,7 +54,7 @@ class Scored:
     def of(cls, logits: Tensor, codes: Tensor) -> Scored | None:
         """Count rows by the probability of the second class, in groups of about equal size.
 
-        Equal probabilities share a group. It returns None if an output is not finite.
+        Equal probabilities share a group. The result is None if an output is not finite.
 
         Args:
             logits: logits, axes (rows, 2).
@@ -75,7 +77,7 @@ class Scored:
 
     @classmethod
     def read(cls, record: Any) -> Scored:
-        """Read a record of `record`.
+        """Read a record that `record` made.
 
         Raises:
             DataError: the record has another form.
@@ -89,7 +91,7 @@ class Scored:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """Record for JSON."""
+        """Return a record for JSON."""
         return {"probability": self.values.tolist(), "counts": self.counts.tolist()}
 
     @property
@@ -109,9 +111,9 @@ class Scored:
         return Scored(values, counts)
 
     def auc(self, of: int = 1) -> float:
-        """Probability that a row of one class scores above one of the other; NaN without rows.
+        """Return the probability that a row of one class scores above a row of the other class.
 
-        Equal scores count half.
+        Equal scores count half. The result is NaN if a class has no rows.
 
         Args:
             of: the class whose rows should score higher, 0 or 1.
@@ -123,11 +125,11 @@ class Scored:
         return float((passed * above).sum() / (above.sum() * below.sum()))
 
     def gini(self, of: int = 1) -> float:
-        """Gini coefficient, 2 AUC - 1."""
+        """Return the Gini coefficient, 2 AUC - 1."""
         return 2 * self.auc(of) - 1
 
     def kolmogorov_smirnov(self) -> float:
-        """Largest distance of the classes' distributions; NaN if one class is empty.
+        """Return the classes' largest distribution distance; NaN if a class is empty.
 
         >>> Scored.counted(np.array([1, 2, 3, 4]), np.array([1, 1, 0, 1])).kolmogorov_smirnov()
         0.6666666666666666
@@ -143,9 +145,9 @@ class Scored:
 
         Args:
             most: most bands.
-            highest_first: whether the highest band comes first; a group then belongs to the band of
-                its first row. Otherwise the lowest band comes first, and a group belongs to the
-                band of its middle row.
+            highest_first: whether the highest band comes first. A group of equal scores then
+                belongs to the band of its first row. Otherwise the lowest band comes first, and a
+                group belongs to the band of its middle row.
         """
         rows = self.counts.sum(axis=1)
         if highest_first:
@@ -157,7 +159,10 @@ class Scored:
         return [Scored(self.values[band == one], self.counts[band == one]) for one in order]
 
     def stability(self, other: Scored, most: int = _BANDS) -> float:
-        """Return the population stability index of other rows over this object's score bands."""
+        """Return the population stability index of the rows in `other`.
+
+        The index compares rows by this object's score bands.
+        """
         starts = [band.values[0] for band in self.bands(most)][1:]
 
         def counted(scored: Scored) -> Tensor:
@@ -171,11 +176,12 @@ class Scored:
 
 @dataclass(frozen=True)
 class Guessed:
-    """Rows of several classes by class and predicted class, and the probability of the prediction.
+    """Counts of rows by class and predicted class, and by the probability of the prediction.
 
     Attributes:
-        counts: rows of each class by predicted class, int64, axes (classes, classes).
-        sure: rows by the probability of the prediction; correct predictions are the second class.
+        counts: number of rows of each class by predicted class, int64, axes (classes, classes).
+        sure: rows by the probability of the prediction; correct predictions count as the second
+            class.
     """
 
     counts: np.ndarray
@@ -205,7 +211,7 @@ class Guessed:
 
     @classmethod
     def read(cls, record: Any) -> Guessed:
-        """Read a record of `record`.
+        """Read a record that `record` made.
 
         Raises:
             DataError: the record has another form.
@@ -219,19 +225,19 @@ class Guessed:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """Record for JSON."""
+        """Return a record for JSON."""
         return {"guesses": self.counts.tolist(), "sure": self.sure.record()}
 
     def precision(self) -> np.ndarray:
-        """Precision of each class; NaN for a class that is never predicted, axes (C,)."""
+        """Return each class's precision; NaN for a class that is never predicted, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=0))
 
     def recall(self) -> np.ndarray:
-        """Recall of each class; NaN for a class without rows, axes (C,)."""
+        """Return the recall of each class; NaN for a class without rows, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=1))
 
     def f1(self) -> np.ndarray:
-        """F1 of each class against the rest; NaN if the class never occurs, axes (C,)."""
+        """Return F1 of each class against the rest; NaN if the class never occurs, axes (C,)."""
         either = self.counts.sum(axis=0) + self.counts.sum(axis=1)
         return _shares(2 * np.diag(self.counts), either)
 
@@ -243,23 +249,24 @@ def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residuals of a regression, label minus answer, in bands of neighbouring answers.
+    """Residuals of a regression, label minus prediction, in bands of neighbouring predictions.
 
     Attributes:
-        bands: for each band the number of rows, the means of answer, label and absolute residual,
-            and the root of the mean squared residual; lowest answers first, axes (bands, 5).
+        bands: for each band the number of rows, the means of prediction, label and absolute
+            residual, and the root of the mean squared residual; lowest predictions first, axes
+            (bands, 5).
     """
 
     bands: np.ndarray
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, most: int = _BANDS) -> Residuals | None:
-        """Count rows; return None if an answer is not finite.
+        """Count rows; return None if a prediction is not finite.
 
         Args:
-            answers: answers, axes (rows, 1).
+            answers: predictions, axes (rows, 1).
             labels: labels, axes (rows,).
-            most: largest number of bands; equal answers are in one band.
+            most: largest number of bands; rows with equal predictions are in one band.
 
         >>> found = Residuals.of(torch.tensor([[1.0], [3.0]]), torch.tensor([2.0, 2.0]), 2)
         >>> found.bands.tolist()
@@ -281,7 +288,7 @@ class Residuals:
 
     @classmethod
     def read(cls, record: Any) -> Residuals:
-        """Read a record of `record`.
+        """Read a record that `record` made.
 
         Raises:
             DataError: the record has another form.
@@ -295,5 +302,5 @@ class Residuals:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """Record for JSON."""
+        """Return a record for JSON."""
         return {"residuals": self.bands.tolist()}

@@ -38,7 +38,7 @@ def summarise(
         party: the label party.
         weights_sha256: digest of all parties' weights.
         run: the run's folder.
-        terms: terms of the whole session, if some links do not lead to the label party.
+        terms: terms of the whole session, if some cuts do not go to the label party.
     """
     terms, ledger, progress = terms or party.terms, party.ledger, party.progress
     links = [(terms.codec, terms.parties[name].width) for name in terms.feature_parties]
@@ -46,7 +46,7 @@ def summarise(
         links.append((terms.middle.codec, terms.middle.width))
     dense_bytes = 4 * progress.train_rows * sum(width for _, width in links)
     mode = secure_mode.make(terms.secure)
-    if mode.reads_cells:  # no party sends a cut, dense or not
+    if mode.reads_cells:  # no party sends any cut
         dense_bytes, links = 0, []
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     return _figures_of(party, terms) | {
@@ -67,7 +67,7 @@ def summarise(
 
 
 def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
-    """Return the figures that a summary has only in some sessions, and its quality."""
+    """Return the metrics that a summary has only in some sessions, and the model's quality."""
     last = party.history[-1] if party.history else {}
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
     tested = party.data.split.test
@@ -97,11 +97,11 @@ def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
 def traffic_figures(
     ledger: Ledger, links: Sequence[tuple[str, int]], dense_bytes: int
 ) -> dict[str, Any]:
-    """Bytes of each party, and sizes compared to dense float32; see `summarise`.
+    """Return the bytes of each party, and sizes compared to dense float32; see `summarise`.
 
     Args:
         ledger: ledger of the traffic.
-        links: codec and width of each link; empty if no cuts are sent.
+        links: codec and width of each connection on which cuts are sent; may be empty.
         dense_bytes: size of the training's cuts in one direction as plain float32; 0 if no cuts are
             sent.
     """
@@ -121,12 +121,12 @@ def traffic_figures(
 
 
 def guess_of(data: PartyData) -> dict[str, float]:
-    """Metrics of the best constant answer for the test rows.
+    """Return metrics of the best constant prediction for the test rows.
 
     Returns:
         For classes: their number, `accuracy` (the share of the largest class) and `auc`. For a
-        regression: `rmse` of the mean of the training rows. Empty without labels or test rows, and
-        for a regression also without training rows.
+        regression: `rmse` of the mean of the training rows. The result is empty without labels or
+            test rows, and for a regression also without training rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}
@@ -143,13 +143,14 @@ def guess_of(data: PartyData) -> dict[str, float]:
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
 
-#: A smaller test AUC counts as a guess. A training loss counts as divergent if it grew by more than
-#: the factor, or for classes exceeds this number of nats; a guess among a thousand classes has 7.
+#: A test AUC below the first number counts as a guess. A training loss counts as divergent if it
+#: grew by more than the second number as a factor, or for classes exceeds the third number in nats;
+#: a guess among a thousand classes has 7 nats.
 _GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
 
 
 def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return warnings on a finished training: a growing loss, or answers no better than a guess.
+    """Return warnings about a training: its loss grew, or the model is no better than a guess.
 
     >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
     ['the training loss grew from 0.7 to 9.1: lower train.learning_rate, by 10 at first']
@@ -173,14 +174,14 @@ def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Test metrics, for the label party's run card."""
+    """Return the test metrics, for the label party's run card."""
     return {name: value for name, value in summary.items() if name.startswith("test_")}
 
 
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
     """List all values disclosed in a session beyond the agreed terms: the leakage ledger.
 
-    It has kinds and sizes only, which follow from the terms and the counts of the session.
+    The list has kinds and sizes only, which follow from the terms and the counts of the session.
     """
     mode = secure_mode.make(terms.secure)
     phases = (
@@ -204,13 +205,14 @@ def prediction_table(
     classes: Sequence[str | int] | None,
     uncalibrated: Tensor | None = None,
 ) -> pd.DataFrame:
-    """Make a table with one row for each predicted row, named by the party's own id or by position.
+    """Make a table with one line per predicted row, named by the label party's id or by position.
 
     Args:
         data: the label party's rows, whose ids name the rows.
         outputs: outputs, axes (rows, classes), or (rows, 1) for a regression.
         classes: names of the classes; None for a regression.
-        uncalibrated: outputs before a calibration; their probabilities get separate columns.
+        uncalibrated: outputs before a calibration; the table gets separate columns for their
+            probabilities.
 
     Returns:
         If some rows may have been in the training, a column `trained` contains each row's part in
@@ -241,10 +243,10 @@ def write_predictions(
     remarks: Sequence[Mapping[str, Any]] = (),
     uncalibrated: Sequence[Tensor] = (),
 ) -> None:
-    """Write the table as CSV, atomically, readable by its owner only.
+    """Write the table as a CSV file, atomically, readable by its owner only.
 
-    Each kind of remark has a column; several texts share one cell. Ids and names of classes that a
-    spreadsheet would take for a formula get an apostrophe.
+    Each kind of remark has a column; several remarks of a row share one cell. Ids and names of
+    classes that a spreadsheet would take for a formula get an apostrophe.
     """
     before = torch.cat(list(uncalibrated)) if uncalibrated else None
     table = prediction_table(data, torch.cat(list(outputs)), classes, before)

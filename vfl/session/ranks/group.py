@@ -1,19 +1,20 @@
-"""The ranks of one party: processes that divide each batch and have the same model.
+"""The ranks of one party: processes that divide each batch among them and have equal models.
 
     batch -> rank r's rows -> bottom -> cut -> rank r of the label party -> gradient of that cut
     gradients of the weights, summed over the ranks -> the same optimiser step at each rank
 
 At every rank of the label party the loss is that of the whole batch: the rows of rank r have the
-weight that they have in the batch. The gradients of all ranks therefore add up to those of one
-rank, even if their shares differ in size. `DistributedDataParallel` averages instead, which is
-right only for equal shares, and it needs one backward pass of one loss where a split model has two
-(Li et al. 2020, PyTorch Distributed, section 3.1). This module uses the layer below: one all-reduce
-per step, by gloo, or by NCCL between GPUs.
+same weight as in the whole batch. The sum of all ranks' gradients is therefore the gradient of a
+single rank, even if the ranks have different numbers of rows. `DistributedDataParallel` averages
+gradients instead, which is right only for equal numbers of rows. It also needs one backward pass of
+one loss, where a split model has two (Li et al. 2020, PyTorch Distributed, section 3.1). This
+module uses the layer below `DistributedDataParallel`: one all-reduce per step, by gloo, or by NCCL
+between GPUs.
 
-Batch norm computes its statistics over all ranks, forwards and backwards, like torch's
-`SyncBatchNorm`, which supports only GPUs. Other layers that combine several rows would see only a
-rank's share: `fit` and `vfl.session.rules.refuse_ranks` refuse every setting whose result would
-differ.
+Batch norm computes its statistics over all ranks, in both passes, like torch's `SyncBatchNorm`,
+which supports only GPUs. Other layers that combine several rows would see only a rank's rows: `fit`
+and `vfl.session.rules.refuse_ranks` refuse every setting whose result would differ from the result
+of one rank.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from vfl.session.schedule import Exchange
 #: Address where ranks on one machine connect. The traffic of gloo and NCCL is not encrypted, and
 #: gloo accepts any process that reaches its port; ranks on several machines use streams instead.
 LOOPBACK = "127.0.0.1"
-#: Layers that treat every row separately and draw no random numbers. A subclass may do anything.
+#: Layers that treat every row separately and draw no random numbers. A subclass of such a layer may
+#: do anything.
 _ROWS_APART = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
@@ -56,10 +58,10 @@ class Group(Protocol):
     """
 
     def add_up(self, values: Tensor) -> None:
-        """Replace values in place by their sum over all ranks, with equal bits at each."""
+        """Replace values in place by their sum over all ranks, with equal bits at each rank."""
 
     def spread(self, values: Tensor) -> None:
-        """Replace values in place by those of rank 0."""
+        """Replace values in place by the values of rank 0."""
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Return the values of every rank in order, with the same axes."""
@@ -69,7 +71,7 @@ class TorchGroup:
     """Process groups of torch, between ranks on one machine.
 
     Args:
-        party: party of the ranks, for messages.
+        party: party of the ranks, for error messages.
         group: a gloo group.
         of_weights: group for the gradients; on GPUs it differs from `group`.
     """
@@ -103,7 +105,7 @@ class Ranks:
     point.
 
     Args:
-        party: party of the ranks, for messages.
+        party: party of the ranks, for error messages.
         rank: number of this process, from 0; only rank 0 stores files of the party.
         size: number of ranks.
         group: group of all ranks.
@@ -134,8 +136,8 @@ class Ranks:
             rank: number of this process.
             size: number of ranks.
             store: torch's key-value store, to which all ranks are connected.
-            timeout_s: the longest time that a rank may keep the others waiting.
-            device: device of the models; gradients on cards travel by NCCL.
+            timeout_s: the longest time that a rank may keep the other ranks waiting.
+            device: device of the models; gradients on GPUs travel by NCCL.
         """
         from torch import distributed
 
@@ -167,17 +169,18 @@ class Ranks:
         """Collect all ranks' outputs and losses of a batch.
 
         Args:
-            outputs: outputs of this rank's rows; axes (rows of the share, outputs).
+            outputs: outputs of this rank's rows; axes (this rank's rows, outputs).
             loss: this rank's part of the batch's loss.
             rows: number of rows of the whole batch.
 
         Returns:
-            Outputs, axes (rows, outputs), in the batch's order, and the sum of the losses.
+            Outputs of all rows in the batch's order, axes (rows, outputs), and the sum of the
+            losses.
         """
         if self.alone:
             return outputs, loss
         counts = [len(part) for part in np.array_split(np.arange(rows), self.size)]
-        # One message: its first row contains the loss, and its last row may be padding.
+        # One message per rank: its first row contains the loss, and its last row may be padding.
         mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
         mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
         found = self._group.gather(mine)
@@ -186,7 +189,7 @@ class Ranks:
         return torch.cat(parts).to(outputs.device), total
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, with the same axes; a new tensor."""
+        """Return the sum over all ranks as a new tensor with the same axes."""
         summed = values.detach().clone(memory_format=torch.contiguous_format)
         self._group.add_up(summed)
         return summed
@@ -195,7 +198,8 @@ class Ranks:
         """Send the state of rank 0 to every rank.
 
         Args:
-            state: tensors, numbers and texts in mappings and lists; only that of rank 0 is used.
+            state: tensors, numbers and texts in mappings and lists; only the state of rank 0 is
+                used.
         """
         if self.alone:
             return state
@@ -216,7 +220,10 @@ class Ranks:
         return found
 
     def count_at_first(self, counts: Sequence[int]) -> list[int]:
-        """The sums over all ranks at rank 0, and zeros at the others: no byte is counted twice."""
+        """Return the sums over all ranks at rank 0, and zeros at the other ranks.
+
+        No byte is therefore counted twice.
+        """
         if self.alone:
             return list(counts)
         sums = torch.tensor(counts, dtype=torch.int64)
@@ -224,7 +231,7 @@ class Ranks:
         return [int(one) for one in (sums if self.rank == 0 else torch.zeros_like(sums))]
 
     def merge(self, ledger: Ledger, parties: Sequence[str]) -> None:
-        """Move every rank's ledger into rank 0's; waiting times stay with their rank."""
+        """Move the counts of every rank's ledger to rank 0; waiting times stay with their rank."""
         if self.alone:
             return
         keys = list(product(parties, ("up", "down"), ("train", "evaluate", "control")))
@@ -244,7 +251,7 @@ class Ranks:
     def metered(
         self, schedule: Iterable[Exchange], counted: MutableMapping[str, int]
     ) -> Iterator[Exchange]:
-        """Yield the same exchanges; after each epoch rank 0 has counted the bytes of all ranks."""
+        """Yield the same exchanges; after each epoch, rank 0 gets the byte counts of all ranks."""
         for _, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             yield from exchanges
             counted.update(zip(counted, self.count_at_first(list(counted.values())), strict=True))
@@ -255,7 +262,10 @@ class Ranks:
         return self._together
 
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """Send one message with all gradients, and which weights have a gradient at any rank."""
+        """Sum all gradients over the ranks with one message.
+
+        The message also says which weights have a gradient at any rank.
+        """
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
         message = torch.cat([*flat, known])
@@ -269,7 +279,10 @@ ALONE = Ranks()
 
 
 class _named:
-    """Convert any error inside to a lost rank, because torch would name only its address."""
+    """Convert any error of torch in the block to the error for a lost rank.
+
+    Torch's own error would name only the address of the rank.
+    """
 
     def __init__(self, party: str) -> None:
         self._party = party
@@ -288,7 +301,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
     Args:
         party: party of the rank.
         rank: number of the rank; None if it is unknown.
-        how: way in which the process ended.
+        how: the way in which the process ended.
     """
     return LostRankError(
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
@@ -297,7 +310,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
 
 
 def fit(model: nn.Module, ranks: Ranks) -> None:
-    """Make batch norms of a model use all ranks; refuse other layers that mix rows or draw.
+    """Make batch norms use the rows of all ranks; refuse other layers that mix rows or draw.
 
     Raises:
         SpecError: a layer does not support several ranks; the error names it.
@@ -323,7 +336,7 @@ def fit(model: nn.Module, ranks: Ranks) -> None:
 
 
 class _Total(torch.autograd.Function):
-    """Sum over all ranks; its gradient is the sum of the ranks' gradients."""
+    """Sum over all ranks; the gradient of the sum is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
@@ -340,7 +353,7 @@ def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
 
     Args:
         norm: torch's layer, with its weights and running statistics.
-        ranks: the ranks whose rows enter the statistics.
+        ranks: the ranks whose rows count in the statistics.
         inputs: inputs, axes (rows, channels, ...).
     """
     if not norm.training:

@@ -1,18 +1,18 @@
-"""Ranks of a party on several machines: how they authenticate, and their messages.
+"""Ranks of one party on several machines: their authentication and their messages.
 
 While a session in several ranks runs, rank 0 listens at an address of the party's own network, and
-the commands of further ranks connect. Each rank has one TLS 1.3 stream for its order, its answers
-and all sums. Torch's groups are not used here: gloo, as PyTorch ships it, neither encrypts nor
-authenticates peers, and its store accepts anyone.
+the commands of the other ranks connect to it. Each of these ranks has one TLS 1.3 stream for its
+order, its answers and all sums of gradients. Torch's process groups are not used here: gloo, as
+PyTorch ships it, neither encrypts nor authenticates peers, and its store accepts any client.
 
-Every machine has the same 32 secret bytes, the ranks' key. HKDF (RFC 5869) derives from it a token
-for each rank, and the private key of a CA, which signs a new certificate of rank 0 for each
-session. A rank sends its token only to a server with such a certificate. Rank 0 trusts nothing
+Every machine has the same 32 secret bytes, the ranks' key. HKDF (RFC 5869) derives a token for each
+rank from this key, and the private key of a CA, which signs a new certificate of rank 0 for each
+session. A rank sends its token only to a server with such a certificate. Rank 0 trusts no message
 before the token; until then, the limits of `vfl.transport.hub` for strangers apply.
 
-The ranks form a star: rank 0 adds up the received values in order of ranks, and sends the sum back.
-Between two machines a ring would transfer as much; with more machines, all traffic passes rank 0's
-network.
+The ranks form a star: rank 0 adds up the received values in the order of the ranks, and sends the
+sum back. Between two machines a ring would transfer as many bytes; with more machines, all traffic
+passes through rank 0's network.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _CERTIFICATE_DAYS = 30
 #: A longer interruption of a stream ends the rank; it is shorter than other parties' patience.
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
-#: A missing rank must be reported before another party's rank misses its stream, after
-#: `join_timeout_s`.
+#: Time limit for a rank to connect, so that a missing rank is reported before another party's rank
+#: gives up waiting after `join_timeout_s`.
 _ARRIVAL_S = 40.0
 _DIGESTED_ROWS = 4096
 
@@ -78,7 +78,7 @@ class RanksKey:
 
     @classmethod
     def of(cls, party: PartyFile) -> RanksKey:
-        """The key in a party's `node.ranks_key`.
+        """Read the key in a party's `node.ranks_key`.
 
         Raises:
             MissingDataError, DataError: the file is missing, or other users may read it.
@@ -107,16 +107,16 @@ class RanksKey:
 
     @property
     def authority(self) -> Authority:
-        """CA of the ranks; each call makes a new certificate, and all are equivalent."""
+        """Return the CA of the ranks; each call makes a new certificate, and all are equivalent."""
         name = f"vfl ranks of {self.party}"
         return Authority.of_secret(self._derived("authority", 48), name, _CERTIFICATE_DAYS)
 
     def certificate(self, host: str) -> ServerCertificate:
-        """A new certificate of rank 0."""
+        """Make a new certificate of rank 0."""
         return self.authority.issue_for([host], _CERTIFICATE_DAYS)
 
     def token(self, rank: int) -> str:
-        """Token of a rank."""
+        """Return the token of a rank."""
         return self._derived(f"token of rank {rank}", 32).hex()
 
     def _derived(self, purpose: str, size: int) -> bytes:
@@ -129,8 +129,8 @@ class StreamGroup:
     Args:
         rank: number of this rank.
         size: number of ranks.
-        take: returns the next frame of a rank.
-        give: sends a frame to a rank.
+        take: function that returns the next frame of a rank.
+        give: function that sends a frame to a rank.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class StreamGroup:
         return list(every)
 
     def _give(self, values: Tensor) -> None:
-        # It is a copy, because a resend repeats the bytes, and sums are computed in place.
+        # The values are copied, because a resend repeats the bytes, and sums are computed in place.
         payload = values.detach().cpu().contiguous().numpy().tobytes()
         for rank in self._others:
             self._give_frame(rank, Frame(Kind.GRAD, self._count, payload))
@@ -193,7 +193,7 @@ class StreamGroup:
 
 
 class _RankLink(WatchedLink):
-    """Rank 0's link to a further rank; its errors report the loss of this rank."""
+    """Rank 0's link to another rank; the link's errors report the loss of this rank."""
 
     def __init__(self, party: str, rank: int, link: PolledLink, check: Callable[[], None]) -> None:
         super().__init__(link, _name(rank), check)
@@ -222,9 +222,9 @@ class _RankLink(WatchedLink):
 
 
 class RankMachines(FurtherRanks):
-    """The further ranks of a party on other machines, as rank 0 sees them.
+    """The ranks of a party on other machines, as rank 0 sees them.
 
-    It listens while it exists, and otherwise behaves like `RankProcesses`.
+    An object listens as long as it exists, and otherwise behaves like `RankProcesses`.
 
     Args:
         party: the party's own file.
@@ -290,7 +290,7 @@ class RankMachines(FurtherRanks):
         """
         own = digest_of_rows(data)
         for rank in self.further:
-            if self.receive(rank).get("rows") != own:  # the rank may know the cause
+            if self.receive(rank).get("rows") != own:  # the rank may have reported the cause
                 raise DisagreementError(
                     f"rank {rank} of party '{self.party}' has other rows or values than rank 0",
                     want="the same table at every machine of the party",
@@ -309,7 +309,7 @@ class RankMachines(FurtherRanks):
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             for link in self._links.values():
-                with suppress(VFLError):  # its work is done
+                with suppress(VFLError):  # this rank's work is done
                     link.send(Frame(Kind.DONE))
         elif isinstance(error, Exception):
             known = error if isinstance(error, VFLError) else unexpected(error, self.party)
@@ -328,7 +328,7 @@ class RankMachines(FurtherRanks):
 
 
 def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -> FurtherRanks:
-    """The further ranks of a party, as rank 0 uses them.
+    """Make the object through which rank 0 uses the other ranks of a party.
 
     Args:
         party: the party's own file, which states whether the ranks are on other machines.
@@ -351,7 +351,7 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
     Args:
         party_file: the party's own file at this machine.
         rank: number of this rank, from 1.
-        say: receives a message when it is ready.
+        say: function that receives a message when the rank is ready.
 
     Raises:
         AuthenticationError: the listener has another key, or this rank is already connected.
@@ -384,12 +384,12 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         size, link.patience_s = int(content["group"]["size"]), content["group"]["patience_s"]
         say(f"rank {rank} of party {party.party} begins")
         yield Order(content, rank, 0, party_file, reply, join_group)
-        if (last := take(0)).kind is not Kind.DONE:  # until then no other rank may take its place
+        if (last := take(0)).kind is not Kind.DONE:  # until then no other process may take the rank
             raise ProtocolError("an unexpected message", got=last.kind.name, want=Kind.DONE.name)
 
 
 def digest_of_rows(data: PartyData) -> str:
-    """SHA-256 of a party's rows; only ranks of one party compare it."""
+    """Return the SHA-256 of a party's rows; only ranks of one party compare it."""
     digest = hashlib.sha256(data.ids_digest)
     for values in (data.inputs, data.labels, data.row_weights):
         if values is not None:

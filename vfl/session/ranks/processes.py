@@ -1,10 +1,10 @@
-"""Further ranks of a party on the same machine: processes that rank 0 starts, and their orders.
+"""Additional ranks of a party on the same machine: rank 0 starts them as processes.
 
-Rank 0 is the process that has the session. It starts each further rank with `vfl party-rank`, and
-sends its order, one line of JSON, to the rank's standard input: the number of the rank, where the
-ranks connect, the party's own file, and the address and token of a stream for the rank. The rank
-answers with lines of JSON on its standard output. A rank ends when its standard input closes, which
-happens when rank 0 ends.
+Rank 0 is the process that runs the session. It starts each additional rank with `vfl party-rank`,
+and sends the rank its order, one line of JSON, on standard input. The order has the number of the
+rank, the place where the ranks connect, the party's own file, and the address and token of a stream
+for the rank. The rank answers with lines of JSON on its standard output. A rank ends when its
+standard input closes, which happens when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from vfl.session.ranks.group import ALONE, Ranks, lost
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
-#: Time in which rank 0 searches for the rank that ended, and waits until the others end by
-#: themselves.
+#: Time in which rank 0 searches for the rank that ended, and waits for the other ranks to end by
+#: themselves, in seconds.
 _GRACE_S = 10.0
-#: Time limit for a rank to end after the request, which a rank that waits for another misses.
+#: Time limit for a rank to end after the request, in seconds; a rank that waits for another rank
+#: does not read the request.
 _TOLD_S = 2.0
-#: Time limit for a party to report a lost rank once another party misses the party. The next
-#: attempt waits longer for this process to end.
+#: Time limit for a party to report a lost rank after another party has missed the party, in
+#: seconds. The next attempt waits longer for this process to end.
 _MISSED_S = 5.0
 _TICK_S = 0.05
 
 
 class WatchedLink:
-    """A link whose wait for a frame also checks whether other parties have ended.
+    """A link that checks, while it waits for a frame, whether other parties have ended.
 
     Args:
         link: link to another party, or to a rank.
-        peer: name of the other end, for messages.
-        check: called every 0.05 s while no frame arrives; its error ends the wait.
+        peer: name of the peer, for error messages.
+        check: function that is called every 0.05 s while no frame arrives; its error ends the wait.
     """
 
     def __init__(self, link: PolledLink, peer: str, check: Callable[[], None]) -> None:
@@ -76,7 +77,7 @@ class WatchedLink:
             self._next = self._link.poll()
 
     def drain(self) -> None:
-        """Discard every arrived frame; raise an error of the other end."""
+        """Discard every frame that has arrived; raise an error that the peer reported."""
         while self._link.poll() is not None:
             pass
 
@@ -106,7 +107,7 @@ class WatchedLink:
         self._link.send(frame)
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this end to the other end, then close."""
+        """Report an error of this party to the peer, then close."""
         self._link.fail(error)
 
     def close(self) -> None:
@@ -115,13 +116,13 @@ class WatchedLink:
 
 
 class FurtherRanks:
-    """The further ranks of one party in one session; a context manager.
+    """The additional ranks of one party in one session, as a context manager.
 
-    Two others notice when a rank ends: its own rank 0, and the same rank of another party, to which
-    the whole party seems lost. Rank 0 therefore checks its ranks while it waits for a party, and
-    checks the parties while it waits for a rank. If the context ends with the error of a loss, rank
-    0 determines the lost rank and the cause: looks for the cause: another party's report comes
-    first, and a party that is only missed has 5 s to report a lost rank.
+    Two other processes notice when a rank ends: the party's own rank 0, and the same rank of
+    another party, to which the whole party seems lost. Rank 0 therefore checks its ranks while it
+    waits for a party, and checks the parties while it waits for a rank. If the context ends with
+    the error of a loss, rank 0 looks for the cause: another party's report comes first, and a party
+    that is only missed has 5 s to report a lost rank.
 
     Args:
         party: party of the ranks.
@@ -138,7 +139,7 @@ class FurtherRanks:
         """Wrap rank 0's link to another party, so that each wait checks ranks and parties.
 
         Args:
-            link: link to that party.
+            link: link to the other party.
             peer: name of the watched party, for messages.
         """
         self._streams.append(WatchedLink(link, peer, self.check))
@@ -154,10 +155,10 @@ class FurtherRanks:
         raise NotImplementedError
 
     def check_parties(self) -> None:
-        """Check every watched link.
+        """Check the link to every watched party.
 
         Raises:
-            LostPeerError, PeerFailedError, FrameError: the error that a party ended with.
+            LostPeerError, PeerFailedError, FrameError: the error with which a party ended.
         """
         for stream in self._streams:
             stream.look()
@@ -169,7 +170,7 @@ class FurtherRanks:
 
     @property
     def further(self) -> range:
-        """Numbers of the ranks that run in other processes."""
+        """Numbers of the ranks that run in other processes, from 1."""
         return range(1, self.size)
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
@@ -186,12 +187,12 @@ class FurtherRanks:
 
         Raises:
             LostRankError: the rank has ended, or was silent for too long.
-            LostPeerError, PeerFailedError: a watched party ended meanwhile.
+            LostPeerError, PeerFailedError: a watched party ended in the meantime.
         """
         raise NotImplementedError
 
     def join_group(self, data: PartyData) -> Ranks:
-        """Form the group of all ranks when each further rank is ready.
+        """Form the group of all ranks when each additional rank is ready.
 
         Args:
             data: the party's rows, which every rank must have.
@@ -226,10 +227,10 @@ class FurtherRanks:
             self._end(error)
 
     def _explain(self, loss: VFLError) -> None:
-        """Raise the cause of a loss, if it is not yet known.
+        """Raise the cause of a loss, if `loss` itself is not the cause.
 
         Args:
-            loss: the error that was noticed here.
+            loss: the error that rank 0 has noticed.
         """
         if isinstance(loss, PeerFailedError) and loss.peer_code != LostPeerError.code:
             return
@@ -250,7 +251,7 @@ class FurtherRanks:
         raise loss
 
     def _ask_parties(self) -> None:
-        """Raise the error that ended a party, unless that party only misses another one."""
+        """Raise the error that ended a party, unless that party only misses another party."""
         for stream in self._streams:
             try:
                 stream.drain()
@@ -259,16 +260,16 @@ class FurtherRanks:
                     raise
 
     def _find_lost(self) -> None:
-        """Raise the error of the rank that ended, if it is not known yet."""
+        """Raise the error of the rank that ended, if that error is not known yet."""
         raise NotImplementedError
 
     def _end(self, error: BaseException | None) -> None:
-        """End all ranks; after an error, immediately."""
+        """End all ranks, immediately if there is an error."""
         raise NotImplementedError
 
 
 class RankProcesses(FurtherRanks):
-    """Ranks that run as processes beside rank 0; it does nothing for a single rank.
+    """Ranks that run as processes beside rank 0; a party with a single rank starts no process.
 
     Args:
         party, size, patience_s: see `FurtherRanks`.
@@ -281,7 +282,7 @@ class RankProcesses(FurtherRanks):
         self._processes: dict[int, Worker] = {}
         self._replies: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
         self._failed: dict[int, VFLError] = {}
-        # Only this user can read the file; torch's other store would listen at a port.
+        # Only this user can read the file; torch's other store would listen on a port.
         self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
 
     @property
@@ -340,9 +341,9 @@ class RankProcesses(FurtherRanks):
             self.check()
 
     def _cause(self, rank: int) -> VFLError:
-        """Make the error of a rank that has ended; for a lost party, the error of any stream."""
+        """Make the error of a rank that has ended; if a party was lost, from any stream's error."""
         code = self._processes[rank].wait()
-        while self._replies[rank].get() is not None:  # now all its messages have been read
+        while self._replies[rank].get() is not None:  # now all messages of the rank have been read
             pass
         self._replies[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
@@ -367,7 +368,7 @@ class RankProcesses(FurtherRanks):
         self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
-        # After success, ranks end by themselves. These ranks store nothing.
+        # After success, ranks end by themselves. The ranks stopped here store nothing.
         deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
         if error is not None:
             for process in self._processes.values():
@@ -380,16 +381,16 @@ class RankProcesses(FurtherRanks):
 
 
 class Order:
-    """Instructions for a further rank, and its channel for answers.
+    """Instructions for an additional rank, and its channel for answers.
 
     Args:
         content: the order as rank 0 wrote it.
         rank: number of the rank.
-        local_rank: number of the rank among those on its machine.
+        local_rank: number of the rank among the ranks on its machine.
         party_file: the party's own file at this machine.
-        reply: sends an answer.
-        join_group: reports that this rank is ready, and forms the group with the others; arguments
-            are the device of its models and its rows.
+        reply: function that sends an answer.
+        join_group: function that reports that this rank is ready, and forms the group with the
+            other ranks; its arguments are the device of the models and the rows.
 
     Attributes:
         rank, local_rank, party_file, reply, join_group: the arguments.
@@ -414,7 +415,7 @@ class Order:
 def ended(
     party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
 ) -> VFLError:
-    """Make the error that a rank has reported; for a lost party, the error of any stream."""
+    """Make the error that a rank has reported; if a party was lost, from any stream's error."""
     if code == LostPeerError.code:
         return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
     found = lost(party, rank, f"{code}: {what}")
@@ -424,13 +425,13 @@ def ended(
 
 @contextmanager
 def ordered() -> Iterator[Order]:
-    """Read the order of this process, a further rank; errors are reported to rank 0.
+    """Read the order of this process, an additional rank; errors are reported to rank 0.
 
     Raises:
         ConfigError: a rank sent something other than an order on standard input.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # other output joins the error output of rank 0
+    os.dup2(2, 1)  # other output goes to the error output, which rank 0 reads
 
     def reply(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -464,14 +465,14 @@ def ordered() -> Iterator[Order]:
 
 
 def _end_with_rank_0() -> None:
-    """End with rank 0, which keeps our standard input open while it runs."""
-    while os.read(0, 1):  # not Python's buffer: an exit would wait for its lock
+    """End this process when rank 0 ends, which keeps our standard input open while it runs."""
+    while os.read(0, 1):  # unbuffered: an exit would wait for a buffer's lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def store_at(place: str, size: int, patience_s: float) -> Any:
-    """Open torch's key-value store in a file, by which the ranks of a party find each other."""
+    """Open torch's key-value store in a file, through which a party's ranks find each other."""
     from torch import distributed
 
     stores: Any = distributed
@@ -481,7 +482,7 @@ def store_at(place: str, size: int, patience_s: float) -> Any:
 
 
 def device_of(device: str, rank: int) -> str:
-    """Return the GPU of a rank: "cuda" assigns one to each rank in order.
+    """Return the GPU of a rank; "cuda" assigns one GPU to each rank in order.
 
     >>> device_of("cpu", 1), device_of("cuda:3", 1)
     ('cpu', 'cuda:3')
