@@ -1,7 +1,8 @@
-"""Differential privacy: statements, accountants, DP-SGD of one party's half.
+"""Differential privacy: statements of guarantees, accountants, and DP-SGD for one party's model.
 
-A statement names the protected unit, the attacker, the accountant and the assumptions. An
-accountant computes the cost of a mechanism. `dpsgd` clips and noises one party's half of a network.
+A statement names the protected unit, the attacker, the accountant and the assumptions of a
+guarantee. An accountant computes the epsilon that a mechanism costs. `dpsgd` clips the gradients of
+one party's part of a split network and adds noise to them.
 """
 
 from __future__ import annotations

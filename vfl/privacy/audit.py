@@ -1,7 +1,8 @@
-"""A lower bound of a training's epsilon, from guesses about which rows it used.
+"""Lower bound of a training's epsilon, from guesses about which rows the training used.
 
 A claimed epsilon is an upper bound of a training's cost for one row. If guesses are right more
-often than that epsilon allows, they refute it. They prove a lower bound, at a confidence.
+often than the claimed epsilon allows, they refute the claim. The guesses prove a lower bound of
+epsilon, at a given confidence.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from vfl.core.registry import require
 
 _HALVINGS = 40
 _MOST = 50.0
-#: Shares of the canaries that are guessed, the surest first.
+#: Fractions of the canary rows for which the audit guesses; it guesses for the most certain rows
+#: first.
 _SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
-#: Fewest guesses for which a test makes sense.
+#: Smallest number of guesses for which a test makes sense.
 _FEWEST = 8
 
 
@@ -29,14 +31,15 @@ class LowerBound:
     """The result of an audit.
 
     Attributes:
-        epsilon: lower bound, at the confidence.
-        confidence: probability that the bound holds, over the coins and the noise of the audit.
+        epsilon: lower bound of epsilon, at this confidence.
+        confidence: probability that the bound holds, over the coin flips and the noise of the
+            audit.
         method: "one run" or "many runs".
-        score: score from which the guesses are made; the confidence accounts for all scores that
-            were tried.
-        guesses, right: number of guesses, and of right ones.
-        canaries: number of rows whose inclusion a coin decided.
-        trainings: number of trainings.
+        score: name of the score from which the guesses were made; the confidence accounts for all
+            scores that were tried.
+        guesses, right: number of guesses, and number of right guesses.
+        canaries: number of canary rows, whose inclusion in the training a coin flip decided.
+        trainings: number of trainings that the audit ran.
     """
 
     epsilon: float
@@ -49,18 +52,19 @@ class LowerBound:
     trainings: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the bound for JSON."""
+        """Return the bound as a dictionary for JSON."""
         return asdict(self)
 
 
 def one_run_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Return the least epsilon with which this number of right guesses is plausible.
+    """Return the smallest epsilon with which so many right guesses are plausible.
 
-    Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin decides each canary's
-    inclusion. Let e = exp(epsilon) and p = e / (1 + e). The number of right guesses among r is at
-    most Binomial(r, p), except with probability `2 delta m max_i P[v - i <= W < v] / i`.
+    Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin flip decides whether
+    each canary row is included in the training. Let e = exp(epsilon) and p = e / (1 + e). The
+    number of right guesses among r guesses is at most Binomial(r, p), except with probability `2
+    delta m max_i P[v - i <= W < v] / i`.
 
     >>> round(one_run_epsilon(1000, 300, 300, 1e-5), 2)
     4.57
@@ -95,14 +99,14 @@ def many_runs_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> tuple[float, int, int]:
-    """Return a lower bound from trainings with or without one canary, and the guesses.
+    """Return a lower bound of epsilon from many trainings, each with or without one canary row.
 
-    Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. The first half of the
-    trainings determines a threshold, the second half exact bounds of both errors (Clopper and
-    Pearson 1934).
+    Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. Scores of the first half
+    of the trainings determine a threshold; the second half yields exact bounds of both error rates
+    (Clopper and Pearson 1934).
 
     Returns:
-        The result is epsilon, the number of guesses, and the number of right ones.
+        The result is epsilon, the number of guesses, and the number of right guesses.
     """
     value, truth = np.asarray(scores, float), np.asarray(included, bool)
     first = np.arange(len(value)) < len(value) // 2
@@ -119,15 +123,16 @@ def many_runs_epsilon(
 def bound_of(
     scores: Mapping[str, np.ndarray], included: np.ndarray, delta: float, confidence: float
 ) -> LowerBound:
-    """Return the best lower bound of one training, over scores and numbers of guesses.
+    """Return the best lower bound from one training, over all scores and numbers of guesses.
 
-    All tried combinations share the risk (Bonferroni), so the confidence also holds for the best
-    one.
+    All combinations that were tried share the error probability (Bonferroni), so the confidence
+    also holds for the best combination.
 
     Args:
-        scores: scores by name, axes (canaries,); a higher score means that inclusion is likelier.
-        included: whether each canary was included, axes (canaries,).
-        delta: delta for which epsilon is bounded.
+        scores: scores by name, axes (canaries,); a higher score means that the canary row was more
+            likely included.
+        included: whether each canary row was included in the training, axes (canaries,).
+        delta: delta at which epsilon is bounded.
         confidence: confidence of the bound.
     """
     canaries = len(included)
@@ -148,7 +153,7 @@ def bound_of(
 def bound_of_many(
     scores: Mapping[str, np.ndarray], included: np.ndarray, delta: float, confidence: float
 ) -> LowerBound:
-    """Return the best lower bound of many trainings with one canary; see `bound_of`."""
+    """Return the best lower bound from many trainings with one canary row; see `bound_of`."""
     risk = (1 - confidence) / len(scores)
     found = []
     for name, values in scores.items():
@@ -162,7 +167,7 @@ def bound_of_many(
 
 
 def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: float) -> float:
-    """Bound epsilon by exp(epsilon) >= (true - delta) / false, for both kinds of guesses."""
+    """Bound epsilon by exp(epsilon) >= (true rate - delta) / false rate, for both guesses."""
     risk = (1 - confidence) / 2
     there, absent = int(told.sum()), int((~told).sum())
     if not there or not absent:
@@ -179,7 +184,7 @@ def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: f
 
 
 def _least(allowed: Callable[[float], bool]) -> float:
-    """Return the smallest allowed epsilon; all epsilons above some value are allowed."""
+    """Return the smallest epsilon that is allowed; above it, every epsilon must be allowed."""
     if allowed(0.0):
         return 0.0
     low, high = 0.0, _MOST

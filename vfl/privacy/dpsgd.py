@@ -1,10 +1,10 @@
-"""DP-SGD of one half of a split network: clip each row's gradient, and add noise to the sum.
+"""DP-SGD for one part of a split network: clip each row's gradient, and add noise to their sum.
 
-Source: Abadi et al. 2016, algorithm 1, applied by each party to its own half. A half needs the
-gradient of each row's own loss at its output, which a split round sends anyway. Gradients of rows
-are computed from it layer by layer (see `vfl.privacy.row_gradients`); a model with a layer without
-a rule there needs one backward pass per row. Norms, sums and noise are those of
-`vfl.privacy.kernel`.
+Source: Abadi et al. 2016, algorithm 1. Each party applies the algorithm to its own model, the
+bottom or the top model. DP-SGD needs, at the output of this model, the gradient of each row's own
+loss; a round of split learning sends these gradients anyway. From them, the module computes each
+row's gradients layer by layer (see `vfl.privacy.row_gradients`). A model with a layer that has no
+rule there needs one backward pass per row. `vfl.privacy.kernel` computes norms, sums and noise.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: Scope of a clip norm: all weights of a half together, or each layer separately.
+#: What a clip norm bounds: the gradient of all weights of the model together, or of each layer
+#: separately.
 Group = Literal["half", "layer"]
-#: Learning rate of a clip norm towards a quantile (Andrew et al. 2021, section 3.1).
+#: Learning rate by which a clip norm moves towards a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
-#: Noise of the counts for a quantile, divided by that of the gradients, in sensitivities.
+#: Noise of the row counts for a quantile, relative to the noise of the gradients; both in units of
+#: sensitivity.
 _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-#: A model's output, the gradient of each row's own loss with respect to it, and the calls of
-#: `recording`.
+#: The output of a model, the gradient of each row's own loss with respect to this output, and the
+#: layer calls that `recording` recorded.
 Pass = tuple[Tensor, Tensor, Sequence[Call]]
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Rows of a half, grouped by branch of their party.
+    """Rows of a party's model, grouped by the branch of the party that owns them.
 
     Attributes:
         count: number of branches.
-        clipped: whether the mean gradient of a branch's rows is clipped as a whole, so that the
-            noise hides a branch. Otherwise each branch clips rows, and adds noise to its own sum
-            before any other branch receives it.
-        at: branch of each row of the batches in transit, by step.
+        clipped: whether the mean gradient of a branch's rows is clipped as one vector, so that the
+            noise hides a whole branch. If not, each branch clips its rows and adds noise to its own
+            sum before any other branch receives this sum.
+        at: branch of each row, for every batch whose gradients have not arrived yet, by step.
     """
 
     count: int
@@ -56,25 +58,25 @@ class Branches:
 
 
 class RowClipper:
-    """Clips the gradient of every row of a batch, for the weights of one model.
+    """Clips the gradient of every row of a batch, with respect to the weights of one model.
 
     Args:
         model: the model; each row of its output must depend on one row only, see
             `vfl.privacy.premise.prove`.
-        norm: bound of a row's gradient, over all weights together (2-norm).
-        by: "half" clips all layers together; "layer" clips each of n layers to norm / sqrt(n),
-            which gives the same bound for all together.
+        norm: bound of a row's gradient (2-norm) over all weights together.
+        by: "half" clips the gradients of all layers together; "layer" clips the gradient of each of
+            n layers to norm / sqrt(n), which gives the same bound for all layers together.
 
     Attributes:
         model: the same.
-        trusts_rules: whether rules of layers give correct gradients of rows; None until `prove`
-            tests that.
+        trusts_rules: whether the rules for layers give correct row gradients; None until `prove`
+            has tested them.
         norms: clip norm of each group of weights, float64, axes (groups,).
         sizes: number of weights of each group, axes (groups,).
 
     Raises:
         PrivacyError: a layer normalises over the batch; the error suggests a replacement.
-        BadOptionError: the norm does not bound the gradient.
+        BadOptionError: the norm is too small or too large to bound the gradient.
     """
 
     def __init__(self, model: nn.Module, norm: float, by: Group = "half") -> None:
@@ -98,7 +100,7 @@ class RowClipper:
         groups = max(1, len(self._layers)) if by == "layer" else 1
         self._group_of_layer = [at if by == "layer" else 0 for at in range(len(owned))]
         self._size_of_layer = [sum(one.numel() for one in own) for own in owned]
-        #: Group of each weight, in the order of the model's weights, group after group.
+        #: Index of the group of each weight; weights are in the model's order, sorted by group.
         self.group_of = [owner[id(weight)] if by == "layer" else 0 for weight in self._weights]
         self.norms = torch.full((groups,), norm / math.sqrt(groups), dtype=torch.float64)
         self.sizes = [0] * groups
@@ -107,19 +109,19 @@ class RowClipper:
         self._recorder = Recorder(self._layers)
 
     def recording(self) -> AbstractContextManager[list[Call]]:
-        """Record the calls of the layers in this context."""
+        """Record the calls of the model's layers inside this context."""
         return self._recorder.recording()
 
     def row_norms(
         self, output: Tensor, grad: Tensor, weights: Sequence[Tensor], calls: Sequence[Call]
     ) -> Tensor:
-        """Return each row's gradient norm (2-norm) by group, float64, axes (groups, rows).
+        """Return each row's gradient norm (2-norm) in each group; float64, axes (groups, rows).
 
         Args:
-            output: output of the model, axes (rows, width); its graph stays usable.
-            grad: gradient of each row's own loss, not of a mean; axes (rows, width).
-            weights: weights of the model, or copies that made this output.
-            calls: calls that `recording` recorded for this output.
+            output: output of the model, axes (rows, width); its graph is not freed.
+            grad: gradient of each row's own loss, not of the mean loss; axes (rows, width).
+            weights: weights of the model, or copies from which this output was computed.
+            calls: layer calls that `recording` recorded for this output.
         """
         layers = self._of_layers(output, grad, calls)
         if layers is not None:
@@ -143,13 +145,14 @@ class RowClipper:
             grad: see `row_norms`.
             weights: see `row_norms`.
             calls: see `row_norms`.
-            bounds: bound of each group, axes (groups,); by default the clipper's norms.
-            units: number of each row's unit, axes (rows,); the mean gradient of a unit's rows is
-                then clipped instead of each row's.
+            bounds: bound of the gradient norm in each group, axes (groups,); by default the
+                clipper's norms.
+            units: number of the unit (such as a branch) of each row, axes (rows,). If given, the
+                mean gradient of a unit's rows is clipped instead of each row's gradient.
 
         Returns:
-            The sum over all weights concatenated, axes (numbers,); and the norms before clipping,
-            axes (groups, rows or units). Both are float64.
+            The sum, concatenated over all weights, axes (numbers,); and the norms before clipping,
+            axes (groups, rows or units). Both results are float64.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
             raise ValueError("the weights have other shapes than those of the model")
@@ -166,14 +169,14 @@ class RowClipper:
     def sums_of_passes(
         self, passes: Sequence[Pass], weights: Sequence[Tensor], bounds: Tensor
     ) -> Tensor:
-        """Return the result of `sums` for rows that went through the model one by one.
+        """Return the result of `sums` for rows that passed through the model one by one.
 
-        Float32 then rounds a row's gradient independently of the other rows.
+        Float32 rounding of a row's gradient then does not depend on the other rows.
 
         Args:
-            passes: the model's result for each row.
+            passes: output, gradient and layer calls of each row's own pass.
             weights: see `row_norms`.
-            bounds: bound of each group.
+            bounds: bound of the gradient norm in each group.
         """
         whole = torch.zeros(sum(self.sizes), dtype=torch.float64)
         one_position = all(
@@ -194,7 +197,7 @@ class RowClipper:
     def _clipped(
         self, layers: Sequence[LayerGradients | None], bounds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the result of `sums` from gradients of rows of each layer."""
+        """Compute the result of `sums` from the row gradients of each layer."""
         norms = self._norms(layers)
         factors = kernel.clip_factors(norms, bounds[:, None])
         parts = []
@@ -205,16 +208,16 @@ class RowClipper:
         return torch.cat([one.reshape(-1) for one in parts]), norms
 
     def follows_rules(self, calls: Sequence[Call], rows: int) -> bool:
-        """Return whether every layer has a rule for gradients by row at this batch size."""
+        """Return whether every layer has a rule for row gradients at this batch size."""
         ruled = bool(self.trusts_rules and not self._shared and calls)
         return ruled and self._recorder.ruled(calls, rows)
 
     def _of_layers(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[LayerGradients | None] | None:
-        """Return gradients of rows of each layer, None for a layer without a part.
+        """Return the row gradients of each layer; None for a layer that does not affect the output.
 
-        The result is None if a layer has no rule.
+        The result is None if some layer has no rule.
         """
         found = self._passed_back(output, grad, calls)
         if found is None:
@@ -225,9 +228,9 @@ class RowClipper:
     def _passed_back(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[tuple[Call, Tensor]] | None:
-        """Return calls with a part, and the gradient of each output.
+        """Return the layer calls that affect the output, each with the gradient of its own output.
 
-        The result is None if rules do not hold.
+        The result is None if the rules cannot be used.
         """
         if not self.follows_rules(calls, len(output)):
             return None
@@ -253,11 +256,11 @@ class RowClipper:
     def _one_by_one(
         self, output: Tensor, grads: Iterable[Tensor], weights: Sequence[Tensor], bounds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute sums by one backward pass per row or unit.
+        """Compute the result of `sums` by one backward pass for each row or unit.
 
         Raises:
-            NonFiniteError: an intermediate value of one row is not finite, which makes every
-                gradient NaN; omitting all rows would reveal that the row is there.
+            NonFiniteError: a value inside the model is not finite for one row, which makes every
+                gradient NaN. Leaving out all rows instead would reveal that this row is there.
         """
         totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
         norms: list[Tensor] = []
@@ -279,22 +282,23 @@ class RowClipper:
 
 
 class PrivateHalf:
-    """DP-SGD of one party's half: its optimiser uses noisy sums in place of a gradient.
+    """DP-SGD for one party's model: its optimiser receives noisy sums instead of the gradient.
 
     Args:
         model: the half.
-        norm: bound of a row's gradient; only the first bound if it follows a quantile.
-        noise: standard deviation of the noise divided by the sensitivity, for all draws here
-            together.
-        batch_size: divisor of the sum: the expected number of rows per batch, not the actual one;
-            or of branches, if branches are clipped.
-        secret: the party's own secret, from which the noise follows.
-        party: name that separates two halves with one secret.
+        norm: bound of a row's gradient norm; if the bound follows a quantile, its first value.
+        noise: standard deviation of the noise divided by the sensitivity, for all releases of this
+            object in a step together.
+        batch_size: divisor of the sum: the expected number of rows in a batch, not the actual
+            number; or the expected number of branches, if branches are clipped.
+        secret: the party's own secret, from which the noise is derived.
+        party: name that makes the noise of two models with the same secret different.
         by: see `RowClipper`.
-        quantile: share of rows whose gradients should stay unclipped. Each group's norm follows it
-            by a noisy count of each step (Andrew et al. 2021); None keeps the norms.
-        branches: branches of a network to which the rows of this or another half belong; branches
-            are then clipped here too.
+        quantile: fraction of the rows whose gradients should stay unclipped. Each group's norm
+            follows this quantile by a noisy count in each step (Andrew et al. 2021); None leaves
+            the norms constant.
+        branches: branches to which the rows belong, whether this party or another party has the
+            branches; this model then clips branches too.
     """
 
     def __init__(
@@ -314,16 +318,17 @@ class PrivateHalf:
         self.branches = branches
         self.clipper = RowClipper(model, norm, by)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        # n groups with noise s sqrt(n), each in units of its own norm, are equivalent to one with
-        # noise s.
+        # n groups with noise s sqrt(n), each measured in units of its own norm, are equivalent to
+        # one group with noise s.
         self._noise = noise * math.sqrt(len(self.clipper.norms))
         self._quantile, self.batch_size = quantile, batch_size
-        #: Called with the step and the gradients at the weights; used by an audit.
+        #: An audit may replace this function; it receives the step and the noisy gradients of the
+        #: weights.
         self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
-            # If counts have 10 times the noise, 1/s^2 of both together equals that of the sums
-            # alone.
+            # The counts get 10 times the noise of the sums. With the sums' noise reduced as below,
+            # the sum of 1/s^2 over both equals that of the sums alone with noise s.
             self._counts_noise = _COUNTS_NOISE * self._noise
             self._noise /= math.sqrt(1 - _COUNTS_NOISE**-2)
         self._secret, self._party = secret, party
@@ -333,11 +338,11 @@ class PrivateHalf:
         return self.clipper.recording()
 
     def state(self) -> list[float]:
-        """Return the clip norms that follow a quantile, for a checkpoint."""
+        """Return the clip norms for a checkpoint, if they follow a quantile."""
         return [] if self._quantile is None else self.clipper.norms.tolist()
 
     def restore(self, norms: Sequence[float]) -> None:
-        """Restore the result of `state`."""
+        """Restore the clip norms from the result of `state`."""
         if norms:
             self.clipper.norms = torch.tensor(norms, dtype=torch.float64)
 
@@ -349,15 +354,15 @@ class PrivateHalf:
         step: int,
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        """Set the weights' gradients to noisy sums divided by the batch size.
+        """Set the gradient of each weight to the noisy sum divided by the batch size.
 
         Args:
-            output: output of the half, axes (rows, width); noise is added even for 0 rows.
+            output: output of the model, axes (rows, width); noise is added even for 0 rows.
             grad: gradient of each row's own loss; axes (rows, width).
-            calls: calls that `recording` recorded for this output.
+            calls: layer calls that `recording` recorded for this output.
             step: number of the exchange.
-            weights: copies of the weights that produced this output; None if the half's own weights
-                did.
+            weights: copies of the weights from which this output was computed; None if they are the
+                model's own weights.
         """
         clipper, branches, weights = self.clipper, self.branches, weights or self._weights
         parts: dict[str, Tensor] = {self._party: grad}
@@ -387,9 +392,10 @@ class PrivateHalf:
             self._follow(norms.cpu(), step)
 
     def _follow(self, norms: Tensor, step: int) -> None:
-        """Move each norm towards the quantile (Andrew et al. 2021, section 3.1).
+        """Move each clip norm towards the quantile (Andrew et al. 2021, section 3.1).
 
-        A row counts as plus or minus a half, so the counts of n groups move by sqrt(n) / 2.
+        A row changes the count of each group by plus or minus 1/2, so it moves the counts of n
+        groups by sqrt(n) / 2.
         """
         assert self._quantile is not None, "only if norms follow a quantile"
         counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
@@ -405,9 +411,9 @@ def _own_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return each weight's gradient from one backward pass, which keeps the graph.
+    """Return the gradient of each weight by one backward pass, and keep the graph.
 
-    The gradient of an unused weight is 0.
+    The gradient of a weight that the output does not depend on is 0.
     """
     found = torch.autograd.grad(output, weights, grad, retain_graph=True, allow_unused=True)
     pairs = zip(found, weights, strict=True)
@@ -419,7 +425,7 @@ def _finite(values: Sequence[Tensor]) -> bool:
 
 
 def _alone(grad: Tensor) -> Iterator[Tensor]:
-    """Yield the gradient of each row, with 0 for all other rows."""
+    """Yield, for each row, a gradient that keeps this row's values and is 0 for all other rows."""
     for row in range(len(grad)):
         alone = torch.zeros_like(grad)
         alone[row] = grad[row]

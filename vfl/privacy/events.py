@@ -1,4 +1,4 @@
-"""Events on a record: steps of noise, separate from their cost."""
+"""Noise steps that affect a record, defined separately from the epsilon that they cost."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from vfl.core.registry import require
 
-#: Largest number of steps of one event.
+#: Largest number of steps in one `GaussianSteps`.
 MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianSteps:
-    """Steps of Gaussian noise on a sum of records, from the view of one record.
+    """Steps of Gaussian noise on a sum of records, described for a single record.
 
     Attributes:
         noise: standard deviation of the noise divided by the sensitivity.
@@ -37,12 +37,12 @@ class GaussianSteps:
         require("sampling_rate", rate, "above 0, at most 1", 0 < rate <= 1)
 
 
-#: Steps of one kind, or of several kinds one after the other.
+#: Noise steps of one kind, or of several kinds one after the other.
 Steps = GaussianSteps | Sequence[GaussianSteps]
 
 
 def poisson_steps(rows: int, batch_size: int) -> int:
-    """Return the steps of an epoch of Poisson sampling, with rate batch_size / rows.
+    """Return the number of steps in an epoch of Poisson sampling with rate batch_size / rows.
 
     >>> poisson_steps(60_000, 600), poisson_steps(5, 600)
     (100, 1)

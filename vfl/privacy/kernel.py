@@ -1,14 +1,14 @@
-"""Clipping and noise for all code that states an epsilon.
+"""Clipping and noise for all code that claims an epsilon.
 
-Two properties hold for any finite or non-finite float32 input, even one chosen by an attacker:
+Two properties hold for every float32 input, finite or not, even an input that an attacker chose:
 
-- One row moves a sum by at most its bound. Norms and sums are float64, which can represent the
-square of every float32, so no norm underflows to 0 or overflows; a row whose norm is not finite
-adds 0. - The released numbers are multiples of a grid step, including noise, so their low bits
-reveal no input (Mironov 2012). The value is rounded to the grid first. Then rounding the sum of
-value
-  and Gaussian noise equals adding rounded noise, so the release is post-processing of the
-  continuous mechanism that the accountants bound.
+- One row changes a sum by at most its bound. Norms and sums are float64, which can represent the
+  square of every float32 number, so no norm underflows to 0 or overflows. A row whose norm is not
+  finite adds 0.
+- The released numbers, including the noise, are multiples of a grid step, so their low bits
+  disclose nothing about the input (Mironov 2012). The sum is rounded to the grid first. Rounding
+  the sum of value and Gaussian noise then equals adding rounded noise, so the release is
+  post-processing of the continuous mechanism that the accountants bound.
 """
 
 from __future__ import annotations
@@ -26,26 +26,31 @@ from vfl.core.registry import require
 from vfl.core.seeds import Secret
 
 Law = Literal["gaussian", "laplace"]
-#: Bounds of a norm for which its grid and its noise are ordinary float32 numbers.
+#: Bounds of a clip norm; within them, its grid and its noise are normal float32 numbers.
 LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
 _NO_NORM = 2.0**-80
-#: A smaller delta is below the error of draws from 75 bits at the tails of a distribution.
+#: A smaller delta would be below the error that draws from 75 random bits have in the tails of a
+#: distribution.
 LEAST_DELTA = 1e-12
-#: Bounds of a noise multiplier; a smaller one hides no row, and a larger one leaves the range of
-#: float64 sums.
+#: Bounds of a noise multiplier: a smaller multiplier hides no row, and a larger one exceeds the
+#: range of float64 sums.
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
-#: A bound is lowered by this share: float64 sums of clipped rows round by less.
+#: Fraction by which a bound is lowered, because rounding float64 sums of clipped rows changes them
+#: by less than that.
 _ROUNDING = 2.0**-40
-#: Grid steps in a deviation, and in the sensitivity that rounding to the grid adds, as powers of 2.
+#: Grid steps per standard deviation, and bound of the sensitivity that rounding to the grid adds,
+#: as powers of 2.
 _STEPS_A_DEVIATION, _STEPS_A_NORM = 24, 12
-#: More grid steps than this in a deviation would show the rounding of float64 draws.
+#: With more grid steps per deviation (as a power of 2), released numbers would show the rounding of
+#: float64 draws.
 _MOST_STEPS = 36
-#: The largest draw of each law, in deviations or scales, from 75 random bits.
+#: The largest possible draw of each distribution from 75 random bits, in standard deviations or
+#: scales.
 _LONGEST: dict[Law, float] = {"gaussian": 10.3, "laplace": 52.7}
 
 
 def require_norm(name: str, norm: float) -> None:
-    """Refuse a clip norm that float32 results cannot carry.
+    """Refuse a clip norm for which float32 results would underflow or overflow.
 
     Raises:
         BadOptionError: the norm is outside 2^-60 to 2^60.
@@ -63,10 +68,10 @@ def require_noise(name: str, noise: float) -> None:
 
 
 def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
-    """Return the 2-norm (gaussian) or 1-norm (laplace) of each row, float64, axes (rows,).
+    """Return each row's norm, float64, axes (rows,): 2-norm for gaussian, 1-norm for laplace.
 
-    Float64 can represent the square of every float32. Squares of float64 rows may underflow, but
-    only for rows shorter than every allowed norm.
+    Float64 can represent the square of every float32 number. Squares of float64 rows may underflow,
+    but only for rows that are shorter than every allowed clip norm.
 
     >>> [f"{norm:.3g}" for norm in norms_of(torch.tensor([[3e-30, 4e-30], [3e30, 4e30]]))]
     ['5e-30', '5e+30']
@@ -77,14 +82,16 @@ def norms_of(rows: Tensor, law: Law = "gaussian") -> Tensor:
 
 
 def norm_bounds(rows: Tensor) -> Tensor:
-    """Return a close upper bound of each row's 2-norm; float64, axes (rows,).
+    """Return an upper bound of each row's 2-norm that is close to it; float64, axes (rows,).
 
-    In float32, n squares and their sum round by a share of at most n 2^-24 (Higham 2002, section
-    3.1), and squares below 2^-126 may be lost. The bound adds more than that. Float64 is used for
-    rows whose squares may overflow; a row's bound never depends on another row.
+    In float32, n squares and their sum have a relative rounding error of at most n 2^-24 (Higham
+    2002, section 3.1), and squares below 2^-126 may be lost. The returned bound adds more than this
+    error. For a row whose squares may overflow, the function computes in float64; the bound of a
+    row never depends on another row.
 
     Args:
-        rows: float32, axes (rows, parts, numbers); a few hundred numbers, for a close bound.
+        rows: float32, axes (rows, parts, numbers); with at most a few hundred numbers the bound is
+            close.
     """
     parts = torch.linalg.vector_norm(rows, 2, 2)
     rounding, lost = rows.shape[2] * 2.0**-23, 2.0**-62 * math.sqrt(rows.shape[1:].numel())
@@ -96,29 +103,30 @@ def norm_bounds(rows: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """Return the factors that bring rows within a bound: min(1, bound / norm), float64.
+    """Return the factors that shorten rows to a bound: min(1, bound / norm), float64.
 
     A row whose norm is not finite gets the factor 0.
 
     >>> clip_factors(torch.tensor([0.0, 0.5, 4.0, torch.inf]), 2.0).round(decimals=9).tolist()
     [1.0, 1.0, 0.5, 0.0]
     """
-    # Below `_NO_NORM` every bound is longer. A number over infinity is 0, and NaN becomes 0 too.
+    # Every norm below `_NO_NORM` is within every bound. A bound divided by infinity is 0, and NaN
+    # is replaced by 0 too.
     norms = norms.double().clamp_min(_NO_NORM)
     return (bound * (1 - _ROUNDING) / norms).clamp(max=1.0).nan_to_num(0.0)
 
 
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """Return rows times their factors, float64.
+    """Return rows multiplied by their factors, float64.
 
-    A factor of 0 gives 0 for any content of a row.
+    A factor of 0 gives 0 for any content of a row, even for NaN.
     """
     factors = factors.reshape(-1, *(1,) * (rows.dim() - 1))
     return (rows.double() * factors).masked_fill(factors == 0, 0.0)
 
 
 def clip_rows(rows: Tensor, norm: float, law: Law = "gaussian") -> Tensor:
-    """Clip rows to a norm, differentiably; rounding may lengthen them by a last bit.
+    """Clip rows to a norm, differentiably; rounding may make them longer by one last bit.
 
     Args:
         rows: axes (rows, width).
@@ -133,8 +141,8 @@ class NoisySum:
     """A sum of clipped rows that is released with Gaussian noise.
 
     Attributes:
-        norm: largest change of the released sum by one row (2-norm), before noise.
-        deviation: standard deviation of the noise in each number.
+        norm: largest change that one row can cause in the released sum before noise (2-norm).
+        deviation: standard deviation of the noise in each number of the sum.
         count: number of numbers in the sum.
 
     >>> NoisySum(1.0, 1.0, 10_000).step == 2.0**-24
@@ -147,10 +155,11 @@ class NoisySum:
 
     @property
     def step(self) -> float:
-        """The step of the grid, a power of 2.
+        """Width of the grid to which the sum is rounded, a power of 2.
 
-        Rounding moves two neighbouring sums apart by at most step * sqrt(count): at most 2^-12 of
-        the norm, unless that would take more than 2^36 steps per deviation.
+        Rounding changes the distance between two neighbouring sums by at most step * sqrt(count).
+        This is at most 2^-12 of the norm, unless that would need more than 2^36 steps per
+        deviation.
         """
         coarse = min(
             self.deviation * 2.0**-_STEPS_A_DEVIATION,
@@ -160,24 +169,25 @@ class NoisySum:
 
     @property
     def bound(self) -> float:
-        """The clip norm of rows under which the sum on its grid moves by at most `norm`."""
+        """Clip norm for rows so that one row changes the rounded sum by at most `norm`."""
         return max(0.0, self.norm - self.step * math.sqrt(self.count))
 
 
 def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: str | int) -> Tensor:
-    """Round a sum to its grid and add noise in whole steps; float64, axes (count,), on the CPU.
+    """Round a sum to its grid and add noise in grid steps; float64, axes (count,), on the CPU.
 
-    The noise is bound to the laws and to the sum. If equal noise were added to other rows, or under
-    another distribution, the difference would be visible.
+    The noise depends on the noise laws and on the sum itself. If equal noise were added to another
+    sum, or under another law, the difference of the two releases would disclose data.
 
     Args:
-        laws: laws of the consecutive parts of the sum.
-        total: float64, axes (count,), of rows that were clipped to the bounds of the laws.
-        secret: secret from which the noise follows.
+        laws: noise laws of the consecutive parts of the sum.
+        total: sum of rows that were clipped to the bounds of the laws; float64, axes (count,).
+        secret: secret from which the noise is derived.
         purpose: purpose of the noise.
 
     Raises:
-        PrivacyError: the sum has another length or is not finite, so noise would not cover it.
+        PrivacyError: the sum has another length or is not finite, so that noise would not protect
+            it.
     """
     total, counts = total.detach().double().cpu(), [law.count for law in laws]
     if total.shape != (sum(counts),) or not math.isfinite(float(total.sum())):
@@ -196,28 +206,29 @@ def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: s
 
 
 def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Split a sum, axes (numbers,), into parts of the shape, type and device of each weight."""
+    """Split a sum, axes (numbers,), into parts with the shape, type and device of each weight."""
     parts = torch.split(total, [one.numel() for one in weights])
     return [one.to(of).view(of.shape) for one, of in zip(parts, weights, strict=True)]
 
 
 def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
-    """Release noisy counts in multiples of 1/2, which every grid here represents exactly."""
+    """Release noisy counts in multiples of 1/2, which every grid here can represent exactly."""
     return release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
 
 
 def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
-    """Release each row clipped to a norm, rounded towards 0, with noise; axes and type of `rows`.
+    """Release each row, clipped and rounded towards 0, with noise; axes and type of `rows`.
 
-    Rounding towards 0 shortens rows, so any two rows are at most twice the norm apart. A released
-    number has at most 24 bits, which float32 holds exactly. The gradient is that of `clip_rows`.
+    Rounding towards 0 only shortens rows, so two rows differ by at most twice the norm. A released
+    number has at most 24 significant bits, which float32 represents exactly. The gradient of the
+    result is the gradient of `clip_rows`.
 
     Args:
         rows: axes (rows, width).
-        norm: the bound, in the norm of the law.
-        scale: deviation (gaussian) or scale (laplace) of the noise; 0 adds no noise.
+        norm: clip norm: a 2-norm for the gaussian law, a 1-norm for the laplace law.
+        scale: standard deviation (gaussian) or scale (laplace) of the noise; 0 adds no noise.
         law: see `norms_of`.
-        draws: draws of the law, of scale 1; axes (rows, width).
+        draws: draws from the law with scale 1; axes (rows, width).
     """
     clipped = scaled(rows, clip_factors(norms_of(rows, law), norm))
     step = 2.0 ** math.ceil(math.log2((norm + _LONGEST[law] * scale) * 2.0**-23))
@@ -228,7 +239,7 @@ def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tenso
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Returns the second value, and passes its gradient to the first."""
+    """Return the second value in the forward pass, and pass its gradient to the first value."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor, given: Tensor) -> Tensor:
@@ -240,16 +251,16 @@ class _InPlaceOf(torch.autograd.Function):
 
 
 def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
-    """Draw standard normal numbers from a stream of a secret; float64, axes (count,).
+    """Draw standard normal numbers from a secret's key stream; float64, axes (count,).
 
-    Both of each pair of Box and Muller (1958), from 53 random bits each. 22 spare bits fill the
-    gaps of the tail; see `vfl.core.seeds.log_unit`.
+    Both numbers of each Box-Muller pair (1958) are used; each is made from 53 random bits. Near 0,
+    22 further bits fill the gaps in the tail of the distribution; see `vfl.core.seeds.log_unit`.
     """
     half = (count + 1) // 2
     words = torch.from_numpy(secret.words(2 * half, *purpose))
     unit = (words & ((1 << 53) - 1)).double()
     above = unit[:half].neg_().add_(2.0**53)
-    rare = (above < 2.0**40).nonzero()[:, 0]  # elsewhere 53 bits are finer than any grid
+    rare = (above < 2.0**40).nonzero()[:, 0]  # for other draws, 53 bits are finer than any grid
     upper, lower = ((words[at] >> 53 & 2047).double() for at in (rare, half + rare))
     above[rare] -= (2048 * upper + lower + 0.5) * 2.0**-22
     radius = above.mul_(2.0**-53).log_().mul_(-2).sqrt_()

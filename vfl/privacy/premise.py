@@ -1,11 +1,12 @@
-"""Check of DP-SGD's premise on synthetic rows, before a model sees a party's own rows.
+"""Test whether DP-SGD's conditions hold for a model, on synthetic rows instead of a party's rows.
 
 DP-SGD clips each row's gradient. That bounds the effect of one row on the release only under three
-conditions: a row's output and gradient depend on no other row, a pass through the model
-changes no other lasting state, and the norms are those of the true gradients. `prove` tests all
-three; `require_rows_apart` tests only outputs, for noise on rows. Batches have several sizes,
-including lengths of the model's own inner axes: a module that expects the steps of a sequence first
-may work only for such a number of rows.
+conditions: a row's output and gradient depend on no other row, a pass through the model changes no
+other lasting state, and the norms are those of the true gradients. `prove` tests all three
+conditions; `require_rows_apart` tests only that a row's output depends on no other row, which
+suffices for noise on rows. The tests use batches of several sizes, including the lengths of the
+model's own inner axes: a module that wrongly takes axis 0 as the steps of a sequence may work only
+with such a batch size.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from vfl.core.seeds import scoped
 from vfl.privacy.dpsgd import RowClipper, gradients
 from vfl.privacy.row_gradients import Call
 
-#: Maps rows of each input to outputs, as in the training.
+#: Function that maps the rows of each input to outputs, as in the training.
 Forward = Callable[..., object]
 
 _SIZE, _OTHER_SIZE = 3, 2
-#: Most rows of a tested batch that is as large as an inner axis.
+#: Largest batch that is tested because it is as large as an inner axis.
 _LARGEST_INNER = 64
-#: A larger difference, relative to the largest value, is more than rounding.
+#: Tolerances, relative to the largest value: a larger difference is more than rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
 _FIX = "a model that treats each row separately and stores nothing of it, such as mlp, cnn or vit"
 
@@ -52,7 +53,8 @@ def _codes(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tenso
     return rows, 1 - rows
 
 
-#: Kinds of rows, and other rows to replace them; the first kind that a model accepts is used.
+#: Functions that make synthetic rows, and other rows to replace them; the first function whose rows
+#: a model accepts is used.
 _KINDS = (_normal, _moderate, _codes)
 Rows = Sequence[Tensor]
 
@@ -64,19 +66,21 @@ def prove(
     where: str,
     most_rows: int = _LARGEST_INNER,
 ) -> None:
-    """Refuse a model that mixes rows; the test leaves the model unchanged.
+    """Refuse a model that mixes the rows of a batch; the test leaves the model unchanged.
 
-    If the rules of layers gave the true gradients for batches of every size, the clipper trusts
-    them from then on. Otherwise it needs one backward pass per row, for example for weights that a
-    function also uses outside their layer, or layers that expect the steps of a sequence first.
+    If the rules for layers gave the true row gradients for batches of every tested size, the
+    clipper uses these rules from then on. Otherwise it uses one backward pass per row, for example
+    for weights that a function also uses outside their layer, or for layers whose axis 0 is the
+    steps of a sequence.
 
     Args:
-        clipper: clipper of the model.
-        forward: maps rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
-        shapes: axes of one row of each input.
-        where: name of the model's owner.
-        most_rows: largest number of rows in a batch; larger batches are not tested, except with
-            three rows.
+        clipper: clipper of the model's gradients.
+        forward: function that maps rows of each input, axes (rows, *shape), to outputs, axes (rows,
+            width).
+        shapes: shape of one row of each input.
+        where: name of the model's owner, for the message.
+        most_rows: largest number of rows in a batch of the training; the test uses no larger
+            batches, except batches of three rows.
 
     Raises:
         PrivacyError: the model mixes rows; the error names the layer where it can be identified.
@@ -94,9 +98,10 @@ def require_rows_apart(
 
     Args:
         model: the model; the test leaves it unchanged.
-        forward: maps rows of each input, axes (rows, *shape), to outputs, axes (rows, width).
-        shapes: axes of one row of each input.
-        where: name of the model's owner.
+        forward: function that maps rows of each input, axes (rows, *shape), to outputs, axes (rows,
+            width).
+        shapes: shape of one row of each input.
+        where: name of the model's owner, for the message.
 
     Raises:
         PrivacyError: the model mixes rows; the error names the layer where it can be identified.
@@ -115,7 +120,7 @@ class _Pass:
 
 
 class _Trial:
-    """A test of one model, perhaps together with its clipper."""
+    """A test of one model, with or without its clipper."""
 
     def __init__(
         self,
@@ -129,7 +134,8 @@ class _Trial:
         self._clipper, self._kind = clipper, _KINDS[0]
         self._weights = [one for one in model.parameters() if one.requires_grad]
         self._before: dict[str, Tensor] = {}
-        #: For a test of outputs only, in which every pass starts with the same buffers.
+        #: Buffers and their first values; in a test of outputs only, every pass starts with these
+        #: values.
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def all(self, most_rows: int) -> None:
@@ -148,7 +154,7 @@ class _Trial:
         self._require_unchanged()
 
     def rows_apart(self) -> None:
-        """Test only outputs."""
+        """Test only that a row's output does not depend on other rows."""
         _move(self._weights)
         self._buffers = [(one, one.detach().clone()) for one in self.model.buffers()]
         for training in (True, False):
@@ -158,7 +164,7 @@ class _Trial:
             self._try_sizes(rows)
 
     def refusal(self, what: str, layer: str = "", **said: str) -> PrivacyError:
-        """Return an error about this model."""
+        """Return an error about this model, with the owner and the layer as its place."""
         where = f"{self._where}, {layer}" if layer else self._where
         return PrivacyError(what, where=where, **({"fix": _FIX} | said))
 
@@ -172,7 +178,7 @@ class _Trial:
         return [one.to(device) for one, _ in found], [other.to(device) for _, other in found]
 
     def _choose_rows(self) -> tuple[Rows, Rows]:
-        """Choose rows that the model accepts; a model of word numbers accepts few values."""
+        """Choose rows that the model accepts; a model of word indices accepts only a few values."""
         for self._kind in _KINDS:
             rows, others = self._made_up(_SIZE)
             try:
@@ -188,7 +194,7 @@ class _Trial:
         raise ArithmeticError("outputs are not finite, for rows of every kind")
 
     def _outputs(self, rows: Rows, key: int = 0) -> Tensor:
-        """Return outputs, with the same random draws for the same key."""
+        """Return the model's outputs; calls with the same key draw the same random numbers."""
         for buffer, before in self._buffers:
             buffer.copy_(before)
         with _seeded(key):
@@ -206,7 +212,7 @@ class _Trial:
         return found
 
     def _passes(self, rows: Rows) -> list[_Pass]:
-        """Return the calls of every module."""
+        """Return the calls of every module in one forward pass."""
         passes: list[_Pass] = []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -221,9 +227,9 @@ class _Trial:
         return passes
 
     def _inner_sizes(self, passes: Sequence[_Pass], most_rows: int) -> list[int]:
-        """Return lengths of inner axes.
+        """Return the lengths of the axes inside the model, up to a limit.
 
-        A batch with as many rows may be mistaken for another axis.
+        The model may mistake the rows of a batch of such a size for another axis.
         """
         tensors = [one for each in passes for one in (each.inputs, each.output) if one is not None]
         fit = set(range(2, min(most_rows, _LARGEST_INNER) + 1)) - {_SIZE, _OTHER_SIZE}
@@ -258,7 +264,7 @@ class _Trial:
             self._try_batch(size, [[0, size - 1]])
 
     def _try_batch(self, size: int, kept: Sequence[list[int]]) -> None:
-        """Test that some rows and their gradients do not change if all others are replaced."""
+        """Test that some rows and their gradients stay the same if all other rows are replaced."""
         rows, others = self._made_up(size)
         clipper = self._clipper
         recording = nullcontext(list[Call]()) if clipper is None else clipper.recording()
@@ -295,7 +301,7 @@ class _Trial:
     def _rules_hold(
         self, clipper: RowClipper, output: Tensor, calls: Sequence[Call], checked: Sequence[int]
     ) -> bool:
-        """Return whether the rules of layers reproduce the norms and sums of true gradients."""
+        """Return whether the rules for layers give the true gradients' norms and clipped sums."""
         grad = self._gradients_at(output, checked)
         total, norms = clipper.sums(output, grad, self._weights, calls)
         expected, true_norms = self._clipped(clipper, output, grad, checked)
@@ -307,10 +313,10 @@ class _Trial:
         return close and apart <= 2 * _NORM * float(true_norms.minimum(bounds).sum())
 
     def _try_sizes(self, rows: Rows) -> None:
-        """Test that a row's output is the same among fewer rows, and at another position.
+        """Test that a row's output is the same in a smaller batch and at another position.
 
-        torch's dropout layers are switched off. A model that still draws would draw differently for
-        another size, and is not tested.
+        The test switches off torch's dropout layers. A model that still draws random numbers would
+        draw others for another batch size, so this test skips it.
         """
         _switch_off_dropout(self.model)
         output = self._outputs(rows)
@@ -322,10 +328,10 @@ class _Trial:
                 to = list(range(len(part)))
                 raise self._mixes(self._passes(rows), self._passes(fewer), part, to)
 
-    # Helpers of the tests.
+    # Helper methods of the tests.
 
     def _gradients_at(self, output: Tensor, rows: Sequence[int]) -> Tensor:
-        """Make synthetic gradients at the outputs of some rows, and 0 at others."""
+        """Make synthetic gradients at the outputs of some rows, and 0 for all other rows."""
         draw = torch.Generator().manual_seed(1)
         drawn = torch.randn(output.shape, generator=draw).to(output)
         kept = torch.zeros(len(output), 1).index_fill(0, torch.tensor(list(rows)), 1.0)
@@ -334,7 +340,7 @@ class _Trial:
     def _clipped(
         self, clipper: RowClipper, output: Tensor, grad: Tensor, rows: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
-        """Return sums of clipped gradients of some rows, and their norms, axes (groups, rows)."""
+        """Return the sum of some rows' clipped gradients, and their norms, axes (groups, rows)."""
         bounds, group_of = clipper.norms, clipper.group_of
         sums = [torch.zeros_like(weight) for weight in self._weights]
         norms = torch.zeros(len(bounds), len(rows), dtype=torch.float64, device=output.device)
@@ -381,7 +387,7 @@ class _Trial:
     def _culprit(
         self, first: Sequence[_Pass], second: Sequence[_Pass], at: list[int], to: list[int]
     ) -> str:
-        """Return the first module with different outputs for equal inputs."""
+        """Return the first module whose inputs are equal but whose outputs differ."""
         for one, two in zip(first, second, strict=False):
             if one.module is not two.module or None in (one.inputs, two.inputs):
                 continue
@@ -400,7 +406,7 @@ class _Trial:
 
 @torch.no_grad()
 def _move(weights: Sequence[Tensor]) -> None:
-    """Move weights away from their initial values: a weight of 0 could hide an effect."""
+    """Change all weights from their initial values, because a weight of 0 could hide an effect."""
     draw = torch.Generator().manual_seed(2)
     for weight in weights:
         deviation = 0.3 * float(weight.square().mean().sqrt()) or 0.1
@@ -440,7 +446,7 @@ def _switch_off_dropout(model: nn.Module) -> None:
 
 @contextmanager
 def _seeded(key: int) -> Iterator[None]:
-    """Start all shared generators at `key` in this context; their states return afterwards."""
+    """Seed all global generators with `key` in this context; restore their states afterwards."""
     with scoped(key):
         numpy, python = np.random.get_state(), random.getstate()
         np.random.seed(key)
@@ -454,7 +460,7 @@ def _seeded(key: int) -> Iterator[None]:
 
 @contextmanager
 def _tried(trial: _Trial) -> Iterator[_Trial]:
-    """Run a test that restores the model afterwards; other errors become refusals."""
+    """Run a test and restore the model afterwards; other errors become refusals."""
     with _left_as_it_was(trial.model):
         try:
             yield trial

@@ -1,4 +1,4 @@
-"""Principal directions of rows, released with noise."""
+"""Principal directions of rows, released with differential privacy."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from vfl.privacy import kernel
 
 
 def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret) -> Tensor:
-    """Return the first principal directions of rows scaled to length 1; axes (columns, width).
+    """Return the first principal directions of normalised rows, with noise; axes (columns, width).
 
-    Source: Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). One row
-    more or less moves the sum of the outer products by at most 1. So the release is one Gaussian
-    step with this noise and sampling rate 1; results computed from the directions cost no further
-    privacy.
+    Source: Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). Each row
+    is scaled to length 1, so adding or removing one row changes the sum of the outer products by at
+    most 1. The release is therefore one Gaussian step with this noise and sampling rate 1, and
+    results computed from the directions cost no further privacy.
 
     Args:
         rows: axes (rows, columns).
-        width: number of directions.
-        noise: standard deviation of the noise; 0 adds no noise, and gives no guarantee.
-        secret: secret from which the noise follows.
+        width: number of directions to return.
+        noise: standard deviation of the noise; 0 adds no noise, and then there is no privacy
+            guarantee.
+        secret: secret from which the noise is derived.
 
     >>> rows = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
     >>> private_projection(rows, 1, noise=0.0, secret=Secret(bytes(32))).abs().flatten()

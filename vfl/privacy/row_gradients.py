@@ -1,10 +1,11 @@
-"""Gradients of single rows, layer by layer, from a layer's inputs and its output gradients.
+"""Row gradients: each row's gradient of every weight, computed layer by layer.
 
-A split round sends the gradient of each row's loss at a model's output. One backward pass to the
-outputs of all layers then gives the gradient of every weight for every row in factors (Goodfellow
-2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). So norms and weighted sums
-over rows need no second pass. Each class here represents the gradients of one call of one layer;
-norms and sums use the same numbers in float64.
+A round of split learning sends the gradient of each row's loss at a model's output. One backward
+pass to the outputs of all layers then gives, in factors, the gradient of every weight for every row
+(Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). Norms and
+weighted sums over rows can be computed from these factors, without a second pass. Each class here
+represents the row gradients of one call of one layer; its norms and sums are computed in float64
+from the same numbers.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from torch import Tensor, nn
 
 from vfl.privacy.kernel import norm_bounds, norms_of, scaled
 
-#: Size of a block of rows whose gradients stay in the processor's cache.
+#: Size of a block of row gradients that fits into the processor's cache, in numbers.
 _BLOCK_NUMBERS = 1 << 18
-#: Largest number of values of all rows' gradients of a layer that are stored for the sum.
+#: Largest number of values for which a layer's row gradients are stored between norms and sums.
 _MOST_KEPT = 1 << 22
-#: Cost of reading and converting one number of a row's gradient, in multiplications.
+#: Time to read and convert one number of a row gradient, measured in multiplications.
 _OPERATIONS = 32
-#: Float64 products of positions may cancel. So a norm is set to at least this share of the sum of
-#: its parts' norms, which exceeds the rounding error of each.
+#: In products of positions, large float64 terms of opposite sign may cancel. A norm is therefore
+#: increased by this fraction of the sum of the parts' norms, which exceeds the rounding error.
 _CANCELLED = 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one layer; `version` shows whether its output was changed since."""
+    """One call of one layer; `version` shows whether the output tensor was changed later."""
 
     module: nn.Module
     inputs: Tensor
@@ -45,10 +46,10 @@ class Call:
 
 
 class Recorder:
-    """Records the inputs and outputs of layers.
+    """Recorder of the inputs and outputs of layers.
 
     Args:
-        layers: layers with weights.
+        layers: layers whose weights are trained.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -60,7 +61,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[list[Call]]:
-        """Record the calls of the layers in this context."""
+        """Record the calls of the layers inside this context."""
         calls: list[Call] = []
         self._calls = calls
         try:
@@ -69,7 +70,7 @@ class Recorder:
             self._calls = None
 
     def ruled(self, calls: Sequence[Call], rows: int) -> bool:
-        """Return whether rules cover all calls, layers were called once, and axis 0 is rows."""
+        """Return whether the rules apply: known layers, each called once, with rows on axis 0."""
         if sorted(id(call.module) for call in calls) != self._names:
             return False
         return all(len(call.inputs) == rows and _has_rule(call) for call in calls)
@@ -84,12 +85,12 @@ class Recorder:
 
 def _has_rule(call: Call) -> bool:
     unchanged = call.output.requires_grad and call.output._version == call.version
-    exact = call.output.dtype is not torch.float64  # products of the norms may underflow
+    exact = call.output.dtype is not torch.float64  # the products of the norms may underflow
     return unchanged and exact and type(call.module) in RULES and _plain(call.module)
 
 
 def _plain(module: nn.Module) -> bool:
-    """Return whether a layer of a known class works as its rule says, with the known weights."""
+    """Return whether a layer of a known class computes what its rule assumes."""
     names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
     if module._parameters.keys() != names or "forward" in vars(module):
         return False
@@ -105,29 +106,30 @@ def _plain(module: nn.Module) -> bool:
 
 
 class LayerGradients(Protocol):
-    """Every row's gradient of the weights of one layer."""
+    """The gradients of one layer's weights for every row."""
 
     def squares(self) -> Tensor:
-        """Return an upper bound of each row's squared norm over all weights.
+        """Return an upper bound of each row's squared gradient norm over all weights of the layer.
 
         The result is float64, axes (rows,).
         """
         ...
 
     def weighted(self, factors: Tensor) -> list[Tensor]:
-        """Return the sum of rows times factors; float64, the numbers of each trained weight.
+        """Return the sum of row gradients times factors, float64, for each trained weight.
 
         Args:
-            factors: float64, axes (rows,); a factor of 0 omits a row, even one that is not finite.
+            factors: float64, axes (rows,); a factor of 0 leaves out a row, even a row that is not
+                finite.
         """
         ...
 
 
 class Explicit:
-    """Row gradients that are stored explicitly.
+    """Row gradients that are stored as tensors.
 
     Args:
-        gradients: gradients of each trained weight, axes (rows, *shape of the weight).
+        gradients: row gradients of each trained weight, axes (rows, *shape of the weight).
     """
 
     def __init__(self, gradients: list[Tensor]) -> None:
@@ -141,18 +143,18 @@ class Explicit:
 
 
 def _kept(values: Tensor, factors: Tensor) -> Tensor:
-    """Return values by row, axes (rows, ...), with 0 in omitted rows (0 times infinity is NaN)."""
+    """Return values, axes (rows, ...), with rows of factor 0 set to 0: 0 * infinity is NaN."""
     if bool((factors > 0).all()):
         return values
     return values.masked_fill((factors == 0).reshape(-1, *(1,) * (values.dim() - 1)), 0.0)
 
 
 class Outer:
-    """Row gradients of y = W x + b at one position: the outer product g x' for W.
+    """Row gradients of y = W x + b, one position per row: W's gradient is the outer product g x'.
 
     Args:
-        inputs, grad: axes (rows, inputs) and (rows, outputs).
-        weight, bias: whether weight and bias are trained.
+        inputs, grad: inputs and gradients of the outputs, axes (rows, inputs) and (rows, outputs).
+        weight, bias: whether the weight and the bias are trained.
     """
 
     def __init__(self, inputs: Tensor, grad: Tensor, weight: bool, bias: bool) -> None:
@@ -163,8 +165,8 @@ class Outer:
         of_grad = norms_of(self._grad)
         if not self._weight:
             return of_grad.square()
-        # It is the product of norms, not of squares, because one may be tiny while the other is
-        # huge.
+        # The norms are multiplied before they are squared, because one may be tiny while the other
+        # is huge.
         squares = (norms_of(self._inputs) * of_grad).square()
         return squares.addcmul(of_grad, of_grad) if self._bias else squares
 
@@ -175,18 +177,19 @@ class Outer:
 
 
 class Positions:
-    """y = W x at many positions of a row: the gradient of W is the sum of outer products.
+    """Row gradients of y = W x at many positions of a row: sums of outer products over positions.
 
-    A bias is the weight of one more input with the constant value 1. Gradients of rows are computed
-    block by block, and again for the sum if they are too large to store. They are never computed if
-    products of positions take fewer operations (Li et al. 2022, section 4.1).
+    A bias is treated as the weight of a further input with the constant value 1. Row gradients are
+    computed in blocks of rows, and computed again for the sum if they are too large to store. If
+    products of positions need fewer operations, row gradients are not computed at all (Li et al.
+    2022, section 4.1).
 
     Args:
-        layer: layer of the gradients.
-        inputs: returns the inputs of some rows, axes (rows, positions, inputs).
-        grad: axes (rows, outputs, positions).
-        width: number of inputs.
-        bias: whether the last input is that of a bias.
+        layer: layer whose weights these are.
+        inputs: function that returns the inputs of some rows, axes (rows, positions, inputs).
+        grad: gradients of the outputs, axes (rows, outputs, positions).
+        width: number of inputs, including the constant input of a bias.
+        bias: whether the last input is the constant input of a bias.
     """
 
     def __init__(
@@ -201,7 +204,7 @@ class Positions:
         outputs, positions = grad.shape[1:]
         self._shape, numbers = (outputs, width), outputs * width
         of_rows = numbers * (2 * positions + _OPERATIONS)
-        # Bytes in float64, in separate copies.
+        # Cost of the float64 copies in bytes.
         of_products = 6 * positions * (positions * (width + outputs) + numbers)
         self._by_products = of_rows > of_products
         self._memory: Tensor | None = None
@@ -235,9 +238,9 @@ class Positions:
         return [one for one in parts if one.numel()]
 
     def _gradients(self, *, again: bool = False) -> Iterator[Tensor]:
-        """Yield blocks of rows, axes (rows, outputs, inputs).
+        """Yield the row gradients in blocks of rows, axes (rows, outputs, inputs).
 
-        The next block may reuse the memory.
+        The next block may overwrite the memory of this block.
         """
         rows = max(1, _BLOCK_NUMBERS // math.prod(self._shape))
         for start in range(0, len(self._grad), rows):
@@ -251,13 +254,13 @@ class Positions:
             yield block
 
 
-#: Memory for the gradients of a layer's rows, as long as the layer lives: fresh pages would cost
-#: more than the arithmetic.
+#: Memory for a layer's row gradients, kept as long as the layer exists, because fresh memory pages
+#: would take more time than the arithmetic.
 _MEMORY: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Return memory of that shape, type and device, which the layer's next call overwrites."""
+    """Return memory of a shape, type and device; the next call for this layer overwrites it."""
     kept, count = _MEMORY.get(layer), math.prod(shape)
     fits = kept is not None and (kept.dtype, kept.device) == (like.dtype, like.device)
     if kept is None or not fits or kept.numel() < count:
@@ -266,12 +269,13 @@ def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor
 
 
 class Lookups:
-    """Row gradients of a table: a vector's gradient is the sum over its positions.
+    """Row gradients of an embedding table: a vector's gradient is summed over its positions.
 
     Args:
-        numbers: axes (rows, positions); grad: axes (rows, positions, width).
-        table: shape of the weight.
-        padding: number whose vector is not trained.
+        numbers: indices of the looked-up vectors, axes (rows, positions); grad: axes (rows,
+            positions, width).
+        table: shape of the table.
+        padding: index whose vector is not trained.
     """
 
     def __init__(
@@ -314,7 +318,7 @@ def _linear(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
 
 
 def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """Treat a convolution as a linear layer on the patch at every position."""
+    """Treat a convolution as a linear layer on the input patch at every output position."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if inputs.dim() == 3:
         inputs = inputs[:, :, None]
@@ -332,7 +336,7 @@ def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradie
     padding = (before[1], after[1], before[0], after[0])
     how = (tuple(inputs.shape[1:]), kernel, dilation, stride, padding)
     taken = _patches(*how, weight, bias, inputs.device)
-    # Each row's numbers after a 0 and a 1.
+    # Each row's input numbers, after the two constants 0 and 1.
     numbers = F.pad(F.pad(inputs.flatten(1), (1, 0), value=1.0), (1, 0))
 
     def patches(at: slice) -> Tensor:
@@ -352,9 +356,10 @@ def _patches(
     bias: bool,
     device: torch.device,
 ) -> Tensor:
-    """Return the numbers of a row that a convolution reads, axes (positions, inputs).
+    """Return the indices of the numbers that a convolution reads, axes (positions, inputs).
 
-    Number 0 is that of the padding, number 1 the input of a bias, the last one of every position.
+    Index 0 is the padding value 0, and index 1 is the constant input 1 of a bias, the last input of
+    every position.
     """
     numbers = torch.arange(2, math.prod(shape) + 2, dtype=torch.float64).view(1, *shape)
     found = F.unfold(F.pad(numbers, padding), kernel, dilation, 0, stride)[0].T.long()
@@ -369,7 +374,7 @@ def _embedding(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradient
 
 
 def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """Return gradients of y = gamma * n(x) + beta, where n normalises one row."""
+    """Return row gradients of y = gamma * n(x) + beta, where n normalises within one row."""
     grad = grad.double()
     if isinstance(module, nn.LayerNorm):
         exact = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
@@ -385,8 +390,8 @@ def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGrad
     return Explicit([one for name, one in pairs if _trained(module, name)])
 
 
-#: Rules for gradients of rows, from a layer's inputs and its output gradients. Each rule covers the
-#: weights `weight` and `bias` of its layer only.
+#: Rules for row gradients, from a layer's inputs and the gradients of its output. Each rule covers
+#: only the parameters `weight` and `bias` of its layer.
 RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradients]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
@@ -398,5 +403,5 @@ RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradi
 
 
 def gradients_of(call: Call, grad: Tensor) -> LayerGradients:
-    """Return a layer's row gradients by its rule, from the gradient of its output."""
+    """Return a layer's row gradients by its rule, from the gradients of the layer's output."""
     return RULES[type(call.module)](call.module, call.inputs, grad)

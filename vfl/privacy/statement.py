@@ -1,4 +1,4 @@
-"""Guarantees of mechanisms in checkable terms, and rules for adding them up."""
+"""Privacy guarantees of mechanisms in terms that can be checked, and rules for adding epsilons."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Literal, get_args
 
 from vfl.core.errors import PrivacyError
 
-#: The difference between two neighbouring data sets.
+#: What differs between two neighbouring data sets: one label, one record or one client.
 Unit = Literal["", "label", "record", "client"]
-#: Kind of difference between two data sets: another value of a record, or its presence in only one
-#: of them.
+#: How two neighbouring data sets differ: by the value of a record, or by its presence.
 Relation = Literal["", "replace", "add or remove"]
 #: Adversaries, from the strongest to the weakest.
 Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
-#: The scope of one epsilon.
+#: What one epsilon covers.
 Span = Literal["exchange", "epoch", "training"]
 
-#: Removal of a record if the number of rows is public: zero-out (Kairouz et al. 2021). All other
-#: records keep their positions in batches of the same size, so float32 rounds them alike.
+#: Removal of a record when the number of rows is public, known as zero-out (Kairouz et al. 2021).
+#: All other records keep their positions in batches of the same size, so float32 rounds their
+#: values in the same way.
 EMPTY_PLACE = "a removed record leaves an empty place in the table and in its batch"
 
 UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
@@ -27,20 +27,21 @@ UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary,
 
 @dataclass(frozen=True, slots=True)
 class PrivacyStatement:
-    """The guarantee of a mechanism, in terms that can be checked.
+    """The privacy guarantee of a mechanism, in terms that can be checked.
 
     Attributes:
         protects: "labels", "inputs", "records" (a row's inputs and label) or "model".
-        against: the attacker against whom the guarantee holds, in one sentence.
-        epsilon, delta: differential privacy of one `unit`; None without a guarantee.
+        against: the attacker from whom the mechanism protects, in one sentence.
+        epsilon, delta: parameters of differential privacy for one `unit`; None without a guarantee.
         unit: "label", "record" or "client"; empty without a guarantee.
-        per: scope of one epsilon: one "exchange", one "epoch" or the whole "training".
+        per: what one epsilon covers: one "exchange", one "epoch" or the whole "training".
         relation: "replace" or "add or remove"; empty without a guarantee.
-        adversary: the strongest covered adversary; a "partner" sees messages of single rows, an
-            "outsider" the results of a training.
+        adversary: the strongest adversary that the guarantee covers; a "partner" sees messages
+            about single rows, an "outsider" sees only the results of a training.
         accountant: accountant that computed the epsilon; empty without a guarantee.
-        assumes: assumptions of the guarantee, a clause each.
-        training_only: whether queries, even those of the training, are not covered.
+        assumes: assumptions of the guarantee, each as a clause.
+        training_only: whether the guarantee covers only the training, and no later queries, not
+            even about training rows.
     """
 
     protects: str
@@ -65,19 +66,19 @@ class PrivacyStatement:
         return f"{text}, if {'; '.join(self.assumes)}" if self.assumes else text
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statement for JSON; `text` is for people."""
+        """Return the statement as a dictionary for JSON; its entry `text` is for people."""
         return asdict(self) | {"assumes": list(self.assumes), "text": str(self)}
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Facts that two statements must share before their epsilons are added."""
+        """Properties that two statements must share before their epsilons may be added."""
         return self.protects, self.unit, self.per, self.relation, self.adversary
 
 
 def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
     """Return the joint guarantee of several mechanisms, by basic composition.
 
-    By Dwork and Roth 2014, theorem 3.16, epsilons add up, and so do deltas.
+    By Dwork and Roth 2014, theorem 3.16, the epsilons are added, and so are the deltas.
 
     >>> one = PrivacyStatement("labels", "everybody", 1.0, 0.0, "label", relation="replace")
     >>> added([one, one]).epsilon

@@ -1,18 +1,19 @@
-"""Accountants: the cost of Gaussian noise steps for one record, and the noise for a budget.
+"""Accountants: the epsilon of Gaussian noise steps for a record, and the noise for an epsilon.
 
 >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
 >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
 1.447
 
-`moments` and `strong_composition` are references, as Abadi et al. 2016 compare them. `rdp` needs no
-other package and is the default of a training; `pld` is the tightest. `vfl.privacy.events` defines
-the events whose cost they compute.
+`moments` and `strong_composition` are references for comparison: Abadi et al. 2016 compare these
+two. `rdp` needs no other package and is the default of a training; `pld` gives the smallest
+epsilon. `vfl.privacy.events` defines the noise steps whose epsilon they compute.
 
-To add one: one file with a subclass of `Accountant`, one line below (or, from another package, an
-entry point in the group ``vfl.accountants``), and `vfl.testing.AccountantContract`.
+To add an accountant, write a file with a subclass of `Accountant`, add a line below (or, in another
+package, an entry point in the group ``vfl.accountants``), and test it with
+`vfl.testing.AccountantContract`.
 
-SciPy's special functions are imported where they are needed: every session imports this file, and
-few need an accountant.
+SciPy's special functions are imported only where they are needed: every session imports this file,
+but few sessions need an accountant.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ ACCOUNTANTS: Registry[Accountant] = Registry(
 )
 #: Make the accountant that a spec names, such as ``pld:interval=1e-3``.
 make = ACCOUNTANTS.make
-#: Name that `epsilon_of` reports if every step includes the record.
+#: Name that is reported instead of an accountant if every step includes the record.
 ANALYTIC = "analytic Gaussian mechanism"
-#: Most iterations of a search for a noise or a number of steps; each halves the interval.
+#: Most iterations of a search for a noise multiplier or a number of steps; each iteration halves
+#: the interval.
 _HALVINGS = 60
 
 __all__ = [
@@ -60,7 +62,7 @@ __all__ = [
 
 
 def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
-    """Return the epsilon of the steps by one accountant, whose spec may have options.
+    """Return the epsilon of noise steps, computed by the accountant that a spec names.
 
     >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
     >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
@@ -69,7 +71,7 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
     Raises:
         SpecError: the accountant or an option is unknown.
         BadOptionError: a number is out of range.
-        MissingPackageError: the accountant's package is not installed.
+        MissingPackageError: a package that the accountant needs is not installed.
     """
     require("delta", delta, "between 0 and 1", 0 < delta < 1)
     kinds = [mechanism] if isinstance(mechanism, GaussianSteps) else mechanism
@@ -78,9 +80,9 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
 
 
 def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") -> float:
-    """Return the epsilon of the steps; exact, without an accountant, if every step has the record.
+    """Return the epsilon of the steps; exact, without accountant, if every step has the record.
 
-    Then n steps of noise s are equivalent to one step of noise s / sqrt(n).
+    In that case, n steps with noise s are equivalent to one step with noise s / sqrt(n).
 
     Raises:
         SpecError, BadOptionError, MissingPackageError: see `epsilon_by`.
@@ -94,7 +96,7 @@ def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") 
 def noise_for(
     epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> float:
-    """Return the smallest noise multiplier whose steps cost at most `epsilon`.
+    """Return the smallest noise multiplier with which the steps cost at most `epsilon`.
 
     >>> round(noise_for(2.0, 1e-5, 10_000, 0.01), 2)
     2.28
@@ -145,10 +147,11 @@ def steps_for(
 
 
 def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
-    """Return the least epsilon of Gaussian noise, exact for every epsilon.
+    """Return the smallest epsilon of Gaussian noise at a delta; the result is exact.
 
     It is the root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, where s = sensitivity /
-    sigma (Balle and Wang 2018). The classic formula holds only below epsilon 1.
+    sigma (Balle and Wang 2018). The classic formula for Gaussian noise holds only for epsilon below
+    1.
 
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
     1.0
@@ -159,7 +162,7 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        # Mathematically at most 1, but rounding may give more for huge numbers.
+        # The value is mathematically at most 1, but rounding may give more for huge numbers.
         return math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))) - delta
 
     if excess(0.0) <= 0:

@@ -1,4 +1,4 @@
-"""The accountant contract: the cost of steps of noise."""
+"""Contract of an accountant, which computes the epsilon of noise steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl.privacy.events import GaussianSteps
 
 
 class Accountant(ABC):
-    """Computes an upper bound of epsilon for steps of Gaussian noise on sums of records.
+    """Base class that bounds the epsilon of steps of Gaussian noise on sums of records.
 
-    A member implements `epsilon`. Options are the arguments of its constructor.
+    A member implements `epsilon`. Options are the arguments of the subclass's constructor.
     """
 
     @abstractmethod
@@ -23,19 +23,19 @@ class Accountant(ABC):
         """Return an upper bound of epsilon at a delta, for a record that is added or removed.
 
         Args:
-            steps: steps of one kind, or of several kinds in sequence; at least one kind, each of at
-                least one step.
-            delta: between 0 and 1.
+            steps: steps of one kind, or of several kinds one after the other; at least one kind,
+                and each kind has at least one step.
+            delta: delta between 0 and 1.
 
         Raises:
-            MissingPackageError: a package that it needs is not installed.
+            MissingPackageError: a package that the accountant needs is not installed.
         """
 
 
 def all_moments(
     steps: Sequence[GaussianSteps], orders: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return orders, and the log-moments of all steps at each; independent steps add up."""
+    """Return Renyi orders, and the sum over all steps of the log-moments at each order."""
     total = np.zeros(len(orders))
     for one in steps:
         total += one.steps * log_moments(one.sampling_rate, one.noise, orders)
@@ -44,7 +44,7 @@ def all_moments(
 
 @lru_cache(maxsize=256)
 def log_moments(rate: float, noise: float, orders: tuple[int, ...]) -> np.ndarray:
-    """Return (order - 1) times the Renyi divergence of one step at each order.
+    """Return (order - 1) times the Renyi divergence of one noise step, at each order.
 
     It is ln sum_i binom(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / (2 noise^2)) at order a.
     """

@@ -1,4 +1,4 @@
-"""The moments accountant, a reference."""
+"""The moments accountant, as a reference for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Moments(Accountant):
     Abadi et al. 2016, theorem 2 and section 3.2.
 
     Args:
-        most: the moments are those of orders 1 to `most`.
+        most: the accountant uses the moments of orders 1 to `most`.
 
     >>> round(Moments().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 4)
     1.2586

@@ -1,4 +1,4 @@
-"""Privacy loss distributions, the tightest accountant here."""
+"""Privacy loss distributions, which give the smallest epsilon of the accountants here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PrivacyLoss(Accountant):
     Koskela, Jalko and Honkela 2020; Doroshenko et al. 2022.
 
     Args:
-        interval: losses are rounded up to multiples of this interval.
+        interval: privacy losses are rounded up to multiples of this interval.
 
     Raises:
         BadOptionError: a number is out of range.

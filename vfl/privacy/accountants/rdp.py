@@ -1,4 +1,4 @@
-"""Renyi differential privacy, the default accountant of a training; it needs no package."""
+"""Renyi differential privacy, the default accountant of a training; it needs no other package."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ORDERS = (*range(2, 65), *range(72, 257, 8), 320, 384, 512, 768, 1024)
 class RenyiDP(Accountant):
     """Renyi differential privacy of the sampled Gaussian mechanism.
 
-    Source: Mironov, Talwar and Zhang 2019, section 3.3, at whole orders. Between these orders the
-    log-moments are convex, so a straight line bounds them. The conversion to epsilon is proposition
-    12 of Canonne, Kamath and Steinke 2020.
+    Source: Mironov, Talwar and Zhang 2019, section 3.3, at integer orders. Between two integer
+    orders the log-moments are convex, so a straight line bounds them. The conversion from moments
+    to epsilon is proposition 12 of Canonne, Kamath and Steinke 2020.
 
     >>> round(RenyiDP().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 4)
     1.0355

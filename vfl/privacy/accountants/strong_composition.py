@@ -1,4 +1,4 @@
-"""Strong composition, a reference."""
+"""Strong composition, as a reference for comparison."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vfl.privacy.events import GaussianSteps
 
 
 class StrongComposition(Accountant):
-    """Strong composition of amplified Gaussian steps, with the best division of delta.
+    """Strong composition of Gaussian steps on sampled rows, with the best division of delta.
 
-    Source: Dwork, Rothblum and Vadhan 2010, theorem III.3. With sampling rate q, a step spends q
-    times the epsilon and q times the delta of a step on all rows. Steps of several kinds share
-    delta evenly, and their epsilons add up.
+    Source: Dwork, Rothblum and Vadhan 2010, theorem III.3. With sampling rate q, a step costs q
+    times the epsilon and q times the delta of a step on all rows. Steps of several kinds divide
+    delta equally, and their epsilons are added.
 
     >>> round(StrongComposition().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 3)
     9.353
@@ -30,6 +30,6 @@ def _of_one_kind(kind: GaussianSteps, delta: float) -> float:
     share = 1 / (1 + np.exp(np.linspace(-12, 12, 4001)))
     one = rate * np.sqrt(2 * np.log(1.25 * rate * steps / (share * delta))) / noise
     left = (1 - share) * delta
-    with np.errstate(over="ignore"):  # infinite if a step has a large epsilon
+    with np.errstate(over="ignore"):  # the result is infinite if one step has a large epsilon
         total = one * np.sqrt(2 * steps * np.log(1 / left)) + steps * one * np.expm1(one)
     return float(total.min())
