@@ -21,7 +21,7 @@ from torch import Tensor
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import Seal, checked_span, private_folder, read_sealed, write_sealed
 from vfl.llm.packing import packed_bytes, unpack_elements
-from vfl.mpc.ring import ELEMENT_BITS, matmul
+from vfl.mpc.ring import ELEMENT_BITS, matmul, reads_in_place
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
@@ -188,6 +188,8 @@ def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) ->
     >>> multiplied(torch.tensor([[1, 10]]), two, turned=True).tolist()
     [[21, 43]]
     """
+    if isinstance(right, Tensor) and not turned and reads_in_place(len(left), right):
+        return matmul(left, right)  # blocks only limit copies
     matrix = Whole(right) if isinstance(right, Tensor) else right
     rows, columns = matrix.shape
     if turned:

@@ -136,7 +136,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     transposed view; so is a single row. The right operand may be int16 or int32: a product of one
     row reads each element once, so memory bandwidth determines its time.
     """
-    if COMPILED and len(left) <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous():
+    if reads_in_place(len(left), right):
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
     if right.dtype in (torch.int16, torch.int32):
         right = right.long()
@@ -151,6 +151,11 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     if limbs_pay(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left, right)
     return left @ right
+
+
+def reads_in_place(rows: int, right: Tensor) -> bool:
+    """Return whether `matmul` of so many left rows reads its right operand without a copy."""
+    return COMPILED and rows <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous()
 
 
 def batched(left: Tensor, right: Tensor) -> Tensor:
