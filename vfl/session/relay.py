@@ -264,7 +264,7 @@ class SealedLinks:
             self._keep(self._stream.receive())
 
     def came(self, name: str | None, poll: Callable[[], Frame | None]) -> bool:
-        """Read all frames of the stream; return whether a frame of this sender is available."""
+        """Read all frames that have arrived; return whether a frame of this sender is available."""
         while (frame := poll()) is not None:
             self._keep(frame)
         return bool(self._waiting[0 if name is None else self._number(name)])
@@ -280,7 +280,7 @@ class SealedLinks:
 
 
 class _Pair:
-    """One end of a pair, over a stream that several pairs share."""
+    """A party's access to one other party, over a stream that several pairs share."""
 
     def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
         self.send, self.receive = send, receive
@@ -293,12 +293,12 @@ class _Pair:
 
 
 class PolledPair(_Pair):
-    """A sealed link, or the link to the label party, that never blocks; for a party that serves.
+    """A sealed link, or the link to the label party, that never blocks, for a party that serves.
 
     Args:
-        links: links of this party.
+        links: the party's links.
         name: name of the party at the other end; None for the label party.
-        stream: the stream below the links.
+        stream: the stream that carries the links.
     """
 
     def __init__(self, links: SealedLinks, name: str | None, stream: PolledLink) -> None:
@@ -318,14 +318,14 @@ class PolledPair(_Pair):
 
 
 class Askers:
-    """A feature party's links to several serving label parties; it answers the last requester.
+    """A feature party's links to several serving label parties; answers go to the last requester.
 
-    Of n label parties, the i-th numbers its requests i, i + n, i + 2 n and so on. No two requests
-    of a session share a step, so noise for one of them is drawn once.
+    Of n label parties, label party i numbers its requests i, i + n, i + 2 n and so on. No two
+    requests of a session share a step number, so no noise is drawn twice.
 
     Args:
         links: links of the feature party.
-        names: label parties that send requests, besides the leading one.
+        names: label parties that send requests, besides the leading label party.
     """
 
     def __init__(self, links: SealedLinks, names: Sequence[str]) -> None:
@@ -337,10 +337,11 @@ class Askers:
         self._asked.send(frame)
 
     def receive(self) -> Frame:
-        """Receive the next request, or DONE after all requesters have ended.
+        """Receive the next request, or DONE after all label parties have ended.
 
         Raises:
-            ProtocolError: a label party uses a step of another one, or sends a request after DONE.
+            ProtocolError: a label party uses the step of another label party, or sends a request
+                after DONE.
         """
         while True:
             name, frame = self._links.receive_any()
@@ -359,22 +360,26 @@ class Askers:
 
 
 class Switchboard:
-    """The label party's streams, some of whose frames are for other parties; one thread uses it.
+    """The label party's streams to other parties; it relays frames between these parties.
 
-    It relays frames while it waits for one of its own.
+    One thread uses the object. While it waits for a frame to the label party, it relays other
+    frames.
 
     Args:
         streams: streams by party, in the order that all agree on.
-        receive_any: returns the next frame from any sender, and the sender's name.
-        pairs: whether two given parties send each other messages.
-        most: most buffered frames of one party.
+        receive_any: function that returns the next frame from any sender, and the sender's name.
+        pairs: function that returns whether two given parties send each other messages.
+        most: largest number of buffered frames of one party.
 
     Attributes:
-        links: links by party.
-        unanswered: for each party, frames relayed to it minus frames it sent to others.
-        came: received frames that were not yet taken, with their senders; see `Carried`.
-        polled: whether streams are being polled, or one has failed since.
-        waits_for: the last receiver of a frame, or with `Carried` the awaited party.
+        links: links to the parties, by name.
+        unanswered: for each party, the number of frames relayed to it minus the number of frames it
+            sent to others.
+        came: received frames that were not yet relayed or buffered, with their senders; see
+            `Carried`.
+        polled: whether streams are being polled, or a stream has failed during polling.
+        waits_for: the last receiver of a relayed frame, or with `Carried` the party whose frame is
+            awaited.
     """
 
     def __init__(
@@ -427,18 +432,18 @@ class Switchboard:
 
 
 class Carried(_Pair):
-    """The label party's link to a party that it queries while it serves; it never blocks.
+    """The label party's link to a party that it queries while serving; the link never blocks.
 
-    Every stream is polled, because the board also relays messages between other parties. It does so
-    only while no stream is broken, because a send would block on a broken one. Each party behind a
-    middle answers every message of the middle by one frame, so the frames show which party is
-    awaited.
+    Every poll reads all streams, because the board also relays messages between other parties.
+    Frames are relayed only while no stream is broken, because sending to a broken stream would
+    block. Each feature party behind a middle party answers every message of the middle party with
+    one frame, so the frames show which party is awaited.
 
     Args:
-        board: relays the frames.
-        name: the queried party: the one in the middle, or a feature party.
+        board: board that relays the frames.
+        name: the queried party: the middle party, or a feature party.
         streams: streams of all parties, as in the board.
-        behind: whether that party waits for others before it answers.
+        behind: whether the queried party waits for other parties before it answers.
     """
 
     def __init__(
@@ -459,11 +464,14 @@ class Carried(_Pair):
         return max(stream.patience_s for stream in self._streams.values())
 
     def filenos(self) -> list[int]:
-        """File descriptors of every stream; -1 for a broken one."""
+        """File descriptors of all streams; -1 for a broken stream."""
         return [stream.fileno() for stream in self._streams.values()]
 
     def poll(self) -> Frame | None:
-        """The next frame of the party if it has arrived, after relaying frames for others."""
+        """Return the queried party's next frame, if it has arrived.
+
+        Frames for other parties are relayed first.
+        """
         board, came = self._board, self._board.came
         board.polled = True
         for name, stream in self._streams.items():

@@ -1,7 +1,7 @@
-"""Consequences of a session's terms: the participating parties, and the exchanges.
+"""Consequences of a session's terms: which parties take part, and which exchanges follow.
 
-Terms are data and import no rules. Secure modes and `[dp]` have separate rules, which this module
-uses.
+The module of the terms is only data and imports no rules. Secure modes and `[dp]` have separate
+rules, which this module uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl.session.terms import Terms
 
 
 def dealer(terms: Terms) -> str | None:
-    """The third party that is only a dealer; None if the session has no such party."""
+    """Return the third party that is only a dealer; None if the session has no such party."""
     mode = secure_mode.make(terms.secure)
     if mode.helps_to_train and terms.mode != "train":
         return None
@@ -32,19 +32,22 @@ def dealer(terms: Terms) -> str | None:
 
 
 def rowless(terms: Terms) -> str | None:
-    """The third party without rows: a dealer, or the party in the middle."""
+    """Return the third party without rows: a dealer or a middle party; None if none."""
     return dealer(terms) if terms.middle is None else terms.middle.party
 
 
 def peers(terms: Terms) -> list[str]:
-    """All parties to which the label party has a stream: feature parties and third parties."""
+    """Return the parties to which the label party has a stream.
+
+    These are the feature parties, third parties and further label parties.
+    """
     third = [] if (name := rowless(terms)) is None else [name]
     further = terms.serving if terms.mode == "serve" else terms.tasks
     return [*terms.feature_parties, *third, *further]
 
 
 def window_frames(terms: Terms) -> int:
-    """Largest number of unread frames in transit in one direction of a stream."""
+    """Return the largest number of unread frames in transit in one direction of a stream."""
     pairs = 1
     if terms.takers:
         pairs += max(len(terms.feature_parties), len(terms.takers))
@@ -52,12 +55,12 @@ def window_frames(terms: Terms) -> int:
 
 
 def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:
-    """The session's exchanges over rows with this split, from exchange `start` on."""
+    """Yield the session's exchanges over rows with this split, from exchange `start` on."""
     return starting(_exchanges(terms, split), start)
 
 
 def in_flight_at(terms: Terms, split: Split, step: int) -> Iterator[Exchange]:
-    """Return the exchanges before `step` whose gradients a party may still await then."""
+    """Yield the exchanges before `step` whose gradients a party may still await at that step."""
     earlier = schedule(terms, split, max(0, step - terms.train.in_flight))
     return takewhile(lambda exchange: exchange.step < step, earlier)
 
@@ -78,14 +81,14 @@ def _exchanges(terms: Terms, split: Split) -> Iterator[Exchange]:
 
 
 def batch_size(terms: Terms, rows: int) -> int:
-    """Return the rows of a training exchange, given the number of training rows."""
+    """Return the batch size of a training exchange, given the number of training rows."""
     if secure_mode.make(terms.secure).whole_epochs:
         return max(1, rows)
     return terms.train.batch_size
 
 
 def steps_per_epoch(terms: Terms, rows: int) -> int:
-    """Return the training exchanges of an epoch, given the number of training rows."""
+    """Return the number of training exchanges per epoch, given the number of training rows."""
     return steps_of(rows, batch_size(terms, rows))
 
 
@@ -98,7 +101,7 @@ def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterable[n
 
 
 def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
-    """Refuse a training whose result with several ranks would differ from that with one rank.
+    """Refuse a training whose result with several ranks would differ from the result of one rank.
 
     Args:
         terms: terms of the session.

@@ -1,7 +1,7 @@
-"""The rows of every numbered exchange, which each party computes alike, and early stopping.
+"""The rows of every numbered exchange, computed equally by all parties, and early stopping.
 
 No message contains the order of the rows. Exchanges are numbered from 0 through the whole session,
-with training, validation and test alike, so the number of a step determines its rows.
+in one sequence for training, validation and test, so the number of a step determines its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vfl.core.seeds import permutation
 
 Phase = Literal["train", "validation", "test", "predict"]
 QUERY_ROWS = 1024
-#: While serving: bytes of a row's position, and of the reason of a refusal.
+#: Bytes of a row's position in a request while serving, and bytes of a refusal's reason.
 ROW_BYTES, REFUSAL_BYTES = 4, 1
 
 
@@ -32,12 +32,12 @@ class Exchange:
 
     Attributes:
         step: number of the exchange.
-        phase: training, or the rows that the exchange evaluates.
+        phase: "train", or the kind of rows that the exchange evaluates.
         epoch: number of the epoch, from 1; for an evaluation, the last trained epoch.
         rows: positions in the aligned rows, int64.
         last: whether this exchange ends its phase in this epoch.
-        saves: whether parties with checkpoints save one before this exchange.
-        confirmed: whether the label party confirms a query; a service does not.
+        saves: whether parties that store checkpoints save a checkpoint before this exchange.
+        confirmed: whether the label party confirms a query; in a serving session it does not.
         trained: number of training exchanges before this one.
     """
 
@@ -52,15 +52,15 @@ class Exchange:
 
     @property
     def trains(self) -> bool:
-        """Return whether a gradient is returned."""
+        """Return whether the exchange returns a gradient."""
         return self.phase == "train"
 
 
 def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
-    """Return indices of an exchange's rows whose cuts a party sends, int64, ascending.
+    """Return indices of those rows of an exchange that a party has, int64, ascending.
 
-    For a training batch with a single such row the result is empty: This is because batch norm
-    cannot use one row.
+    The result is empty for a training batch with a single such row, because batch norm cannot use
+    one row.
 
     Args:
         exchange: the exchange with its rows.
@@ -74,7 +74,7 @@ def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
 
 
 def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Consecutive batches; a last batch of one row is dropped, because batch norm cannot use it.
+    """Return consecutive batches; a last batch of one row is dropped, as batch norm cannot use it.
 
     >>> [len(batch) for batch in batches(np.arange(9), 4)], len(batches(np.arange(10), 4))
     ([4, 4], 3)
@@ -88,14 +88,15 @@ def shuffled_in_blocks(
 ) -> Iterator[np.ndarray]:
     """Shuffle the rows of an epoch in blocks, so that memory never holds all rows.
 
-    Blocks of B consecutive rows are permuted first, then the rows of each window of W blocks. Let
-    all K blocks have equal size, and let W divide K. Every row then takes every position of the
-    epoch with the same probability, as in a full shuffle. The neighbours differ: But two rows of
-    one block are always in one window. Two neighbouring positions therefore contain rows of one
-    block with probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle this probability is
-    (B - 1) / (K B - 1). Let r be the share of the variance that lies between blocks. The mean of a
-    batch of b rows then has a larger variance than in a full shuffle. The factor is about 1 + (b -
-    1) r (1 / W - 1 / K). If the order of the table carries no information, the factor is 1.
+    Blocks of B consecutive rows are permuted first; then the rows of each window of W blocks are
+    permuted. In what follows, all K blocks have equal size, and W divides K. Every row then takes
+    every position of the epoch with the same probability, as in a full shuffle. Neighbouring
+    positions differ from a full shuffle, because two rows of one block are always in one window.
+    Two neighbouring positions therefore contain rows of the same block with probability (B - 1) /
+    (W B - 1), about 1 / W. In a full shuffle this probability is (B - 1) / (K B - 1). Let r be the
+    between-block share of the variance of the rows. The mean of a batch of b rows then has a larger
+    variance than in a full shuffle. The factor between the two variances is about 1 + (b - 1) r (1
+    / W - 1 / K). If the order of the table carries no information, the factor is 1.
 
     Args:
         seed: the run's public seed.
@@ -105,7 +106,7 @@ def shuffled_in_blocks(
         rows: positions of the training rows, int64, ascending.
 
     Yields:
-        Batches as `batches` forms them; a batch may reach into the next window.
+        Batches of the sizes that `batches` makes; a batch may extend into the next window.
     """
     size, block_rows = settings.batch_size, settings.block_rows
     order = permutation(seed, -(-len(rows) // block_rows), "blocks", epoch)
@@ -136,11 +137,12 @@ def training(
     test: np.ndarray,
     checkpoint_every: int = 0,
 ) -> Iterator[Exchange]:
-    """Yield all exchanges of a training: each epoch's batches and validation rows, then the test.
+    """Yield all exchanges of a training: batches and validation rows by epoch, then test rows.
 
     The seed and the epoch determine the order; `train`, `validation` and `test` are positions in
-    the aligned rows. In place of a batch size, a function may return the batches of an epoch. A
-    checkpoint is saved before every `checkpoint_every`-th exchange; 0 saves none.
+    the aligned rows. In place of a batch size, the argument may be a function that returns the
+    batches of an epoch. A checkpoint is saved before every `checkpoint_every`-th exchange; 0 saves
+    none.
     """
     step = trained = 0
     for epoch in range(1, epochs + 1):
@@ -163,7 +165,7 @@ def training(
 
 
 def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield each group, and whether it is the last."""
+    """Yield each group, with whether it is the last group."""
     waiting = None
     for group in groups:
         if waiting is not None:
@@ -185,12 +187,12 @@ def one_epoch(
 
 
 def starting(exchanges: Iterable[Exchange], step: int) -> Iterator[Exchange]:
-    """The exchanges from number `step` on."""
+    """Yield the exchanges from number `step` on."""
     return (exchange for exchange in exchanges if exchange.step >= step)
 
 
 def asking(phase: Phase, rows: np.ndarray) -> Iterator[Exchange]:
-    """The exchanges of an evaluation or a prediction only."""
+    """Yield the exchanges of an evaluation or a prediction."""
     groups = queries(rows)
     for step, part in enumerate(groups):
         yield Exchange(step, phase, 0, part, last=step == len(groups) - 1)
@@ -200,7 +202,7 @@ class Look(Protocol):
     """Callback that receives the progress of a session."""
 
     def __call__(self, now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
-        """Receive the numbers of exchanges and rows so far; `now` is a time of the clock."""
+        """Receive the numbers of exchanges and rows so far; `now` is the time by the clock."""
 
 
 def watched(
@@ -220,7 +222,7 @@ def watched(
 
 
 def steps_per_epoch(rows: int, batch_size: int) -> int:
-    """Number of training exchanges of an epoch.
+    """Return the number of training exchanges per epoch.
 
     >>> steps_per_epoch(9, 4), steps_per_epoch(10, 4)
     (2, 3)
@@ -230,7 +232,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 class Verdict(IntFlag):
-    """Result of an epoch's validation."""
+    """Decision after an epoch's validation: new best weights, and whether to stop."""
 
     NONE = 0
     BEST = 1
@@ -238,20 +240,20 @@ class Verdict(IntFlag):
 
 
 class EarlyStopping:
-    """One party's part in early stopping on validation rows: when to stop, and the best weights.
+    """One party's part in early stopping on validation rows: it stops, and keeps the best weights.
 
-    Only the label party can judge. In its answer to the last validation query of an epoch it sends
+    Only the label party can decide. In its answer to the last validation query of an epoch it sends
     the others one byte: whether the metric was the best so far, and whether to stop. The label
-    party therefore calls `judge`, and the others call `obey`.
+    party therefore calls `judge`, and the other parties call `obey`.
 
     Args:
-        settings: settings with `patience`, `keep` and `measure`; without the first two, no byte is
-            computed or sent.
+        settings: settings with `patience`, `keep` and `measure`; if `patience` and `keep` request
+            nothing, no byte is computed or sent.
         read, write: functions that read and restore the party's own weights and states.
 
     Attributes:
-        best_epoch: epoch of the best validation metric so far; 0 before the first.
-        stopped: epoch after which training stopped early; 0 while it continues.
+        best_epoch: epoch with the best validation metric so far; 0 before the first validation.
+        stopped: epoch after which training stopped early; 0 while training continues.
     """
 
     def __init__(
@@ -274,7 +276,9 @@ class EarlyStopping:
         return asked and exchange.phase == "validation" and exchange.last
 
     def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
-        """Decide at the label party after an epoch's validation; return the byte for the others.
+        """Decide, at the label party, after an epoch's validation.
+
+        The result is the byte that the label party sends to the other parties.
 
         Args:
             figures: metrics of the validation rows, by name.
@@ -321,7 +325,7 @@ class EarlyStopping:
             self._follow(Verdict(answer[0]), exchange)
 
     def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the exchanges to run: after an early stop, only those of the test rows."""
+        """Yield the exchanges to run; after an early stop, only the exchanges of the test rows."""
         for exchange in schedule:
             if not self.stopped or exchange.epoch <= self.stopped:
                 yield exchange
@@ -329,7 +333,7 @@ class EarlyStopping:
                 yield replace(exchange, epoch=self.stopped)
 
     def state(self) -> dict[str, Any]:
-        """All decisions so far, for a checkpoint."""
+        """Return all decisions so far, for a checkpoint."""
         return {
             "best_epoch": self.best_epoch,
             "stopped": self.stopped,
@@ -338,7 +342,7 @@ class EarlyStopping:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `state`."""
+        """Continue from a state that `state` returned."""
         self.best_epoch, self.stopped = state["best_epoch"], state["stopped"]
         self._lowest, self._best = state["lowest"], state["best"]
 

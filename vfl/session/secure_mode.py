@@ -1,9 +1,9 @@
-"""Secure modes by name; each defines what parties learn of each other; "none" is one.
+"""Secure modes by name; a mode defines what each party learns of the cuts. "none" is a mode.
 
-A mode defines its promise and refusals, its roles, its messages, and both ends of a round. ``secure
-= "none"`` is the base class itself: a feature party sends its cut through a codec, and the label
-party sees it. The other members are in `vfl.mpc.secure` and are imported when a session needs one;
-a plain session imports none of them.
+A mode defines its promise and refusals, its roles, its messages, and both endpoints of an exchange.
+``secure = "none"`` is the base class itself: a feature party sends its cut through a codec, and the
+label party sees the cut. The other modes are in `vfl.mpc.secure` and are imported when a session
+needs one; a session with "none" imports no other mode.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from vfl.session.store.witness import Standing
     from vfl.session.terms import PartyTerms, Terms
 
-#: Largest payload by kind, up and down.
+#: Largest payload of each kind of frame, to the label party and from it.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
 
 
-#: Settings that all parties know, and the settings of a party with columns.
+#: Settings that all parties know, and the settings of a party with columns; `SecureMode` reads
+#: both.
 Agreed: TypeAlias = "Experiment | Terms"
 AskedParty: TypeAlias = "PartySettings | PartyTerms"
 
@@ -51,10 +52,10 @@ class Revealed:
     Attributes:
         observer: the party that learned the value.
         what: kind of value, for example "cut", "sum of the cuts" or "gradient of the sum".
-        of: the party that the value concerns, or "all" if the cuts of all were summed.
+        of: the party that the value concerns, or "all" if the cuts of all parties were summed.
         phase: phase: "setup", "train" or "evaluate".
         times: number of exchanges.
-        values: number of numbers, over all exchanges.
+        values: number of disclosed numbers, over all exchanges.
     """
 
     observer: str
@@ -66,29 +67,30 @@ class Revealed:
 
 
 SETUP, TRAIN, EVALUATE = "setup", "train", "evaluate"
-#: Phase, exchanges and rows that have taken place.
+#: Phase, number of exchanges and number of rows that have taken place.
 Happened = tuple[str, int, int]
 
 
 class Layers(Protocol):
-    """First layers that a party shares, and the resources for them."""
+    """First layers that a party secret-shares, and the resources that they need."""
 
     @property
     def parameters(self) -> int:
         """Return the number of weights that the party shares."""
 
     def memory_bytes(self, rows: int) -> int:
-        """Most memory of the party in an exchange of this many rows."""
+        """Return the most memory that the party needs in an exchange of this many rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Bytes that the party sends and receives in an exchange, headers included."""
+        """Return the bytes that the party sends and receives in an exchange, headers included."""
 
 
 class FeatureRound(Protocol):
-    """A feature party's part of a round; `FeatureEnd` if the mode hides nothing.
+    """Interface of a feature party's endpoint; `FeatureEnd` if the mode hides nothing.
 
-    A mode may replace it. In every exchange `send_cut` or `send_query` comes first, then `answer`,
-    then `take_gradient` or `take_receipt`; a mode with more messages exchanges them in `answer`.
+    A mode may replace the endpoint. In every exchange `send_cut` or `send_query` comes first, then
+    `answer`, then `take_gradient` or `take_receipt`; a mode with more messages exchanges them in
+    `answer`.
     """
 
     party: str
@@ -98,9 +100,9 @@ class FeatureRound(Protocol):
 
     @property
     def layers(self) -> Layers | None:
-        """Layers that the party shares, after the start of an attempt.
+        """Layers that the party shares, known after the start of an attempt.
 
-        The value is None for a party with its own bottom.
+        The value is None if the party has its own bottom.
         """
 
     @property
@@ -108,7 +110,7 @@ class FeatureRound(Protocol):
         """Number of cuts whose gradients have not been received yet."""
 
     def fit(self, inputs: Any) -> None:
-        """Use the training inputs once, before step 0."""
+        """Give the training inputs to the party's defense once, before step 0."""
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
         """Begin a training exchange with rows of axes (rows, ...)."""
@@ -120,39 +122,39 @@ class FeatureRound(Protocol):
         """Answer the messages of other parties."""
 
     def take_gradient(self) -> None:
-        """Wait for the returned values, and update the weights."""
+        """Wait for the values that the other parties return, and update the weights."""
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has received the query; returns the payload of its answer."""
+        """Wait until the label party has received the query; return the payload of its answer."""
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Return the cut of some rows as a query sends it."""
+        """Return the cut of some rows as a query would send it."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State that the party stores to predict."""
+        """Return the state that the party stores to predict."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of `state_dict`."""
 
     def training_state(self) -> dict[str, Any]:
-        """State for an exact resume of training."""
+        """Return the state for an exact resume of training."""
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Any) -> None:
         """Restore the state of `training_state`."""
 
 
 class HelperRound(Protocol):
-    """A party without columns that a mode needs, such as a dealer."""
+    """Interface of a party without columns that a mode needs, such as a dealer."""
 
     party: str
     link: Link
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """Layers that the third party serves, by party, after the start of an attempt."""
+        """Layers that the third party serves, by party, known after the start of an attempt."""
 
     def serve(self) -> bool:
-        """Serve the next requested exchange; returns False when the session is over."""
+        """Serve the next requested exchange; return False when the session is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +163,23 @@ class OwnRows:
 
     Attributes:
         secret: the party's own secret, from which initial weights are derived.
-        agreed: receives the layers by party before frames of their size are sent; it may raise an
-            error.
+        agreed: function that receives the layers by party before frames of their size are sent; it
+            may raise an error.
         split: split of the aligned rows; None at a dealer.
-        inputs: inputs of all its aligned rows, axes (rows, ...); None without columns.
+        inputs: inputs of all the party's aligned rows, axes (rows, ...); None without columns.
         labels: labels of all rows as the model learns them, codes of classes or numbers; only at
-            their owner.
+            the party that owns the labels.
         weights: weight of each row, axes (rows,), at the owner of the labels; None if all are
             equal.
         classes: number of classes of the labels; 0 for numbers.
         top: spec of the top model, at the label party.
-        device: device for large products.
+        device: device for large matrix products.
         names: names of the classes, at an owner of labels.
         columns: names of the inputs, if they have names.
-        categories: number of categories of each column, 0 for an ordered column; only if cells are
-            inputs.
-        spend: receives the number of exact statistics of its rows that the party is about to
-            disclose; it may raise an error.
+        categories: number of categories of each column, 0 for an ordered column; only if the model
+            reads cells.
+        spend: function that receives the number of exact statistics that the party is about to
+            disclose of its rows; it may raise an error.
         committed: last step that the party had committed when the attempt began.
         held: mask of each feature party's aligned rows, bool, axes (aligned rows,), at the label
             party; empty if every party has all rows. Cells of missing rows are NaN.
@@ -200,7 +202,7 @@ class OwnRows:
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 of the inputs, by which a party notices that its rows have changed."""
+        """Return the SHA-256 of the inputs, by which a party notices that its rows have changed."""
         if self.inputs is None:
             return hashlib.sha256().hexdigest()
         return hashlib.sha256(self.inputs.contiguous().numpy().ravel().data).hexdigest()
@@ -208,23 +210,25 @@ class OwnRows:
 
 @dataclass(slots=True)
 class ServedEnd:
-    """The label party's stream to another party; it can peek at the next frame while serving."""
+    """The label party's stream to another party, whose next frame it can inspect while serving."""
 
     link: Link
 
 
 class WholeNetwork(Protocol):
-    """One party's part of a secret-shared network, or of a model other than a split network.
+    """Interface of one party's part of a whole network.
 
-    All parties make the same calls along the schedule. Rows of an exchange are positions inside the
-    rows of its phase, so that a dealer, which has no rows, can follow.
+    The network is secret-shared, or a model of another kind than a split network.
+
+    All parties call the same methods in the order of the schedule. The rows of an exchange are
+    positions among the rows of its phase, so that a dealer, which has no rows, can follow.
     """
 
     party: str
 
     @property
     def split(self) -> Split:
-        """Number of rows of each phase; positions are those inside the phase."""
+        """Number of rows of each phase; positions count within the phase."""
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -232,62 +236,69 @@ class WholeNetwork(Protocol):
         """Agree with the other parties, then share rows and targets.
 
         Args:
-            weights: result of `weights` after the training; None trains new weights.
-            state: result of `training_state` to continue from.
+            weights: weights that `weights` returned after the training; None trains new weights.
+            state: state that `training_state` returned, to continue from.
         """
 
     def train(self, exchange: Exchange) -> Tensor | None:
-        """Train one step on some rows; return their outputs if the label party learns them."""
+        """Train one step on some rows.
+
+        The result is the outputs of these rows, if the label party learns them.
+        """
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
-        """Logits or numbers of some rows at the label party, axes (rows, outputs)."""
+        """Return logits or numbers of some rows at the label party, axes (rows, outputs)."""
 
     def reveals(self, exchange: Exchange) -> bool:
-        """Return whether the exchange discloses values that a training must not disclose twice.
+        """Return whether the exchange discloses values that a training may disclose only once.
 
-        All parties save before it; `everybody_saved` then lets all of them commit this checkpoint.
+        All parties save a checkpoint before such an exchange; `everybody_saved` then lets all of
+        them commit this checkpoint.
         """
         return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
-        """Before an exchange that `reveals`: wait until all parties have saved, then commit."""
+        """Before an exchange that `reveals`, wait until all parties have saved, then commit."""
         raise AssertionError("this network reveals nothing that must not be revealed twice")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Privacy statements of the training for the owners of its rows."""
+        """Return privacy statements of the training for the owners of the party's rows."""
         return ()
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
-        """At the label party: send its verdict on an epoch to the others."""
+        """At the label party, send the verdict of early stopping to the other parties."""
         raise AssertionError("only the label party judges")
 
     def receive_verdict(self) -> bytes:
-        """At another party: wait for the verdict."""
+        """At another party, wait for the label party's verdict."""
         raise AssertionError("the label party does not wait for itself")
 
     def end(self, report: Frame) -> list[Frame]:
         """Send a final report to the label party, which sends none; return the received reports."""
 
     def weights(self) -> dict[str, Tensor]:
-        """This party's shares; empty if it has none."""
+        """Return this party's shares of the weights; empty if it has no share."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Continue from the shares of `weights`."""
+        """Continue from the shares that `weights` returned."""
 
     def training_state(self) -> dict[str, Any]:
-        """State of this party for a resume."""
+        """Return this party's state for a resume."""
 
     def revealed(self) -> list[Revealed]:
-        """Values this party has learned so far: kinds and sizes."""
+        """Return the kinds and sizes of values that this party has learned so far."""
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Bytes that this party has sent, by receiver and phase: setup, offline, online."""
+        """Return the bytes that this party has sent, by receiver and phase.
+
+        The phases are setup, offline and online.
+        """
         return []
 
     def importance(self) -> dict[str, Any] | None:
-        """At the label party: importance of parties and columns in an evaluation.
+        """At the label party, return the importance of parties and columns in an evaluation.
 
-        It is None if undefined.
+        The result is None if the importance is undefined.
         """
         return None
 
@@ -296,7 +307,7 @@ class WholeNetwork(Protocol):
 
         Otherwise the result is None.
 
-        For a prediction: the Shapley value of each row, axes (rows, columns, outputs). For an
+        For a prediction: the Shapley values of each row, axes (rows, columns, outputs). For an
         evaluation: their mean absolute values, axes (columns,).
         """
         return None
@@ -307,19 +318,20 @@ class WholeNetwork(Protocol):
         return 0
 
     def remarks(self) -> Sequence[Mapping[str, Any]]:
-        """At the label party: the model's remarks on the last answered rows, besides the outputs.
+        """At the label party, return the model's remarks on the last answered rows.
 
-        There is one for each row, all with the same names; empty if outputs are the whole answer.
+        There is one remark for each row, all with the same names; the result is empty if outputs
+        are the whole answer.
         """
         return ()
 
     def figures(self) -> dict[str, Any]:
-        """Further metrics of the trained model by name, for the owner's card or the summary."""
+        """Return additional metrics of the trained model by name, for a card or the summary."""
         return {}
 
 
 class AnsweringNetwork(Protocol):
-    """The part of a whole network that answers requests at a feature party; see `serves_rows`."""
+    """Interface of a whole network at a feature party that answers requests; see `serves_rows`."""
 
     link: Link
 
@@ -328,7 +340,7 @@ class AnsweringNetwork(Protocol):
 
 
 class AskingNetwork(Protocol):
-    """The part of a whole network that answers requests at the label party; see `serves_rows`."""
+    """Interface of a whole network at the label party that answers requests; see `serves_rows`."""
 
     @property
     def ends(self) -> Mapping[str, ServedEnd]: ...
@@ -336,7 +348,7 @@ class AskingNetwork(Protocol):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Return outputs of rows after all others were queried; see `WholeNetwork.outputs`.
+        """Return outputs of rows after the other parties were queried; see `WholeNetwork.outputs`.
 
         Args:
             exchange: the queried rows.
@@ -345,28 +357,28 @@ class AskingNetwork(Protocol):
         """
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
-        """The Shapley value of each party for each output of one row, axes (outputs,).
+        """Return the Shapley value of each party for each output of one row, axes (outputs,).
 
-        The result is empty if the model has none.
+        The result is empty if the model has no such values.
 
         Args:
-            row: index among the last answered rows.
+            row: index of the row among the last answered rows.
         """
 
 
 class SharedLink(Link, Protocol):
-    """A link between threads whose end can report an error."""
+    """A link between two threads of a process that can report an error."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this end to the other end, then close."""
+        """Report an error of this thread to the other thread, then close."""
 
 
 class LocalStreams(Protocol):
     """Streams between the parties of one process, each of which runs in its own thread.
 
     Attributes:
-        outer: each party's end, by its name.
-        inner: the label party's ends, by the other party's name; they only send.
+        outer: each party's stream to the label party, by the party's name.
+        inner: the label party's streams, by the other party's name; they only send.
     """
 
     @property
@@ -375,36 +387,38 @@ class LocalStreams(Protocol):
     def inner(self) -> Mapping[str, SharedLink]: ...
 
     def receive_any(self) -> tuple[str, Frame]:
-        """At the label party: receive the next frame from any party, and its name."""
+        """At the label party, receive the next frame from any party, with the party's name."""
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Run the programs of all parties, by name.
+        """Run the programs of all parties, each in its thread; `programs` has them by party.
 
         Raises:
-            VFLError: a party failed; this is the first error.
+            VFLError: a party failed; this is the error of the first party that failed.
         """
 
 
 class SecureMode:
-    """Defines how the label party receives the cuts; the base class: each cut separately.
+    """Defines how the label party receives the cuts.
 
-    A member overrides the parts that differ. It is defined below the parties' modules and receives
-    their parts as arguments: links, secrets, the bottom, the label party's ends of the round.
+    In the base class, the label party receives each cut separately.
+
+    A subclass overrides the parts that differ. It is defined below the parties' modules and
+    receives their parts as arguments: links, secrets, the bottom, the label party's endpoints.
 
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
         reveals_model: whether every party with columns has the whole model at the end.
         shares_weights: whether feature parties share first layers, so that no party has its own
             bottom or a cut.
-        whole_network: whether all layers including the top are shared, so that no party has one;
-            `outer_network` and `middle_network` then replace both ends of a round.
+        whole_network: whether all layers including the top are secret-shared, so that no party has
+            a whole layer; `outer_network` and `middle_network` then replace both endpoints.
         reads_cells: whether a whole network receives raw cells, labels in their own units, and row
-            weights; otherwise both are standardised, and all weights are equal. Each participating
-            party names such a mode in `consent.models`.
+            weights; otherwise cells and labels are standardised, and all weights are equal. Each
+            participating party names such a mode in `consent.models`.
         whole_epochs: whether an exchange of a training contains all training rows.
         serves_rows: whether a whole network also answers single queried rows.
-        answers_without: whether a service then answers without an absent feature party, if the
-            label party allows it.
+        answers_without: whether a service with such a network can answer without an absent feature
+            party, if the label party allows it.
         explains_columns: whether a whole network computes each column's contribution for its owner.
         helps_to_train: whether a third party takes part in trainings only.
         keeps: the parts of the model that a feature party and the label party store, for cards and
@@ -431,25 +445,25 @@ class SecureMode:
 
     @property
     def divides_rows(self) -> bool:
-        """Return whether each party has separate rows, with all columns and labels."""
+        """Return whether each party has rows of its own, with all columns and labels."""
         return False
 
     def third_party(self, label_party: str) -> str | None:
-        """The third party, which has no columns and only helps.
+        """Return the third party, which has no columns and only helps.
 
-        It is None where there is no such party.
+        The result is None if the mode has no third party.
         """
         return None
 
     def ring(self, parties: int) -> object | None:
-        """The ring in which the cuts of this many feature parties are summed.
+        """Return the ring in which the cuts of this many feature parties are summed.
 
-        It is None without a ring.
+        The result is None if no ring is used.
         """
         return None
 
     def refuse(self, agreed: Agreed) -> None:
-        """Refuse every setting that would disclose values the mode has to hide.
+        """Refuse every setting that would disclose values that the mode has to hide.
 
         Raises:
             ExposedCutError: the mode would hide nothing; the error states the reason.
@@ -457,7 +471,7 @@ class SecureMode:
         """
 
     def promise(self, agreed: Agreed) -> str:
-        """Short text on which party learns what of the cuts."""
+        """Return a short text that states which party learns what about the cuts."""
         if agreed.middle is not None:
             middle = agreed.middle.party
             return (
@@ -468,9 +482,10 @@ class SecureMode:
         return f"{' and '.join(takers)} {'sees' if len(takers) == 1 else 'see'} every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Values that each party learned in past exchanges; kinds and sizes only.
+        """Yield the values that each party learned in past exchanges, by kind and size.
 
-        Masked numbers are left out: They disclose nothing to a party that does not collude.
+        Masked numbers are left out, because they disclose nothing to a party that does not collude
+        with another party.
         """
         cut, gradient = "cut", "gradient of its cut"
         if terms.codec != "none":
@@ -494,7 +509,7 @@ class SecureMode:
     # Messages on the links.
 
     def window_frames(self, train: TrainSettings) -> int:
-        """Most unread frames in transit in one direction of a stream.
+        """Return the largest number of unread frames in transit in one direction of a stream.
 
         The limit covers the frames in flight, a query after the last of them, and a greeting.
         """
@@ -507,7 +522,7 @@ class SecureMode:
         rows: Mapping[Kind, int],
         layers: Mapping[str, Layers] | None,
     ) -> Limits:
-        """Largest payloads between the label party and another one, up and down.
+        """Return the largest payloads between the label party and another party, up and down.
 
         Args:
             terms: the agreed terms.
@@ -526,35 +541,36 @@ class SecureMode:
         The result is empty if each party has its own bottom.
 
         Args:
-            columns: columns of every party's layer, plus one for the offset, in merge order.
-            width: width of all their outputs.
+            columns: number of columns of every party's layer, plus one for the offset, in merge
+                order.
+            width: width of the layers' outputs.
             label_party: name of the label party.
         """
         return {}
 
     def helper_bytes(self, layers: Sequence[Any], rows: int, trains: bool) -> int:
-        """Bytes that a third party sends and receives in an exchange, headers included."""
+        """Return the bytes of a third party's messages in an exchange, headers included."""
         return 0
 
-    # Objects at the two ends of a round.
+    # Objects at the two endpoints of an exchange.
 
     def feature_codec(self, party: str, terms: Terms) -> Codec:
-        """Codec that encodes a feature party's cuts, at that party."""
+        """Make the codec that encodes a feature party's cuts, at that party."""
         return compression.make(terms.codec)
 
     def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
-        """Codec that decodes the cuts at the label party."""
+        """Make the codec that decodes a feature party's cuts, at the label party."""
         return compression.make(terms.codec)
 
     def feature_round(
         self, party: str, bottom: nn.Module, columns: int, terms: Terms, own: Own, link: Link
     ) -> FeatureRound | None:
-        """Return a replacement for a feature party's whole end; None keeps the plain end.
+        """Make a replacement for a feature party's endpoint; None keeps `FeatureEnd`.
 
         Args:
             party: name of the party.
             bottom: bottom that would be trained without the mode.
-            columns: number of the party's inputs, all axes of a row together.
+            columns: number of the party's inputs: the product of the axes of a row.
             terms: the agreed terms.
             own: private state of the party.
             link: stream to the label party.
@@ -569,24 +585,24 @@ class SecureMode:
         ledger: Ledger,
         stopping: EarlyStopping,
     ) -> CutAggregator:
-        """Aggregator that receives the cuts at the label party, with the messages before them."""
+        """Make the object with which the label party receives cuts and the messages before them."""
         return CutAggregator(ends, ledger, stopping)
 
     def helper_round(self, terms: Terms, link: Link) -> HelperRound:
-        """The third party's round, over its stream to the label party."""
+        """Make the third party's endpoint, over its stream to the label party."""
         raise AssertionError("this mode has no third party")
 
-    # A secret-shared network; only with `whole_network`.
+    # A secret-shared network; these methods are called only with `whole_network`.
 
     def outer_network(
         self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
-        """Return the end of a party that has a stream to the label party only.
+        """Make the network of a party that has a stream to the label party only.
 
         Args:
             party: name of the party.
             terms: the agreed terms.
-            keys: its part in the key agreement, from `own_keys`.
+            keys: the party's part in the key agreement, from `own_keys`.
             stream: stream to the label party.
             rows: its inputs.
         """
@@ -600,22 +616,22 @@ class SecureMode:
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        """Return the end of the label party, which relays messages between the two others.
+        """Make the network of the label party, which relays messages between the other parties.
 
         Args:
             terms: the agreed terms.
             attempt: name of the session, and number of its restarts.
-            streams: streams to the others, by party.
-            receive_any: returns the next frame from any party, and its name.
+            streams: streams to the other parties, by party.
+            receive_any: function that returns the next frame from any party, and the party's name.
             rows: the label party's inputs.
         """
         raise AssertionError("this mode has no secret-shared network")
 
     def local_streams(self, terms: Terms) -> LocalStreams:
-        """Streams for a process that runs every party."""
+        """Make streams for a process that runs every party."""
         raise AssertionError("this mode has no secret-shared network")
 
-    # Keys before the first exchange; only with `needs_keys`.
+    # Key agreement before the first exchange; these methods are called only with `needs_keys`.
 
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
@@ -626,7 +642,7 @@ class SecureMode:
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """Return key agreements of all parties in one process; they protect no party."""
+        """Make key agreements of all parties in one process; they protect no party."""
         raise AssertionError("this mode needs no keys")
 
     def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:
@@ -660,7 +676,7 @@ def make(spec: str) -> SecureMode:
 
 
 def shares_weights(agreed: Agreed) -> bool:
-    """Return whether the feature parties share their first layers, so that no party has its own.
+    """Return whether feature parties share first layers, so that no party has its own bottom.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -669,7 +685,7 @@ def shares_weights(agreed: Agreed) -> bool:
 
 
 def third_party(agreed: Agreed) -> str | None:
-    """The third party that is only a dealer; None if there is no such party.
+    """Return the third party that is only a dealer; None if there is no such party.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -678,12 +694,12 @@ def third_party(agreed: Agreed) -> str | None:
 
 
 def label_parties(agreed: Agreed) -> list[str]:
-    """The parties that hold labels, with the leading one first."""
+    """Return the parties that hold labels, with the leading label party first."""
     return [agreed.label_party, *further_label_parties(agreed)]
 
 
 def promise(agreed: Agreed) -> str:
-    """Short text that states which party learns what about the cuts.
+    """Return a short text that states which party learns what about the cuts.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -696,7 +712,7 @@ def promise(agreed: Agreed) -> str:
 
 
 def shared_bottom_error(party: str) -> ExposedCutError:
-    """Error for a request for a party's bottom or cut."""
+    """Make the error for a request for a party's bottom or cut."""
     return ExposedCutError(
         "no party has a bottom or a cut in this secure mode",
         got=f"bottom or cut of party '{party}'",

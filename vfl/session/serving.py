@@ -8,9 +8,9 @@ An ASK without rows checks which parties are present; the answer is a REFUSAL wi
 feature party counts the queries of each of its rows, and its own file may make it refuse rows; a
 refusal ends no session.
 
-With a party in the middle, the label party queries that party, which queries the feature parties
-over sealed links. It acts as their label party, and it alone answers the label party, as in
-training.
+With a middle party, the label party queries that party, which queries the feature parties over
+sealed links. The middle party acts as their label party, and only the middle party answers the
+label party, as in training.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ from vfl.session.terms import Terms
 from vfl.transport import ObservedPoll
 
 _ROW = np.dtype(f"<u{ROW_BYTES}")
-#: Record of a `RowRate` on disk: rows that may be taken, and the time of this state.
+#: Record of a `RowRate` on disk: the number of rows that may be answered, and the time of this
+#: state.
 _BUCKET = struct.Struct("<dd")
-#: Rows, passes and bytes that are written to the ledger of sessions before they are sent.
+#: Numbers of rows and passes that are written to the ledger of sessions together, before they are
+#: used.
 _BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
 
 
@@ -57,11 +59,12 @@ def require_servable(terms: Terms, partial: bool = False) -> None:
 
     Args:
         terms: terms of the run.
-        partial: whether rows are to be answered without an absent party.
+        partial: whether a request must be answered even if a party is absent.
 
     Raises:
         ExposedCutError: the mode shares weights between parties.
-        ConfigError: the model is not a forest, and all parties had all of its training rows.
+        ConfigError: a service must answer without absent parties, and the model is no forest and
+            was trained without missing rows.
     """
     mode = secure_mode.make(terms.secure)
     if (mode.shares_weights or mode.whole_network) and not mode.serves_rows:
@@ -92,7 +95,7 @@ class Peeked:
     """A link whose next frame can be inspected before it is received.
 
     Args:
-        name: name of the other end.
+        name: name of the party at the other end.
         link: link to that party; a link within one process never blocks.
     """
 
@@ -107,15 +110,15 @@ class Peeked:
         return self._next is not None
 
     def look(self) -> Frame | None:
-        """Return the next frame; None if it has not arrived, on a link that can report this."""
+        """Return the next frame without removing it; None if it has not arrived."""
         if self._next is None:
             self._next = self._link.receive() if self._polled is None else self._polled.poll()
         return self._next
 
     def filenos(self) -> list[int]:
-        """File descriptors to wait for.
+        """Return file descriptors to wait for.
 
-        It is -1 for a broken stream, and empty if waiting is not needed.
+        The list contains -1 for a broken stream, and is empty if waiting is not needed.
         """
         return [] if self._polled is None else self._polled.filenos()
 
@@ -126,7 +129,7 @@ class Peeked:
 
     @property
     def patience_s(self) -> float:
-        """Longest accepted silence of the other end, in seconds."""
+        """Longest accepted silence of the other party, in seconds."""
         return math.inf if self._polled is None else self._polled.patience_s
 
     def receive(self) -> Frame:
@@ -146,9 +149,9 @@ class Peeked:
 def refusals(
     links: Mapping[str, Peeked], step: int, empty: Collection[str], behind: Collection[str] = ()
 ) -> dict[str, Refused]:
-    """Return the parties that refuse a request with their reasons, after all have answered.
+    """Return the parties that refuse a request, with their reasons, after all have answered.
 
-    Other answers stay for the round to receive.
+    Answers that are no refusals stay on their links for the exchange to receive.
 
     Args:
         links: links to the queried parties, by name.
@@ -180,7 +183,8 @@ class RowRate:
     """Rate limiter of a party's answered rows, over all of its serving sessions: a token bucket.
 
     Args:
-        most: limit of rows a second; the burst is the same, and at least the rows of one request.
+        most: limit of rows a second; the burst is equally large, and at least the rows of one
+            request.
         file: file in which all processes of the party count; None counts in this process only.
         clock: monotonic clock in seconds, the same in every process.
 
@@ -223,22 +227,25 @@ class RowRate:
             os.close(handle)
 
     def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
-        """Return the state after some rows were answered; a clock starts again at a reboot."""
+        """Return the state after some rows were answered.
+
+        The clock may have started at 0 again after a reboot.
+        """
         left, at = state
         now = self._clock()
         refilled = left + max(0.0, now - at) * self._most
-        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # also for NaN
+        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # `else` also for NaN
         taken = left >= rows
         return (left - rows if taken else left, now), taken
 
 
 def own_rate(party: PartyFile) -> RowRate:
-    """Rate limiter from a party's own file, which all of its processes share."""
+    """Make the rate limiter of a party's own file, which all of the party's processes share."""
     return RowRate(party.consent.max_rows_per_second, party.store_path / "row-rate")
 
 
 class Requests:
-    """Requests to a feature party while it serves: it counts them, and checks them by its file.
+    """Requests to a serving feature party: counts them, and checks them by the party's own file.
 
     Args:
         allowed: positions that may be queried, ascending.
@@ -247,9 +254,9 @@ class Requests:
         rate: rate limiter, which all sessions of the party share.
 
     Attributes:
-        rows, different, most: number of answered rows, of different ones, and the largest count of
-            one row.
-        refused: refused requests, by reason.
+        rows, different, most: number of answered rows, number of different answered rows, and the
+            largest count of one row.
+        refused: number of refused requests, by reason.
     """
 
     def __init__(
@@ -268,7 +275,7 @@ class Requests:
         self._written_rows = self._written_passes = 0
 
     def admit(self, frame: Frame) -> np.ndarray | Refused | None:
-        """The positions to answer, or the reason of a refusal, or None for an empty query.
+        """Return the positions to answer, or the reason of a refusal, or None for an empty query.
 
         Raises:
             ProtocolError: the payload is not an ascending list of rows of this session.
@@ -293,7 +300,7 @@ class Requests:
         self._rate.close()
 
     def summary(self) -> str:
-        """Counts of the requests, as text."""
+        """Return counts of the requests, as text."""
         refused = sum(self.refused.values())
         return (
             f"answered {self.rows} rows, {self.different} different ones, each at most "
@@ -301,7 +308,7 @@ class Requests:
         )
 
     def _positions(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-        """Positions, and the number of earlier queries of each."""
+        """Return the positions, and the number of earlier queries of each."""
         if len(frame.payload) % ROW_BYTES == 0:
             rows = np.frombuffer(frame.payload, _ROW).astype(np.int64)
             ascending = len(rows) == 1 or bool((rows[1:] > rows[:-1]).all())
@@ -327,11 +334,11 @@ class Requests:
         return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
-        """Return whether the session ledger records the next values; a limit may forbid them."""
+        """Return whether the session ledger can record the next values; a limit may forbid it."""
         if self.rows + rows <= self._written_rows and passes <= self._written_passes:
             return True
-        # With a limit on epsilon each pass is reserved separately, or the last ones could not be
-        # used.
+        # With a limit on epsilon each pass is reserved separately; otherwise the last passes of the
+        # budget could not be used.
         more = passes - self.most if self._consent.max_epsilon is not None else _BLOCK_PASSES
         self._meter.most = Spent(rows=_BLOCK_ROWS, passes=more)
         try:

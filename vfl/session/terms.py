@@ -1,4 +1,4 @@
-"""The terms of a session: all settings that every party knows. No data, no addresses."""
+"""The terms of a session: all settings that every party knows, without data and addresses."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.models.optimizers import NO_SCHEDULE
 
-#: Prefixes of the names that an evaluation or a prediction is submitted with: of another run, and
-#: of a party that learns the contributions of its columns.
+#: Prefixes of names with which an evaluation or a prediction is submitted: `BESIDE` is for another
+#: run, `EXPLAIN` is for a party that learns the contributions of its columns.
 BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
-#: Settings of [train] that earlier digests lack, with the value that means their absence.
+#: Settings of [train] that are left out of the digest if they have this value, as earlier versions
+#: of vfl lacked them.
 _SINCE = {
     "warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss", "local_steps": 1,
     "local_angle": 0,
@@ -55,11 +56,11 @@ class PartyTerms(Settings):
 
 
 class TaskTerms(Settings):
-    """Terms for a further label party; its label column is its own private setting.
+    """Terms for a further label party, whose label column is its own private setting.
 
     Attributes:
-        weight: weight of its gradients at the feature parties; those of the leading label party
-            weigh 1.
+        weight: weight of the party's gradients at the feature parties; gradients of the leading
+            label party have weight 1.
         task, top, loss, class_weight, hits, calibration: see `LabelSettings`.
     """
 
@@ -72,7 +73,7 @@ class TaskTerms(Settings):
     calibration: Literal["none", "isotonic", "platt"] = "none"
 
     def settings_of(self, party: str) -> LabelSettings:
-        """The terms as settings of that party."""
+        """Return the terms as label settings of that party."""
         return LabelSettings(party=party, **self.model_dump(exclude={"weight"}))
 
 
@@ -80,10 +81,11 @@ class DPTerms(DPSettings):
     """Terms of DP-SGD.
 
     Attributes:
-        key: key of the draws of rows, 32 bytes as hex, from the label party's secret. Only the
-            parties have it, because it hides the rows of each batch; no card contains it.
-        label_trains: whether the label party has weights; if not ("identity", and no columns of its
-            own), the other parties share the noise.
+        key: key for drawing the rows of batches, 32 bytes as hex, derived from the label party's
+            secret. Only the parties have it, because it hides the rows of each batch; no card
+            contains it.
+        label_trains: whether the label party has weights; without weights (top "identity", and no
+            columns of its own), the other parties share the noise.
     """
 
     label_trains: bool = True
@@ -94,14 +96,15 @@ class Terms(Settings):
     """Terms that label party and feature parties agree on before the first step.
 
     Attributes:
-        mode: train, evaluate, predict, or serve, a prediction whose rows are queried one by one;
-            align occurs only in `AlignTerms`.
+        mode: train, evaluate, predict or serve; to serve is to predict rows that are queried one by
+            one. align occurs only in `AlignTerms`.
         run: name of the run; weights are stored under it at each party.
-        parties: all parties with columns, in merge order (the label party too, if it has any).
-        dp: DP-SGD at every party; None without.
+        parties: all parties with columns, in merge order, including the label party if it has
+            columns.
+        dp: settings of DP-SGD at every party; None without DP-SGD.
         alignment: name of the private alignment, in which each party's own positions give the rows
             and their order; None joins the rows by their ids.
-        middle: party that computes between bottoms and head; None without.
+        middle: party that computes between bottom models and top model; None without such a party.
         tasks: further label parties and their tasks.
         missing_rows: "token" if the session has rows that some feature party lacks.
         purpose: purpose of the session, in words; empty if none is named.
@@ -140,7 +143,7 @@ class Terms(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Terms:
-        """Check settings that no experiment file has: serving, and requests of one session."""
+        """Check the settings that no experiment file has: serving, and requests for one session."""
         if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
             raise ValueError(
                 "only further label parties may serve tasks of their own, each of them once"
@@ -157,7 +160,7 @@ class Terms(Settings):
 
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
-        """The public part of an experiment."""
+        """Return the public part of an experiment."""
         same = ["seed", "codec", "defense", "merge", "secure", "label_party", "validation", "train"]
         same += ["middle", "purpose"]
         return cls(
@@ -196,14 +199,14 @@ class Terms(Settings):
     def takers(self) -> list[str]:
         """Parties that receive sealed cuts through the label party.
 
-        The leading label party serves its own task, and further ones that are `serving` theirs.
+        In a serving session, they are the further label parties in `serving`.
         """
         if self.middle is not None:
             return [self.middle.party]
         return list(self.serving if self.mode == "serve" else self.tasks)
 
     def split_of(self, rows: int) -> Split:
-        """The split of this many rows, which each party computes alike.
+        """Return the split of this many rows, which each party computes equally.
 
         Raises:
             BadOptionError, TooFewRowsError: see `split_rows`.
@@ -221,7 +224,7 @@ class Terms(Settings):
 
     @property
     def merged_width(self) -> int:
-        """Width of the top's input.
+        """Width of the top model's input.
 
         Raises:
             SpecError: there is no such merger, or it cannot merge cuts of these widths.
@@ -239,10 +242,10 @@ class Terms(Settings):
         return [party.width for party in self.parties.values()]
 
     def at_label(self, party: str | None = None) -> Terms:
-        """Return the session as a label party sees it: with a middle it has no other peer.
+        """Return the session as a label party sees it: with a middle party, it has no other peer.
 
-        The peers of a further label party are the feature parties. The middle waits for each
-        gradient before it continues, so one output is in flight there.
+        The peers of a further label party are the feature parties. The middle party waits for each
+        gradient before it continues, so at most one of its outputs is in flight.
 
         Args:
             party: one of `tasks`; None for the leading label party.
@@ -278,7 +281,7 @@ class Terms(Settings):
         return self.model_copy(update={"serving": tuple(dict.fromkeys(tasks))})
 
     def asked_with(self, told: Sequence[str]) -> Terms:
-        """The same terms with the requests of an evaluation or a prediction.
+        """Return the same terms with the requests of an evaluation or a prediction.
 
         Args:
             told: names, each with the prefix `BESIDE` or `EXPLAIN`.
@@ -299,26 +302,32 @@ class Terms(Settings):
         return Terms.model_validate(self.model_dump() | names)
 
     def keyed(self, secret: Secret) -> Terms:
-        """The same terms with a key for the draws of rows, from the label party's secret."""
+        """Return the same terms with a key for drawing rows.
+
+        The key is derived from the label party's secret.
+        """
         if self.dp is None:
             return self
         key = secret.key("sampling", self.run).hex()
         return self.model_copy(update={"dp": self.dp.model_copy(update={"key": key})})
 
     def public(self) -> dict[str, Any]:
-        """The terms for a card, without values that only the parties may know."""
+        """Return the terms for a card, without values that only the parties may know."""
         return self.model_dump(mode="json", exclude={"dp": {"key"}} if self.dp else None)
 
     def digest(self, *without: str) -> str:
-        """SHA-256 of the terms, equal at two parties exactly when their terms are."""
+        """Return the SHA-256 of the terms.
+
+        It is equal at two parties exactly when their terms are equal.
+        """
         left_out: dict[str, Any] = dict.fromkeys(without, True)
-        left_out |= {} if self.dp else {"dp": True}  # as before [dp] existed
+        left_out |= {} if self.dp else {"dp": True}  # as in versions without [dp]
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
         left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
-        unsaid: set[str] = set()  # as in versions without the other settings
+        unsaid: set[str] = set()  # as in versions without these settings
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
@@ -345,7 +354,7 @@ class Terms(Settings):
 
 
 class AlignTerms(Terms):
-    """Terms of an alignment; it has no settings of a training.
+    """Terms of an alignment, which has no settings of a training.
 
     Attributes:
         rules, protocol, table: see `DataSettings.id_rules` and `AlignSettings`.
@@ -360,7 +369,10 @@ class AlignTerms(Terms):
 
     @classmethod
     def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
-        """The public part of an experiment that an alignment needs; all label parties are alike."""
+        """Return the public part of an experiment that an alignment needs.
+
+        The terms are equal for every label party.
+        """
         further = (task.party for task in experiment.tasks or ())
         everybody = [*experiment.parties, *further]
         parties = {name: PartyTerms(width=1, bottom="linear") for name in everybody}
@@ -393,12 +405,12 @@ class AlignTerms(Terms):
 
     @property
     def everybody(self) -> tuple[str, ...]:
-        """All parties with ids, in an order that all agree on."""
+        """All parties with ids, in an order that all parties agree on."""
         return (*self.feature_parties, self.label_party)
 
 
 def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:
-    """Differing settings, theirs and ours, for a message; see `Terms.settings`."""
+    """Return the differing settings, theirs and ours, for an error text; see `Terms.settings`."""
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
 

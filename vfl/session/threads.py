@@ -1,8 +1,8 @@
-"""Threads of torch in a party's process: a number, or the number that its model runs fastest with.
+"""Number of torch's threads in a party's process: a given number, or the fastest for its model.
 
-One thread is the default. Its results are the same bit for bit on every machine and however busy
-the machine is. More threads split some sums, so that last bits may differ. On a busy machine,
-threads that wait for each other can take many times the time of one.
+One thread is the default. The results of one thread are the same bit for bit on every machine,
+however busy it is. More threads split some sums, so that the last bits of results may differ. On a
+busy machine, several threads that wait for each other can take many times as long as one thread.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from vfl.config.party_file import ThreadCount
 from vfl.core.processes import usable_cores
 from vfl.core.seeds import scoped
 
-#: Speedup that twice the threads must reach to be worth their cores.
+#: Speedup that doubling the threads must reach to be worth the cores.
 _WORTH = 1.2
 _REPEATS = 3
 
 
 def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -> int:
-    """Set torch's threads in this process; returns their number.
+    """Set the number of torch's threads in this process; return that number.
 
     Args:
         asked: a number, or "auto", which times the trial.
-        trial: the work of a training step; without it, "auto" means 1.
+        trial: function that does the work of a training step; without it, "auto" means 1.
     """
     count = 1 if asked == "auto" else asked
     if asked == "auto" and trial is not None:
@@ -39,12 +39,12 @@ def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -
 def fastest(
     trial: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """Find the largest power of two of threads for which each doubling was faster.
+    """Find the largest power of two for which each doubling of the threads was faster.
 
     Args:
-        trial: work to time.
+        trial: function with the work to time.
         most: largest number of threads.
-        clock: returns the time in seconds.
+        clock: function that returns the time in seconds.
     """
     best, took = 1, _seconds(trial, 1, clock)
     while 2 * best <= most:
@@ -58,11 +58,11 @@ def fastest(
 def step_of(
     build: Callable[[], nn.Module], rows: int, shape: tuple[int, ...]
 ) -> Callable[[], None]:
-    """Make a trial: forward and backward pass of a new model on a batch of zeros.
+    """Make a trial function: forward and backward pass of a new model on a batch of zeros.
 
     Args:
-        build: builds the model; model and trial draw from a separate generator.
-        rows: rows of a batch.
+        build: function that builds the model; model and trial draw from a separate generator.
+        rows: batch size.
         shape: axes of one row.
     """
 
@@ -79,7 +79,7 @@ def step_of(
 
 def _seconds(trial: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
     torch.set_num_threads(count)
-    trial()  # starts the threads
+    trial()  # the first call starts the threads
     took = []
     for _ in range(_REPEATS):
         started = clock()

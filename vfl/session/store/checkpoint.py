@@ -1,9 +1,9 @@
 """Checkpoints: one party's state at a step, and the step from which all parties can resume.
 
-The schedule defines the exchanges before which a party saves (`Exchange.saves`), the same at all
-parties, so no frame asks for it. The label party commits checkpoint s when the cut of exchange s
-has arrived from every party: each of them saved before it sent that cut. Random draws are keyed by
-step, so there is no generator state to save.
+The schedule defines the exchanges before which a party saves (`Exchange.saves`). They are the same
+at all parties, so no frame requests a checkpoint. The label party commits checkpoint s when the cut
+of exchange s has arrived from every party: each party saved its checkpoint before it sent that cut.
+Random draws depend on the step number, so there is no generator state to save.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class Checkpoints:
         self.run = run
         self.terms = terms
 
-        #: Called with the step before its checkpoint is written; a trace then saves its content.
+        #: Function that is called with the step before its checkpoint is written; a trace then
+        #: saves its content.
         self.before_save: Callable[[int], None] = lambda step: None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Save the state before exchange `step`; only the last few checkpoints stay.
+        """Save the state before exchange `step`; only the last few checkpoints are kept.
 
         Args:
             step: number of the next exchange.
@@ -64,9 +65,9 @@ class Checkpoints:
         """Load the state before exchange `step`.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another party or run; an older one may be
-                intact.
-            RunFolderError: it has another format or version, or belongs to other terms.
+            CheckpointError: the checkpoint is missing, damaged, or of another party or run; an
+                older checkpoint may be intact.
+            RunFolderError: the checkpoint has another format or version, or belongs to other terms.
         """
         path = self._path(step)
         try:
@@ -101,7 +102,7 @@ class Checkpoints:
         return state
 
     def intact(self, most: int | None = None) -> list[int]:
-        """Steps with undamaged checkpoints, up to `most`, in order."""
+        """Return the steps with undamaged checkpoints, up to `most`, in order."""
         found = []
         for step in self.steps():
             if most is None or step <= most:
@@ -111,19 +112,19 @@ class Checkpoints:
         return found
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, in order."""
+        """Return the steps with a checkpoint, in order."""
         found = self.folder.glob(f"*{_ENDING}")
         return sorted(int(path.stem) for path in found if path.stem.isdigit())
 
     def commit(self, step: int) -> None:
-        """Note that every party has saved before this exchange."""
+        """Record that every party has saved before this exchange."""
         write_sealed_json(self.folder / _COMMITTED, {"committed": step}, self._pointer)
 
     def committed(self) -> int:
-        """The exchange from which all parties can continue; 0 before the first commit.
+        """Return the exchange from which all parties can continue; 0 before the first commit.
 
         Raises:
-            RunFolderError: the pointer is damaged, or belongs to another run.
+            RunFolderError: the file that names this exchange is damaged, or belongs to another run.
         """
         path = self.folder / _COMMITTED
         return int(read_sealed_json(path, self._pointer)["committed"]) if path.exists() else 0
@@ -140,6 +141,6 @@ class Checkpoints:
 
 
 def newest_common(kept: Sequence[Checkpoints], most: int) -> int:
-    """The newest step, up to `most`, with an intact checkpoint at all of these parties, or 0."""
+    """Return the newest step, up to `most`, with an intact checkpoint at all parties, or 0."""
     common = set.intersection(*(set(one.intact(most)) for one in kept))
     return max(common, default=0)

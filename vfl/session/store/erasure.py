@@ -1,4 +1,4 @@
-"""Erase rows at their owner: the files that contain data of a row, the removed parts, the rest.
+"""Erases rows at the party that owns them: which files contain rows, and what is removed.
 
 `KEPT` lists every file below a party's folder with the row data that it contains. `forget` removes
 the rows from data of single rows: the table if requested, positions, digests of ids, predictions
@@ -64,12 +64,12 @@ _UNIT = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Files of a party.
+    """A kind of file of a party.
 
     Attributes:
         files: a glob below the folder of party.toml; `**` matches folders.
-        holds: row data that they contain; empty if they contain none.
-        forget: action of `vfl forget` on them; empty if it leaves them unchanged.
+        holds: row data that the files contain; empty if they contain none.
+        forget: action of `vfl forget` on the files; empty if it leaves them unchanged.
     """
 
     files: str
@@ -135,16 +135,16 @@ class Forgotten:
     """Counts of the changes that `forget` made.
 
     Attributes:
-        asked: different ids in the list.
+        asked: number of different ids in the list.
         found: number of rows of the party's tables with such an id.
-        in_table: number of rows that remain in the party's own table; their owner deletes them
-            there.
+        in_table: number of these rows that remain in the party's own table, whose owner has to
+            delete them.
         alignments: number of rows removed from each alignment, by its name and table.
         runs: for each run, the numbers of erased rows that it trained, validated and tested on.
-        unknown: runs that cannot determine whether they had the rows.
-        predictions: lines removed from predictions.
+        unknown: runs that cannot determine whether they used the rows.
+        predictions: number of lines removed from predictions.
         traces: runs whose traces were removed.
-        at_work: runs in use by a process; their files were not changed.
+        at_work: runs in use by a process, whose files were not changed.
     """
 
     asked: int
@@ -158,7 +158,7 @@ class Forgotten:
     at_work: Sequence[str]
 
     def remains(self) -> list[str]:
-        """Describe the remaining data: where it is, and what happens to it."""
+        """Return sentences that describe which data remain, and what happens to them."""
         said = []
         if self.in_table:
             said.append(
@@ -190,7 +190,9 @@ class Forgotten:
 
 
 def read_list(path: Path) -> list[str]:
-    """Read the ids to forget, one on each line; ids of several columns have tabs between them.
+    """Read the ids to forget, one per line.
+
+    The parts of an id of several columns have tabs between them.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -211,7 +213,7 @@ def read_list(path: Path) -> list[str]:
 
 
 def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Forgotten:
-    """Erase rows from all files of this party with data of single rows.
+    """Erase rows from all files of this party that contain data of single rows.
 
     Args:
         party: the party's own file.
@@ -254,7 +256,7 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 def _forget_runs(
     party: PartyFile, wanted: _Wanted, before: Sequence[Alignment], gone: np.ndarray
 ) -> tuple[dict[str, Mapping[str, int]], list[str], int, list[str], list[str]]:
-    """Erase rows from the party's runs; return the last five fields of `Forgotten`."""
+    """Erase rows from the party's runs; return values of the last fields of `Forgotten`."""
     runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
     for run in sorted((party.store_path / "runs").glob("*")):
         part = part_of(run, party)
@@ -316,9 +318,9 @@ class _Table:
     """A party's table: its ids, and the rows to remove.
 
     Attributes:
-        gone: positions of those rows, ascending.
-        spelled: the ids as the table spells them.
-        before, after: digests of all ids in order, with these rows and without them.
+        gone: positions of the rows to remove, ascending.
+        spelled: all ids as the table spells them.
+        before, after: digests of all ids in order, before and after the removal.
     """
 
     party: PartyFile
@@ -355,7 +357,7 @@ class _Table:
             )
 
     def rewrite(self) -> None:
-        """Write the file without the rows; it is checked before it replaces the old file."""
+        """Write the file without the rows; check the new file before it replaces the old."""
         if not len(self.gone):
             return
         path, gone = Path(self.source), set(self.gone.tolist())
@@ -384,7 +386,7 @@ class _Table:
 
 
 def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
-    """Return the ids of a party's table, or of its prediction table, as spelled there."""
+    """Return the ids of a party's table, or of its prediction table, as the table spells them."""
     own, form = party.table, table_format(party.table)
     if predicted:
         form = replace(form, query=own.predict_query or own.query)
@@ -393,13 +395,13 @@ def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
 
 
 def _alignments(party: PartyFile) -> list[tuple[tuple[str, str], Path]]:
-    """Folders with versions of alignments, by the alignment's name and the kind of table."""
+    """Return folders with versions of alignments, by the alignment's name and the kind of table."""
     folders = sorted((party.store_path / "alignments").glob("*/*"))
     return [((one.parent.name, one.name), one) for one in folders if last_version(one)]
 
 
 def _forget_places(folder: Path, party: str, table: _Table) -> int:
-    """Remove rows from the versions of an alignment that sessions use; older versions are deleted.
+    """Remove rows from the alignment versions that sessions use; delete older versions.
 
     Returns:
         Number of rows removed from the newest version.
@@ -420,7 +422,7 @@ def _forget_places(folder: Path, party: str, table: _Table) -> int:
 def _forget_run(
     part: PartyFolder, wanted: _Wanted, alignments: Sequence[Alignment], gone: np.ndarray
 ) -> Mapping[str, int] | None:
-    """Overwrite the digests by which a run recognises rows; return their parts, None if unknown."""
+    """Overwrite the digests by which a run recognises rows; return the rows' parts in the run."""
     try:
         known = part.rows()
     except RunFolderError:  # the party has trained nothing in this run, or the run is damaged
@@ -453,7 +455,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
         places: positions of the rows in the original alignment.
 
     Raises:
-        ConsentError: fewer rows would be left than the party accepts.
+        ConsentError: fewer rows would remain than the party accepts.
         MisalignedError: the alignment has no such rows.
     """
     alignment = own_alignment(party, terms)
@@ -480,7 +482,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
 
 def _mark(part: PartyFolder, ids: Sequence[str]) -> None:
     """Mark a run that had rows with these ids."""
-    with suppress(RunFolderError):  # it has trained nothing here, or is damaged
+    with suppress(RunFolderError):  # the run is damaged, or has no training
         known = part.rows()
         if known is not None and known.ids is not None and ids:
             places = np.flatnonzero(np.isin(known.ids, part.digests_of(ids)))
@@ -494,7 +496,7 @@ def _now() -> str:
 
 
 def _remove_traces(part: Path) -> bool:
-    """Remove the traces of a run, and its checkpoints once it has ended."""
+    """Remove the traces of a run; if the run has ended, remove its checkpoints too."""
     found = (part / "trace").exists()
     shutil.rmtree(part / "trace", ignore_errors=True)
     if (part / "party.json").exists():
@@ -503,7 +505,7 @@ def _remove_traces(part: Path) -> bool:
 
 
 def _cut_lines(path: Path, wanted: _Wanted) -> int:
-    """Remove lines from a table of predictions; returns their number."""
+    """Remove the lines of these ids from a table of predictions; return the number of lines."""
     text = read_bytes(path).decode()
     rows = csv.reader(io.StringIO(text, newline=""))
     head = next(rows, [])
@@ -517,7 +519,7 @@ def _cut_lines(path: Path, wanted: _Wanted) -> int:
 
 
 def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
-    """Remove some rows of a CSV, counted after its header; all other bytes stay unchanged."""
+    """Remove some rows of a CSV file, counted after its header; other bytes stay unchanged."""
     lines = io.StringIO(text, newline="").readlines()
     reader = csv.reader(iter(lines), delimiter=separator)
     kept, start, row = list[str](), 0, -2
@@ -544,7 +546,7 @@ def _parquet_without(path: Path, target: Path, gone: np.ndarray) -> None:
 
 
 def holds(party_folder: Path, store: Path, file: Path) -> Kept | None:
-    """The entry of `KEPT` for a file below a party's folder; None if vfl did not write the file."""
+    """Return the entry of `KEPT` for a party's file; None if vfl did not write the file."""
     from fnmatch import fnmatchcase
 
     name = str(file.relative_to(party_folder))

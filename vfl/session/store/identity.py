@@ -1,8 +1,8 @@
-"""Identity keys: they authenticate a party to other feature parties, also through a relay.
+"""Identity keys authenticate a party to other feature parties, also through a relay.
 
 Each party has an Ed25519 key pair (RFC 8032), in OpenSSH files as ``ssh-keygen -t ed25519`` makes
-them. Other parties pin the public key: Each party receives the others' public keys by a channel
-that the relaying label party does not control.
+them. Other parties pin the public key: each party receives the other parties' public keys by a
+channel that the relaying label party does not control.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import write_bytes
 from vfl.transport import fingerprint
 
-#: Cures for a missing key, and for a missing pin.
+#: Remedies for a missing identity key, and for a missing pinned key.
 MAKE_IDENTITY = "vfl join FOLDER makes one; give its public part to the other parties"
 _ASK = "ask that party for its NAME.pub, and let it read out the fingerprint"
 
@@ -49,12 +49,15 @@ class Identity:
 
     @classmethod
     def of_simulation(cls, seed: bytes) -> Identity:
-        """Make the key from 32 bytes, for a process that runs every party; it protects no party."""
+        """Make the key from 32 bytes, for a process that runs every party.
+
+        Such a key protects no party.
+        """
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod
     def kept_at(cls, path: Path, fix: str = MAKE_IDENTITY) -> Identity:
-        """Load the key from a file; `fix` is the cure in the error for a missing file.
+        """Load the key from a file; `fix` is the remedy in the error for a missing file.
 
         Raises:
             MissingDataError: the file does not exist.
@@ -76,7 +79,7 @@ class Identity:
 
     @property
     def public(self) -> Pin:
-        """The public key, which the other parties pin."""
+        """Return the public key, which the other parties pin."""
         return Pin(self._private.public_key())
 
     def __repr__(self) -> str:
@@ -117,7 +120,7 @@ class Pin:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the key's 32 bytes, as hex."""
+        """Return the SHA-256 of the key's 32 bytes, as hex."""
         return hashlib.sha256(self._public.public_bytes_raw()).hexdigest()
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
@@ -145,7 +148,7 @@ def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
 
 
 def keys_of(party: PartyFile) -> str:
-    """Report whether this party has the keys for a secure mode, and those of which parties.
+    """Report whether this party has an identity key, and which parties' keys it has pinned.
 
     Raises:
         DataError: a file contains something other than a key.

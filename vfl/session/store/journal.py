@@ -1,14 +1,16 @@
-"""Journal of sent messages, so that no exchange is ever sent again with other contents.
+"""Journal of sent messages, so that no exchange is sent again with other contents.
 
-Private draws follow from the name of a run and the number of an exchange, or from the values that
-they hide. A label party decides how often a training begins, and its gradients determine the next
-cut. If an exchange were repeated with other contents, the receiver could average the noise, or take
-the difference of two cuts with the same draws. A party therefore records a SHA-256 of every
-exchange before the frame leaves, and refuses to send other contents under that number.
+Private random draws are derived from the name of a run and the number of an exchange, or from the
+values that they hide. A label party decides how often a training begins, and its gradients
+determine the next cut. If an exchange were repeated with other contents, the receiver could average
+the noise, or take the difference of two cuts with the same draws. A party therefore records a
+SHA-256 of every exchange before it sends the frame, and refuses to send other contents under the
+same number.
 
-A record is written without fsync: it survives any end of the process. A power failure may lose the
-records since the start of the last epoch. Each record is chained to those before it. A record that
-a kill made incomplete is the last one, was never sent, and is ignored.
+A record is written without fsync: a record survives any end of the process. A power failure may
+lose the records since the start of the last epoch. The digest of each record depends on all earlier
+records. If a kill made a record incomplete, it is the last record, its message was never sent, and
+it is ignored.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ class Journal:
 
     Args:
         path: path of the file.
-        owner: party, run and nonce in the seal of the journal.
+        owner: party, run and nonce, for which the journal is sealed.
         peers: receivers of the party's messages, in a fixed order; a feature party has a single
             receiver and need not name it.
-        closed: whether the training has ended here, and may only repeat sent messages.
-        least: least number of records.
+        closed: whether the training has ended at this party, which may then only repeat sent
+            messages.
+        least: least number of records that the journal must have.
 
     Raises:
         RunFolderError: the journal is missing or damaged, or belongs to another training.
@@ -78,7 +81,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, owner: Sequence[str]) -> None:
-        """Begin an empty journal in place of an existing one; it is written to disk."""
+        """Begin an empty journal on disk in place of an existing journal."""
         private_folder(path.parent)
         write_bytes(path, _head(owner))
 
@@ -87,7 +90,7 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """Number of exchanges up to the last one in it; 0 if it is empty."""
+        """Return the number of exchanges up to the last one in the journal; 0 if it is empty."""
         return 1 + max((_KEY.unpack(key)[0] for key in self._sent), default=-1)
 
     def admit(self, step: int, content: Payload, peer: str = "") -> None:
@@ -95,12 +98,13 @@ class Journal:
 
         Args:
             step: number of the exchange.
-            content: content of the message, or the content below masks that are new each time.
+            content: content of the message; if masks are new in each attempt, the content below the
+                masks.
             peer: receiver.
 
         Raises:
             DisagreementError: the exchange had other contents before, or the training has ended
-                without it; the message must not be sent.
+                without this exchange; the message must not be sent.
             StorageError: the record cannot be written.
         """
         key = _KEY.pack(step, self._peers[peer])
@@ -128,7 +132,7 @@ class Journal:
         os.close(self._file)
 
     def _read(self, content: bytes, head: bytes) -> int:
-        """Read the records; returns the number of complete bytes."""
+        """Read the records; return the number of complete bytes."""
         if not hmac.compare_digest(content[:_HEAD_BYTES], head):
             raise damaged(self.path)
         self._tag = head[-_TAG_BYTES:]

@@ -1,4 +1,4 @@
-"""Private data of one party: its part of a run, and its rows, ledger and secret."""
+"""Private data of one party: its part of a run, its rows, its ledger and its secret."""
 
 from __future__ import annotations
 
@@ -75,20 +75,21 @@ _ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 _EXPLAINED, EXPLANATIONS = "explained.json", "explanations.csv"
 CARD = "card.json"
-#: Settings that must agree so that a run can start from the weights of another.
+#: Settings that must agree if a run starts from the weights of another run.
 _OF_NETWORK = frozenset(
     {"parties", "label_party", "merge", "codec", "defense", "secure", "middle", "tasks"}
 )
 _KEY_BYTES = 32
-_DIGEST_ROWS = 1 << 14  # of a table on disk, of which only a part is in memory at a time
+_DIGEST_ROWS = 1 << 14  # rows of a table on disk that are in memory at a time
 
 
 class PartyFolder:
-    """Reads and writes one party's files of one run; they never leave the party.
+    """Reads and writes one party's files of one run; these files never leave the party.
 
     The record names the run and contains the digest of the weights, and all files are sealed: a
     folder of another party, or files of two runs, are refused. The folder can be moved to another
-    host. `card.json` describes it for people, and contains no row, no category and no weight.
+    host. `card.json` describes the party's part for people, and contains no row, no category and no
+    weight.
 
     Args:
         path: the folder, which has the party's name.
@@ -107,14 +108,14 @@ class PartyFolder:
         privacy: Sequence[PrivacyStatement] | None = None,
         model: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save the files for evaluation and prediction, and a card; the record is written last.
+        """Save the files for evaluation and prediction, and a card; `party.json` is written last.
 
         Args:
             data: rows of the training.
             terms: the agreed terms.
             weights: weights at the end of the training.
             figures: test metrics, which only the label party has.
-            answers: answers for the test rows, which only the label party has, axes (rows,
+            answers: outputs for the test rows, which only the label party has, axes (rows,
                 outputs).
             privacy: privacy statements of the training, if they depend on more than these rows.
             model: description of the party's part of the model, for its card.
@@ -163,7 +164,7 @@ class PartyFolder:
         return weights
 
     def save_predicted(self, data: PartyData) -> None:
-        """Save how many cells of the predicted rows have a value unknown from the training rows."""
+        """Save how many cells of the predicted rows have a value that no training row had."""
         record = {"rows": len(data.split.test), "unfamiliar": dict(data.unfamiliar)}
         write_json(self.path / _PREDICTED, record)
 
@@ -178,7 +179,7 @@ class PartyFolder:
         Args:
             data: rows of the session.
             terms: terms of the session.
-            values: for a prediction, those of each row, axes (rows, columns, outputs); for an
+            values: for a prediction, the values of each row, axes (rows, columns, outputs); for an
                 evaluation, their mean absolute values, axes (columns,).
         """
         if values is None:
@@ -199,16 +200,16 @@ class PartyFolder:
         write_text(self.path / EXPLANATIONS, csv_text(head, table))
 
     def explained(self) -> dict[str, float]:
-        """Mean absolute Shapley values of the last evaluation by column.
+        """Return the mean absolute Shapley values of the last evaluation, by column.
 
-        It is empty if none was computed.
+        The result is empty if the evaluation computed none.
         """
         path = self.path / _EXPLAINED
         found: dict[str, float] = read_json(path)["shapley"] if path.exists() else {}
         return found
 
     def drift(self) -> Drift:
-        """Counters against the rows of the training; without bins if an earlier vfl trained.
+        """Make drift counters that compare with the training rows; without bins for an old run.
 
         Raises:
             RunFolderError: the bins are damaged, or belong to another training.
@@ -219,7 +220,7 @@ class PartyFolder:
         return Drift.restored(read_sealed_json(path, self._seal("bins", self._record()["run"])))
 
     def save_served(self, drift: Drift) -> None:
-        """Save the counts of queried rows by bins."""
+        """Save the counts of queried rows, by bins."""
         write_json(self.path / _SERVED, drift.summary())
 
     def encoder(self) -> Encoder | None:
@@ -235,12 +236,12 @@ class PartyFolder:
         return read_encoder(json.dumps(read_sealed_json(self.path / _ENCODER, seal)["encoder"]))
 
     def classes(self) -> tuple[str | int, ...] | None:
-        """Names of the classes of the outputs, at the label party of a classification."""
+        """Return the class names of the outputs, at the label party of a classification."""
         classes = self._record()["classes"]
         return None if classes is None else tuple(classes)
 
     def terms(self) -> Terms:
-        """Terms of the training."""
+        """Return the terms of the training."""
         before = {
             "beside": (),
             "dp": None,
@@ -254,7 +255,7 @@ class PartyFolder:
         return Terms.model_validate(found)
 
     def shape(self) -> tuple[int, ...] | None:
-        """Axes of one input row; None for a label party without columns.
+        """Return the axes of one input row; None for a label party without columns.
 
         Raises:
             RunFolderError: an earlier version wrote the folder, without the axes.
@@ -269,7 +270,7 @@ class PartyFolder:
         return None if record["shape"] is None else tuple(record["shape"])
 
     def card(self) -> dict[str, Any]:
-        """Contents of the card.
+        """Return the contents of the card.
 
         Raises:
             RunFolderError: the card is missing, or belongs to other weights.
@@ -290,7 +291,7 @@ class PartyFolder:
         return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())
 
     def rows(self) -> RunRows | None:
-        """The rows of the training; None if an earlier vfl trained.
+        """Return the record of the training's rows; None if an earlier version of vfl trained.
 
         Raises:
             RunFolderError: the record is damaged, or belongs to another training.
@@ -300,7 +301,7 @@ class PartyFolder:
         return RunRows.load(path, self._seal("rows", run)) if path.exists() else None
 
     def digests_of(self, ids: Sequence[str]) -> np.ndarray:
-        """Digests by which this run recognises ids, uint64, axes (ids,)."""
+        """Return the digests by which this run recognises ids, uint64, axes (ids,)."""
         found = keyed_ids(np.array(ids, dtype=object), self._key())
         assert found is not None, "there are ids"
         return found
@@ -312,7 +313,8 @@ class PartyFolder:
 
         Args:
             known: record of the training's rows.
-            alignments: the party's alignments; the result is None if the training had another one.
+            alignments: the party's alignments; the result is None if the training used an alignment
+                that is not among them.
             rows: positions in the table.
         """
         for one in alignments:
@@ -321,7 +323,7 @@ class PartyFolder:
         return None
 
     def count(self, known: RunRows, places: np.ndarray) -> dict[str, int]:
-        """Count how many of these positions the run trained, validated and tested on."""
+        """Count how many of these positions the run trained, validated and tested on, by part."""
         parts = ("train", "validation", "test")
         return {name: int(np.isin(getattr(known.split, name), places).sum()) for name in parts}
 
@@ -330,7 +332,10 @@ class PartyFolder:
         rows.save(self.path / _ROWS, self._seal("rows", self._record()["run"]))
 
     def mark_forgotten(self, counts: Mapping[str, int], at: str) -> None:
-        """Record that rows of the training were erased later; counts are added up."""
+        """Record that rows of the training were erased later.
+
+        The counts of several calls are added.
+        """
         before = self.forgotten()
         rows = {name: count + before.get(name, 0) for name, count in counts.items()}
         record = {"rows": rows, "at": at}
@@ -338,7 +343,9 @@ class PartyFolder:
         write_sealed_json(self.path / _FORGOTTEN, record, seal)
 
     def forgotten(self) -> dict[str, int]:
-        """Numbers of trained, validated and tested rows that were erased later; empty if none.
+        """Return how many trained, validated and tested rows were erased later.
+
+        The result is empty if none was erased.
 
         Raises:
             RunFolderError: the record is damaged, or belongs to another training.
@@ -351,11 +358,11 @@ class PartyFolder:
         return found
 
     def rows_left(self, data: PartyData) -> PartyData:
-        """The rows on which this run can be tested, from a table that may have changed.
+        """Return the rows on which this run can be tested, from a table that may have changed.
 
         Rows of an unchanged table keep their split from the training. In a changed table, two kinds
-        of rows are test rows: the remaining test rows of the training, and rows that the run has
-        never had. Rows that the run trained or validated on are in no part.
+        of rows are test rows: of rows are test rows: the remaining test rows of the training, and
+        rows that the run has never had. Rows that the run trained or validated on are left out.
 
         Args:
             data: the present rows, encoded by the encoder of the training.
@@ -408,10 +415,10 @@ class PartyFolder:
         return replace(data, split=split, ids_digest=order, unseen=parts == NEW)
 
     def may_test(self, data: PartyData) -> np.ndarray:
-        """Mask of the rows that the run has neither trained nor validated on, axes (rows,).
+        """Return the mask of the rows that the run neither trained nor validated on, axes (rows,).
 
         Args:
-            data: rows with ids, or those of the training.
+            data: rows with ids, or the rows of the training.
 
         Raises:
             TrainedRowsError: the store has no record of these rows.
@@ -424,7 +431,7 @@ class PartyFolder:
         return found
 
     def trained_rows(self, data: PartyData) -> np.ndarray:
-        """The part of each row in the run, axes (rows,); see `PartyData.trained`."""
+        """Return the part of each row in the run, axes (rows,); see `PartyData.trained`."""
         parts = self._parts(data)
         if parts is None:
             return np.full(data.rows, "unknown")
@@ -466,7 +473,7 @@ class PartyFolder:
             )
 
     def in_own_classes(self, data: PartyData) -> PartyData:
-        """The same rows, with labels in the codes of the training."""
+        """Return the same rows, with labels in the class codes of the training."""
         learned = self.classes()
         if data.labels is None or data.classes is None or data.classes == learned:
             return data
@@ -510,7 +517,7 @@ class PartyFolder:
 
 
 def table_format(own: DataSettings | OwnData) -> TableFormat:
-    """Format of a table, from an experiment or from a party's own file."""
+    """Return the format of a table, from an experiment or from a party's own file."""
     return TableFormat(
         separator=own.separator,
         missing=own.missing,
@@ -529,7 +536,7 @@ def table_format(own: DataSettings | OwnData) -> TableFormat:
 
 
 def own_table(party: PartyFile) -> OwnTable:
-    """A party's table as its own file describes it."""
+    """Return a party's table as its own file describes it."""
     own = party.table
     return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
 
@@ -543,7 +550,7 @@ def _card(
     key: bytes,
     privacy: Sequence[PrivacyStatement] | None,
 ) -> dict[str, Any]:
-    """Facts about a half for people: counts, digests, metrics and terms."""
+    """Return facts about a party's part for people: counts, digests, metrics and terms."""
     is_label = name in (terms.label_party, *terms.tasks)
     role, half = _role_and_half(name, terms, is_label)
     cells = secure_mode.make(terms.secure).reads_cells
@@ -600,7 +607,7 @@ def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
 
 
 def _data_digest(data: PartyData, key: bytes) -> str:
-    """HMAC-SHA256 of a party's inputs, labels and order of rows."""
+    """Return the HMAC-SHA256 of a party's inputs, labels and order of rows."""
     digest = hmac.new(key, data.ids_digest, hashlib.sha256)
     for one in (data.inputs, data.labels):
         if one is not None:
@@ -667,7 +674,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 def _asked_rows(
     party: PartyFile, terms: Terms, form: TableFormat, place: OnDisk | None
 ) -> PartyData:
-    """The rows of a prediction or a service, encoded as in the training."""
+    """Return the rows of a prediction or a service, encoded as in the training."""
     own, folder = party.table, own_folder(party, terms)
     form, given = replace(form, query=own.predict_query or own.query), own_alignment(party, terms)
     source, encoder = party.predict_path, folder.encoder()
@@ -682,10 +689,10 @@ def _asked_rows(
 def _evaluated_rows(
     party: PartyFile, terms: Terms, trained: PartyFolder, data: PartyData
 ) -> PartyData:
-    """Exclude the training's rows, and rows that another compared run may not test.
+    """Leave out the training's rows, and rows that another compared run may not be tested on.
 
     Raises:
-        TrainedRowsError: there is a party in the middle, which cannot know which rows are left.
+        TrainedRowsError: the session has a middle party, which cannot know which rows are left.
     """
     may_test = [
         PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
@@ -783,7 +790,8 @@ def require_numbers(data: PartyData) -> None:
 def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
     """Return the last version of the agreed alignment; None if rows are joined by ids.
 
-    It is the last version of the session's parties: a run stays with it when others enter or leave.
+    The version is the last one of the session's parties, so a run keeps its version when other
+    parties enter or leave.
     """
     if terms.alignment is None:
         return None
@@ -800,17 +808,17 @@ def alignment_folder(party: PartyFile, terms: Terms) -> Path:
     return party.alignment_path(terms.alignment, of_predicted=of_predicted)
 
 
-#: The name is a warning: anyone who knows the file's origin can compute every draw.
+#: The name is a warning: a person who knows the file's origin can compute every random draw.
 INJECTED_SECRET = "secret-for-trials"
 
 
 def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
-    """The part of a run that belongs to this party."""
+    """Return the part of a run that belongs to this party."""
     return PartyFolder(party.run_path(terms.run) / "parties" / party.party)
 
 
 def part_of(run: Path, party: PartyFile) -> PartyFolder:
-    """Return the part of a run in a party's own store, also under an earlier party name."""
+    """Return the part of a run in a party's own store, even if the party had another name then."""
     own, parts = run / "parties" / party.party, [*(run / "parties").glob("*")]
     return PartyFolder(parts[0] if not own.exists() and len(parts) == 1 else own)
 
@@ -848,9 +856,9 @@ def _own_log(party: PartyFile, folder: Path) -> SessionLog:
 
 
 def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
-    """Keyed digests of the training rows, by which the ledger compares sessions, uint64.
+    """Return keyed digests of the training rows, by which the ledger compares sessions, uint64.
 
-    Rows without ids are identified by their positions in one order.
+    Rows without ids are identified by their positions in one fixed order.
     """
     rows, order = data.split.train, data.ids_digest.hex()
     places = rows if data.ids is None else data.ids[rows]
@@ -859,7 +867,7 @@ def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
 
 
 def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
-    """Digests by which the ledger recognises ids, uint64, axes (ids,)."""
+    """Return the digests by which the ledger recognises ids, uint64, axes (ids,)."""
     key = _lasting_secret(party).key("rows of exact statistics")
     found = keyed_ids(np.asarray(ids, dtype=object), key)
     assert found is not None, "there are ids"
@@ -867,7 +875,7 @@ def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
-    """Return terms that the label party offers; a key from its secret draws rows."""
+    """Return the terms that the label party offers, with a key from its secret for row sampling."""
     terms = Terms.of(experiment, mode, run)
     return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
 
@@ -880,7 +888,7 @@ def _lasting_secret(party: PartyFile) -> Secret:
 
 
 def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
-    """Build the augmentation that a party's own file sets for its training rows, or return None.
+    """Build the augmentation that a party's own file sets for its training rows; None without one.
 
     Raises:
         SpecError: see `augmentation_of`.
@@ -891,11 +899,12 @@ def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
 
 
 def own_secret(party: PartyFile, entry: Entry) -> Secret:
-    """Return this party's secret for one name, so that no two sessions share a draw.
+    """Return this party's secret for one run name, so that no two sessions use the same draws.
 
-    It derives from the secret that the operating system generated at first use, and from the
-    ledger's entry of the name: the label party can choose the name, but not the nonce. For
-    reproducible trials, a secret placed in the store is used unchanged in every run.
+    The secret is derived from a secret that the operating system generated at first use, and from
+    the ledger's entry of the name: the label party can choose the name, but not the nonce in the
+    entry. For reproducible trials, a secret that the owner has placed in the store is used
+    unchanged in every run.
     """
     lasting = _lasting_secret(party)
     injected = (party.store_path / INJECTED_SECRET).exists()

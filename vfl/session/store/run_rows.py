@@ -1,8 +1,8 @@
-"""A party's own record of a run's rows, by keyed ids: trained, validated and tested rows.
+"""A party's own record of a run's rows by keyed ids: training, validation and test rows.
 
 The table of a party may change, and may be aligned again, after a training. The record still
-recognises the rows of the training: The record has a keyed digest of each row's id, and the key is
-stored with it in the party's own part of the run.
+recognises the rows of the training, because it contains a keyed digest of each row's id. The key is
+stored with the record in the party's own part of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vfl.datasets.table import BLOCK_ROWS
 
 _PARTS = ("train", "validation", "test")
 _POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
-#: Part of a row in a run: positions in `_PARTS`, and NEW for a row that the run never had.
+#: Part of a row in a run: an index into `_PARTS`, or NEW for a row that the run did not have.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
 
 
@@ -50,7 +50,7 @@ class RunRows:
         return cls(data.split, alignment, order, keyed_ids(data.ids, key))
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
-        """The part of each row in the run, by keyed digests of ids; int8, axes (rows,)."""
+        """Return the part of each row in the run, from keyed digests of ids; int8, axes (rows,)."""
         assert self.ids is not None, "rows without ids are not recognised"
         part = np.full(len(self.ids), NEW, dtype=np.int8)
         for code, name in enumerate(_PARTS):
@@ -101,12 +101,12 @@ class RunRows:
 
 
 def keyed_order(digest: bytes, key: bytes) -> str:
-    """Keyed BLAKE2b digest of an order of rows, 32 bytes as hex."""
+    """Return a keyed BLAKE2b digest of an order of rows, 32 bytes as hex."""
     return hashlib.blake2b(digest, key=key, digest_size=32).hexdigest()
 
 
 def keyed_ids(ids: Ids | None, key: bytes) -> np.ndarray | None:
-    """Keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
+    """Return a keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
     if ids is None:
         return None
     found = np.empty(len(ids), dtype=DIGEST)

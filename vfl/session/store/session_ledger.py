@@ -1,24 +1,25 @@
-"""Ledger of a party's sessions: the terms bound to each name, and the spending under it.
+"""Ledger of a party's sessions: the terms bound to each run name, and the spending under it.
 
-The label party chooses the name of a run, and could use one twice. Each party therefore binds a
-name once to all terms agreed under it, and to a nonce of its own from the operating system. Its
-keys for noise and draws contain both (`party_folder.own_secret`): under another name, or for
-another defense, codec or set of parties, no protective noise or mask is drawn a second time. Under
-a bound name, a session must resume that training, or evaluate or predict with its result.
+The label party chooses the name of a run, and could use the same name twice. Each party therefore
+binds a name once to all terms agreed under it, and to a nonce that the party's own operating system
+generates. The party's keys for noise and random draws depend on both (`party_folder.own_secret`):
+under another name, or for another defense, codec or set of parties, no protective noise or mask is
+drawn a second time. Under a bound name, a session must resume that training, or evaluate or predict
+with its result.
 
-An entry is on disk before any message that depends on its nonce is sent. So is the largest spending
-of an epoch, before the epoch begins; it is corrected when the session ends, but not when the
-process is killed. If protective noise or masks are drawn, a journal next to the entry records the
-messages of a training (`vfl.session.store.journal`): a resumed or restarted training sends the same
-messages or none.
+An entry is on disk before any message that depends on its nonce is sent. The largest spending of an
+epoch is also on disk before the epoch begins. It is corrected when the session ends, but not when
+the process is killed. If protective noise or masks are drawn, a journal next to the entry records
+the messages of a training (`vfl.session.store.journal`): a resumed or restarted training sends the
+same messages or none.
 
-Exact statistics of two sets of rows that differ in few rows disclose these few rows. The entry of a
-session with exact statistics is therefore stored with keyed digests of its training rows. A later
-session is refused if its rows differ from these in some rows, but in fewer than the party's own
-minimum.
+Exact statistics of two sets of rows that differ in few rows disclose values of these few rows. The
+entry of a session with exact statistics is therefore stored with keyed digests of its training
+rows. A later session is refused if its rows differ from these rows, but in fewer rows than the
+party's own minimum.
 
-Each event is appended to the ledger's log (`vfl.session.store.session_log`), which others can
-verify.
+Each event is appended to the ledger's log (`vfl.session.store.session_log`), which other parties
+can verify.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class Spent(Settings):
     Attributes:
         sessions: number of started sessions; a resumed training counts again.
         rows: rows whose cuts were sent, counted each time.
-        passes: the largest number of times any one row was sent; repeated messages do not count.
-        statistics: exact sums over this party's rows that others learned; each number counts as
-            one.
+        passes: number of rows whose cuts were sent; a row counts each time.
+        statistics: the largest number of times that any one row was sent; repeated messages do not
+            count.
         bytes_up, bytes_down: bytes of frames, headers included.
     """
 
@@ -87,24 +88,26 @@ class Spent(Settings):
 
 
 class Entry(Settings):
-    """The ledger's entry for one name of a run at one party.
+    """The ledger's entry for one run name at one party.
 
     Attributes:
         run: name of the run.
         party: party that owns the entry.
         terms: digest of the terms that the name is bound to; see `binding_of`.
-        settings: the same terms as short texts, so that an error can name a difference.
-        parties: all parties with a stream, and the label party.
-        secure, defense, codec: settings of those terms, for users.
+        settings: the same terms as short texts, so that an error can name the setting that differs.
+        parties: all parties with a stream to the label party, and the label party.
+        secure, defense, codec: these settings of the terms, for users.
         nonce: the party's own nonce, 32 bytes as hex; no other party receives it.
-        state: "ended" once the training has stored weights; "lost" if it was running when a copy of
-            the store was made that was restored later.
-        weights: SHA-256 of those weights.
+        state: "ended" once the training has stored weights; "lost" if the store was restored from a
+            copy that was made while the training was running.
+        weights: SHA-256 of the stored weights.
         epsilon, delta: privacy cost that the defense states for sending the inputs of one row once;
-            None if it states none.
-        training_only: whether it states the cost for training rows only, and none for queries.
-        noted: least number of exchanges in its journal.
-        received: exchanges up to the last one received from each peer in its training.
+            None if the defense states no cost.
+        training_only: whether the defense states the cost for training rows only, and no cost for
+            queries.
+        noted: least number of exchanges in the journal of the training.
+        received: for each peer, the number of exchanges up to the last one received in the
+            training.
         first, last: start times of the first and the last session under this name.
         spent: spending by mode.
     """
@@ -143,14 +146,14 @@ class Entry(Settings):
     def spent_epsilon(self) -> float | None:
         """Privacy spent on one row in the sessions, by basic composition: an upper bound.
 
-        Dwork and Roth 2014, theorem 3.16. It is None if the defense states no epsilon; queries
-        without a stated epsilon are not included.
+        Dwork and Roth 2014, theorem 3.16. The value is None if the defense states no epsilon;
+        queries without a stated epsilon are not included.
         """
         return None if self.epsilon is None else self.epsilon * self.stated_passes
 
     @property
     def stated_passes(self) -> int:
-        """The number of passes that the epsilon covers."""
+        """Number of passes that the stated epsilon covers."""
         trained = self.spent.get("train", Spent()).passes
         return trained if self.training_only else self.passes
 
@@ -162,11 +165,11 @@ class Entry(Settings):
 
     @property
     def owner(self) -> tuple[str, str, str]:
-        """Owner in the seal of its journal."""
+        """Return party, run and nonce, for which the journal is sealed."""
         return self.party, self.run, self.nonce
 
     def secret_from(self, secret: Secret) -> Secret:
-        """Return the secret of this name, from the party's secret, the nonce and the terms."""
+        """Return the secret of this run name, from the party's secret, the nonce and the terms."""
         law = (self.defense, self.codec, self.secure, *self.parties)
         return Secret(secret.key("session", self.run, self.nonce, self.terms, *law))
 
@@ -177,12 +180,13 @@ class Meter:
 
     Attributes:
         rows, passes, statistics, bytes: spending so far; see `Spent`.
-        most: largest spending of one epoch; its passes do not count.
+        most: largest spending of one epoch; the passes in it do not count.
         counted: last epoch whose passes earlier sessions have counted, if this session can only
             repeat them; None if the repeated messages may differ.
-        trained: returns keyed digests of the training rows that statistics concern, uint64.
-        reserve: called before an epoch begins.
-        standing: called for every frame, too; see `Standing`.
+        trained: function that returns keyed digests of the training rows that statistics concern,
+            uint64.
+        reserve: function that is called before an epoch begins.
+        standing: counters of the session, which are also called for every frame; see `Standing`.
     """
 
     rows: int = 0
@@ -215,14 +219,14 @@ class Meter:
         """Record this many exact statistics before any party learns them.
 
         Raises:
-            ConsentError: they exceed the party's limit, or concern almost the same rows as earlier
-                ones.
+            ConsentError: the statistics exceed the party's limit, or concern almost the same rows
+                as earlier statistics.
         """
         self.statistics += count
         self.reserve()
 
     def spent(self, *, coming: bool) -> Spent:
-        """The spending so far; with `coming`, plus the most of the epoch that begins."""
+        """Return the spending so far; with `coming`, add the largest spending of the next epoch."""
         taken = Spent(
             rows=self.rows,
             passes=self.passes,
@@ -246,14 +250,14 @@ class SessionLedger(Spending[Entry]):
     Args:
         folder: see `Spending`.
         party: party that owns the ledger.
-        max_epsilon: limit of the privacy that all names together may spend on one row's inputs if
-            the party sends cuts; None sets no limit.
+        max_epsilon: limit of the privacy that all run names together may spend on one row's inputs
+            if the party sends cuts; None sets no limit.
         others: spending of products in the same store, under the same limit.
         max_statistics: limit of the exact statistics of the party's rows that sessions under all
             names may disclose; None sets no limit.
-        min_changed_rows: the least number of rows in which two different sets of rows with
-            disclosed statistics have to differ.
-        log: log to append to; None is a log without signatures.
+        min_changed_rows: the least number of rows in which two different sets of rows have to
+            differ if statistics of both are disclosed.
+        log: log to append to; None makes a log without signatures.
     """
 
     kind, form = "session", Entry
@@ -274,15 +278,15 @@ class SessionLedger(Spending[Entry]):
         self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
-        """Bind the name of a session to its terms, or check that it is bound to the same terms.
+        """Bind a run name to the terms of a session, or check that it is bound to the same terms.
 
         Args:
             terms: terms of the session.
             start: first exchange of the session; None if this party chooses it.
 
         Raises:
-            DisagreementError: the name is bound to other terms, or the session needs a training and
-                the name has none, or that training has ended and this would be another one.
+            DisagreementError: the name is bound to other terms; or the session needs a training and
+                the name has none; or that training has ended and the session would train again.
             ConsentError: the session would spend more than the party allows.
             RunFolderError: the entry is damaged, or the journal of its training is missing.
         """
@@ -296,7 +300,7 @@ class SessionLedger(Spending[Entry]):
                     raise _no_training(terms, self.party)
                 entry = _bound(terms, self.party, now)
                 self._check_planned(entry, terms)
-                if notes(terms, self.party):  # this must exist before the name is bound
+                if notes(terms, self.party):  # the journal must exist before the name is bound
                     Journal.create(self._journal(terms.run), entry.owner)
             else:
                 self._check(entry, terms, start)
@@ -330,7 +334,7 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def noted(self, terms: Terms) -> Iterator[None]:
-        """Log the start and end of a session that spends nothing, such as an alignment.
+        """Log the start and end of a session that spends no budget, such as an alignment.
 
         Raises:
             StorageError: the log of the session's start cannot be written.
@@ -341,7 +345,7 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Log how a session ends and what it spent."""
+        """Log how a session ended and what it spent."""
         outcome = "well"
         try:
             yield
@@ -358,11 +362,11 @@ class SessionLedger(Spending[Entry]):
     ) -> Iterator[tuple[Entry, Meter, Journal | None]]:
         """Take part in a session: `begin` it, and record its spending in advance.
 
-        When the session ends, the recorded spending is corrected to the actual one.
+        When the session ends, the recorded spending is corrected to the actual spending.
 
         Yields:
-            The result is the entry of its name, the meter, and the journal, which exists for a
-            training with protective noise or masks.
+            the entry of the run name, the meter, and the journal, which exists for a training with
+            protective noise or masks.
 
         Raises:
             DisagreementError, ConsentError, RunFolderError: see `begin`.
@@ -435,7 +439,7 @@ class SessionLedger(Spending[Entry]):
         *,
         checked: bool,
     ) -> None:
-        """Replace the spending of a session, as written before, by its present value.
+        """Replace a session's recorded spending by its present value.
 
         Raises:
             ConsentError: the spending exceeds the party's limit.
@@ -481,7 +485,7 @@ class SessionLedger(Spending[Entry]):
             )
 
     def _check_rows(self, run: str, rows: Callable[[], np.ndarray]) -> None:
-        """Refuse statistics of almost the same rows as before; otherwise record these rows."""
+        """Refuse statistics of almost the same rows as before; otherwise record the rows."""
         own, least = self.folder / f"{run}{_SHOWN}", self.min_changed_rows
         if own.exists():  # the rows of a training stay the same
             return
@@ -504,7 +508,7 @@ class SessionLedger(Spending[Entry]):
         write_sealed(own, [trained.astype(DIGEST).tobytes()], seal)
 
     def forget_shown(self, digests: np.ndarray) -> None:
-        """Overwrite the digests of erased rows; they still count as rows of their runs.
+        """Overwrite the digests of erased rows, which still count as rows of their runs.
 
         Args:
             digests: keyed digests of the rows, uint64.
@@ -520,11 +524,14 @@ class SessionLedger(Spending[Entry]):
                     write_sealed(path, [np.unique(shown).tobytes()], seal)
 
     def _shown(self, path: Path) -> np.ndarray:
-        """Keyed digests of the rows with statistics disclosed in a session, uint64, ascending."""
+        """Read the digests of rows whose statistics a session disclosed, uint64, ascending."""
         return np.frombuffer(read_sealed(path, Seal(_SHOWN_KIND, self.party, path.stem)), DIGEST)
 
     def spent_statistics(self) -> int:
-        """Number of exact statistics that others learned under all names, including lost ones."""
+        """Return the number of exact statistics disclosed under all names.
+
+        The number includes those of lost entries.
+        """
         shown = sum(entry.statistics for entry in super().entries())
         return shown + self.witness.read().lost_statistics
 
@@ -553,8 +560,8 @@ class SessionLedger(Spending[Entry]):
     def end(self, run: str, weights: str) -> None:
         """Record that the training under a name has ended; called before its weights are stored.
 
-        A training that ended here but not at the label party is resumed there, and yields the same
-        weights again. Other weights would replace those that evaluations have used.
+        A training that has ended at this party but not at the label party is resumed there, and
+        yields the same weights again. Other weights would replace those that evaluations have used.
 
         Args:
             run: name of the run.
@@ -575,10 +582,12 @@ class SessionLedger(Spending[Entry]):
             self._write(entry.model_copy(update={"state": "ended", "weights": weights}))
 
     def restored(self) -> None:
-        """Record that the store was restored from a copy, and treat forgotten budgets as spent.
+        """Record that the store was restored from a copy.
+
+        Budgets that the copy lacks count as spent.
 
         Running trainings are not continued, all of `max_epsilon` and of `max_statistics` counts as
-        spent, and the counter that peers compare moves beyond all values they can have seen.
+        spent, and the counter that peers compare moves beyond all values that peers can have seen.
         """
         with locked(self.folder, math.inf):
             self.give_up()
@@ -592,7 +601,7 @@ class SessionLedger(Spending[Entry]):
             self.log.append("restored")
 
     def entries(self) -> list[Entry]:
-        """Return every name; the last used one is at the end.
+        """Return the entries of all run names, the last used one at the end.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -600,7 +609,7 @@ class SessionLedger(Spending[Entry]):
         return sorted(super().entries(), key=lambda entry: entry.last)
 
     def spent_epsilon(self) -> float:
-        """Privacy spent on one row by the store: sessions, products, and lost entries."""
+        """Return the privacy spent on a row by sessions, products, and lost entries."""
         others = sum(other.spent_epsilon() for other in self.others)
         return super().spent_epsilon() + others + self.witness.read().lost_epsilon
 
@@ -645,7 +654,7 @@ class SessionLedger(Spending[Entry]):
 
 
 def _asked(terms: Terms) -> dict[str, Any]:
-    """Fields of a log line for a requested session."""
+    """Return the fields of a log line for a requested session."""
     return {
         "run": terms.run,
         "mode": terms.mode,
@@ -657,45 +666,45 @@ def _asked(terms: Terms) -> dict[str, Any]:
 
 
 def _outcome(error: BaseException) -> str:
-    """Text of an error for the log; for an unexpected error, only its type."""
+    """Return an error's text for the log; for an unexpected error, only its type."""
     if isinstance(error, VFLError):
         return f"{error.code}: {error.what}"[:2000]
     return type(error).__name__
 
 
 def binding_of(terms: Terms) -> str:
-    """Return the digest of the terms bound to a name, without those of single sessions."""
+    """Return the digest of the terms bound to a name, without settings of single sessions."""
     return terms.digest("mode", "serving", "beside", "explained", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:
     """Return whether a party records its messages in this session, because protective draws occur.
 
-    Such draws occur in a defense that makes a promise or changes the party's messages, and in a
-    codec with random choices. Masks and shares of a secure mode are new in every attempt and need
-    no journal. The noise below them needs one, so the hidden content is recorded. Evaluations and
-    predictions repeat no exchange of each other; they are counted instead.
+    Protective draws occur in a defense that promises privacy or changes the party's messages, and
+    in a codec with random choices. Masks and shares of a secure mode are new in every attempt and
+    need no journal. The noise below the masks needs a journal, so the masked content is recorded.
+    Evaluations and predictions never repeat an exchange; the ledger counts them instead.
     """
     if terms.mode != "train" or party == rules.dealer(terms):
         return False
-    if terms.middle is not None and party == terms.middle.party:  # its output, and gradients
+    if terms.middle is not None and party == terms.middle.party:  # its output and its gradients
         return compression.make(terms.middle.codec).draws or compression.make(terms.codec).draws
     defense = defenses.make(terms.defense)
     if party in (terms.label_party, *terms.tasks):
         return defenses.protects(defense, "label")
-    if secure_mode.shares_weights(terms):  # no party has a cut, or a defense of it
+    if secure_mode.shares_weights(terms):  # no party has a cut that a defense could change
         return False
     drawn = terms.secure == "none" and compression.make(terms.codec).draws
     return drawn or defenses.protects(defense, "feature")
 
 
 def total_epsilon(entries: Iterable[Entry]) -> float:
-    """Privacy spent on one row under all these names, by basic composition."""
+    """Return the privacy spent on one row under all these names, by basic composition."""
     return sum(entry.spent_epsilon or 0.0 for entry in entries)
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    stated = [  # for a row's inputs in one exchange; the least one counts, other units never do
+    stated = [  # a row's inputs in one exchange; the smallest counts, other units do not
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()
         if one.epsilon is not None and one.kind[:3] == ("inputs", "record", "exchange")

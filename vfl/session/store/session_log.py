@@ -1,19 +1,19 @@
 """The log of a party's ledger of sessions: signed, append-only lines in a hash chain.
 
-The ledger contains the present state; its log contains the events in order: which party requested
-which session, for which purpose, under which file of consent, how it ended, and its spending. The
-ledger writes each line under its own lock. A line contains counts and names, but no cell, no id and
-no nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature (RFC 8032) by the
-party's identity key if it has one:
+The ledger contains the present state. Its log contains the events in order: which party requested
+which session, for which purpose, under which consent file, how the session ended, and its spending.
+The ledger writes each line while it holds its own lock. A line contains counts and names, but no
+cell, no id and no nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature
+(RFC 8032) by the party's identity key if it has one:
 
     {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
 
-The signature covers ``vfl session log``, a line feed, and the exact bytes of the inner object.
-Without the key, no line before the last can be changed, inserted, moved or removed. The log itself
-cannot show that its last lines are missing, or that its owner rewrote the whole log. Each party
-therefore announces the head of its log, its last number and digest, when a session begins, and its
-peer stores that head in its own log. `verified` compares a log with the heads in other parties'
-logs.
+The signature covers ``vfl session log``, a line feed, and the exact bytes of the inner object. A
+person without the key cannot change, insert, move or remove any line before the last. The log
+itself cannot show that its last lines are missing, or that its owner rewrote the whole log. When a
+session begins, each party therefore announces the head of its log: the number and the digest of its
+last line. The peer stores that head in its own log. `verified` compares a log with the heads in
+other parties' logs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Head(Settings):
 
 
 class Line(Settings):
-    """One line; fields with their default value are left out.
+    """One line of the log; fields with their default value are left out.
 
     Attributes:
         number: number of the line, from 1.
@@ -71,13 +71,13 @@ class Line(Settings):
         key: SHA-256 of the public key of the signature; empty without a key.
         consent: SHA-256 of the party's own file, which gave or refused consent.
         run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is a digest.
-            For "added", "removed" and "accepted", `parties` is the party; for "renamed", its name
-            before and after.
+            For "added", "removed" and "accepted", `parties` is the party that was added, removed or
+            accepted; for "renamed", its old and new name.
         rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
         epsilon: privacy spent on one row's inputs; None if no epsilon is stated.
-        outcome: end of the session, or reason of a refusal: "well", or the code and text of an
+        outcome: end of the session, or reason of the refusal: "well", or the code and text of an
             error.
-        heads: heads of the logs of the other parties in the session.
+        heads: heads of the other parties' logs, as announced in the session.
         settings: for "consent": the settings of [consent] that differ from their defaults.
     """
 
@@ -114,11 +114,11 @@ class Consented:
 
 
 class SessionLog:
-    """The log of one ledger; its lock must be held to write lines.
+    """The log of one ledger; a writer has to hold the ledger's lock.
 
     Args:
         folder: folder of the ledger.
-        party: party that owns it.
+        party: party that owns the log.
         identity: the key for signatures; with None, lines are chained but unsigned.
         consented: the party's own file.
     """
@@ -142,7 +142,7 @@ class SessionLog:
 
         Args:
             event: kind of event.
-            facts: further fields of a `Line`.
+            facts: additional fields of a `Line`.
 
         Raises:
             StorageError: the line cannot be written.
@@ -172,7 +172,7 @@ class SessionLog:
             private_folder(self.path.parent)
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
             try:
-                os.ftruncate(handle, len(content))  # a kill may have torn the last line
+                os.ftruncate(handle, len(content))  # a kill may have left the last line incomplete
                 with os.fdopen(os.dup(handle), "wb") as file:
                     file.write(text)
                 os.fsync(handle)
@@ -186,7 +186,7 @@ class SessionLog:
 
 
 def _whole(path: Path) -> bytes:
-    """Return the log without an incomplete last line; empty if there is no file."""
+    """Return the log without an incomplete last line; empty if the file does not exist."""
     content = read_bytes(path) if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 
@@ -199,7 +199,7 @@ def _head(content: bytes) -> Head:
 
 
 def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
-    """Parse a line into its signed bytes and signature; None for text that is not a line."""
+    """Parse a line into fields, signed bytes and signature; None for a text that is not a line."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None
@@ -210,14 +210,14 @@ def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
 
 
 def lines_after(path: Path, place: int) -> tuple[list[Line], int]:
-    """Return lines written after a position in a log, without verifying them.
+    """Return the lines after a position in a log, without verifying them.
 
     Args:
         path: path of the log, which may not exist yet.
         place: offset in bytes.
 
     Returns:
-        The result is the readable lines, and the offset after the last complete line.
+        the readable lines, and the offset after the last complete line.
     """
     content = _whole(path)
     found = (_parsed(text) for text in content[place:].split(b"\n"))
@@ -231,12 +231,13 @@ class Verified:
     Attributes:
         party: party that owns the log; empty for a log without lines.
         lines: readable lines, in order.
-        problems: contradictions to the chain, a signature, or a head in another party's log.
-        signed: number of lines with a valid signature by one of the keys.
+        problems: contradictions to the hash chain, to a signature, or to a head in another party's
+            log.
+        signed: number of lines with a valid signature by one of the given keys.
         unsigned: number of lines without a signature.
-        strange: number of lines signed by an unknown key.
-        anchored: the largest line number that a peer's log confirms; 0 without.
-        open: sessions that began and have no end: still running, or killed.
+        strange: number of lines signed with a key that was not given.
+        anchored: the largest line number that another party's log confirms; 0 if none does.
+        open: sessions that began and have no end in the log: still running, or killed.
         head: head of the log.
     """
 
@@ -262,7 +263,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
     Args:
         path: the log, or a copy of it.
         keys: public keys of the log's party, including earlier ones.
-        peers: logs of other parties; a head in them must match the line of that number here.
+        peers: logs of other parties; a head of this log in them must match the line of that number.
 
     Raises:
         RunFolderError: a file is missing.

@@ -1,7 +1,7 @@
 """Spending and consent of a party on disk: one ledger for sessions and for products.
 
-A name is counted, on disk, before its messages are sent. A folder itself cannot show that it was
-restored from an earlier copy; its `Witness` lets peers notice it.
+The spending under a run name is counted on disk before the messages are sent. A folder itself
+cannot show that it was restored from an earlier copy; its `Witness` lets peers notice that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vfl.session.store.witness import RESTORED_BY, Witness
 
 
 class Counted(Protocol):
-    """An entry that a ledger stores under a name."""
+    """Interface of an entry that a ledger stores under a run name."""
 
     @property
     def run(self) -> str:
@@ -43,22 +43,23 @@ Kept = TypeVar("Kept", bound=Counted)
 
 
 class Spending(Generic[Kept]):
-    """One kind of a party's spending; a sealed file per name; safe for several processes.
+    """Base of a ledger for one kind of spending: a sealed file per run name, for several processes.
 
     A subclass defines its entries.
 
     Args:
-        folder: folder of the files; it is outside the runs' own folders, so that a name stays bound
-            when a run is deleted.
-        party: party that owns them.
-        store: folder with the lock and the witness, if it is another one; all spending under one
-            limit uses the same.
+        folder: folder of the files; it is outside the run folders, so that a name stays bound when
+            a run is deleted.
+        party: party that owns the files.
+        store: folder with the lock and the witness, if it is not `folder`; all spending under one
+            limit uses the same `store`.
 
     Attributes:
-        kind: kind of its files.
+        kind: kind of the files.
         form: class of an entry; frozen settings.
         suffix: suffix of its files.
-        restored_by: command by which a party declares that its newest store is lost.
+        restored_by: counters by which peers notice that the store went back, and the known counters
+            of the peers.
         witness: counters by which peers notice that the store went back, and those of the peers.
     """
 
@@ -73,7 +74,7 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def alone(self, patience_s: float = 0.0) -> Iterator[None]:
-        """Hold the lock on spending from the store until the block ends.
+        """Hold the lock that spending from the store needs, until the block ends.
 
         Args:
             patience_s: seconds to wait for another process with the lock.
@@ -87,13 +88,13 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that changes the spending of the store."""
+        """Keep other processes from changing the spending of the store, until the block ends."""
         with locked(self._store, math.inf):
             private_folder(self.folder)
             yield
 
     def entries(self) -> list[Kept]:
-        """Return every entry in the order of the names.
+        """Return every entry, ordered by run name.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -101,11 +102,11 @@ class Spending(Generic[Kept]):
         return [self._found(name) for name in sorted(path.stem for path in self._files())]
 
     def spent_epsilon(self) -> float:
-        """Privacy that all names together spent on one row, by basic composition."""
+        """Return the privacy that all run names together spent on one row, by basic composition."""
         return sum(one.spent_epsilon or 0.0 for one in self.entries())
 
     def give_up(self) -> None:
-        """End all running entries: the store was restored from a copy. The lock is held."""
+        """End all running entries, because the store was restored; the caller holds the lock."""
 
     def _files(self) -> Iterator[Path]:
         return self.folder.glob(f"*{self.suffix}")
@@ -130,11 +131,11 @@ class Spending(Generic[Kept]):
         write_sealed_json(self._path(entry.run), self._record(entry), self._seal(entry.run))
 
     def _content(self, record: Mapping[str, Any]) -> Any:
-        """Content of an entry in its file."""
+        """Return the content of an entry from its file."""
         return record["entry"]
 
     def _record(self, entry: Any) -> dict[str, Any]:
-        """Record of an entry for its file."""
+        """Return the record of an entry for its file."""
         return {"entry": entry.model_dump(mode="json")}
 
     def _seal(self, run: str) -> Seal:

@@ -1,22 +1,23 @@
 """Counters by which a party's peers notice that its store was restored from an earlier copy.
 
 A restored store lacks its latest spending, and would send other contents under a used nonce. The
-store itself cannot show this, but peers of later sessions can. Every store therefore has a counter
-that only grows: It increases with each announcement and each sent frame. A party announces it at
-the begin and the end of a session. Each peer stores the largest value that it knows: that is the
-announced one, plus one for every frame received since. At the end that notices it, a counter that
-has not increased is refused before anything is sent.
+store itself cannot show this, but peers of later sessions can. Every store therefore has a counter,
+which increases with each announcement and each sent frame. A party announces its counter at the
+beginning and the end of a session. Each peer stores the largest value that it knows: the announced
+value, plus one for every frame received since. A peer that is announced a counter that has not
+increased refuses the session before it sends any message.
 
-The value on disk is never smaller than the value that a peer can know: A block of frames is counted
-before the first of them is sent. A copy made during a session is therefore noticed once that
-session has ended, or has sent more than a block. A training with a journal of sent messages also
-announces the journal's length; then one exchange is enough.
+The value on disk is never smaller than the value that a peer can know, because frames are counted
+in blocks: a block is counted on disk before its first frame is sent. If a copy was made during a
+session, peers therefore notice its use once that session has ended, or has sent more than a block.
+A training with a journal of sent messages also announces the journal's length; then peers notice
+the copy after one more exchange.
 
-Each refused attempt increases the counter of the restored store, which would finally be accepted. A
-peer therefore also reports the known counter of a party before that party announces one. If that
-value is larger than the store's own, the store refuses sessions with that peer until its party
-declares that it was restored. A peer with a false report can only end sessions with itself: others;
-no party changes a counter because of a report.
+Each refused attempt increases the counter of the restored store, so that peers would accept it at
+last. A peer therefore also reports the known counter of a party before that party announces its
+counter. If the reported value is larger than the store's own counter, the store refuses sessions
+with that peer until its party declares that it was restored. A peer with a false report can only
+end its own sessions with the party, because no party changes its counter because of a report.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, damaged, locked, read_sealed_json, write_sealed_json
 from vfl.session.store.session_log import Head
 
-#: Frames that are counted together, before the first of them is sent.
+#: Number of frames that are counted together, before the first of them is sent.
 BLOCK = 1 << 10
-#: Increase of the counter after a declared restore: beyond all that was forgotten.
+#: Increase of the counter after a declared restore; it exceeds all that can have been forgotten.
 RESTORED = 1 << 32
 MOST = 1 << 62
 FOLDER = "witness"
@@ -50,10 +51,10 @@ class Announcement(Settings):
     """Announcement of the age of a party's store.
 
     Attributes:
-        count: its counter; larger than in any earlier announcement.
+        count: counter of the store; larger than in any earlier announcement.
         known: the largest counter of the receiver's store that this party knows.
         noted: exchanges of this training up to the last one in its journal; None without a journal.
-        head: head of its log of sessions, which the receiver stores.
+        head: head of the party's log of sessions, which the receiver stores.
     """
 
     count: int = Field(gt=0, lt=MOST)
@@ -75,13 +76,15 @@ class Announcement(Settings):
 
 
 class Counts(Settings):
-    """Counters on disk.
+    """Counters on disk, of this store and of its peers.
 
     Attributes:
         count: the largest value that the store has announced, or may have reached since.
-        peers: the largest value of each peer, as far as this party knows.
-        doubted: peers that know a larger value of this store than the store itself, with the value.
-        lost_epsilon, lost_statistics: spending that may have been forgotten, as the party declared.
+        peers: the largest known value of each peer's counter.
+        doubted: peers that report a larger value of this store's counter than the store itself has,
+            with the value.
+        lost_epsilon, lost_statistics: spending that may have been forgotten, as the party declared
+            it.
     """
 
     count: int = Field(default=0, ge=0)
@@ -137,15 +140,15 @@ class Witness:
         raise self._went_back(self._party, now.count, met, peer)
 
     def reserve(self, count: int) -> None:
-        """Write a counter to disk before a peer can know it."""
+        """Write a counter to disk before any peer can know it."""
         self._change(lambda now: {"count": max(now.count, count)})
 
     def admit(self, peer: str, count: int) -> None:
         """Store the announced counter of a peer.
 
         Raises:
-            RolledBackError: the peer announced this value before, or has sent frames that the value
-                does not count.
+            RolledBackError: the peer announced this value before, or has sent frames that this
+                value does not count.
         """
 
         def change(now: Counts) -> dict[str, Any]:
@@ -178,11 +181,11 @@ class Witness:
         self._change(change)
 
     def restored(self, lost_epsilon: float, lost_statistics: int = 0) -> None:
-        """Move the counter beyond all that was forgotten, because the store was restored.
+        """Move the counter beyond all forgotten values, because the store was restored.
 
         Args:
             lost_epsilon: privacy that may have been spent since the copy was made.
-            lost_statistics: statistics that may have been disclosed since then.
+            lost_statistics: statistics that may have been disclosed since the copy was made.
         """
         self._change(
             lambda now: {
@@ -214,19 +217,19 @@ class Witness:
 
 
 class Standing:
-    """Counters of one session: this party's sent frames, and its peers' received ones.
+    """Counters of one session: of this party's sent frames, and of the peers' received frames.
 
     Args:
         witness: witness of the store.
-        party: party of this end.
+        party: this party.
         run: name of the session.
-        noted: returns the length of the party's journal; see `Announcement`.
+        noted: function that returns the length of the party's journal; see `Announcement`.
         received: exchanges of this training that each peer has sent in earlier sessions.
-        label_party: name of the other end of a feature party's stream.
-        head: returns the head of the party's log.
+        label_party: name of the label party, which a feature party's stream leads to.
+        head: function that returns the head of the party's log.
 
     Attributes:
-        received: exchanges that each peer has sent, as far as is known.
+        received: number of exchanges that each peer has sent, as far as this party knows.
         heads: heads of the peers' logs, as they announced them.
     """
 
@@ -250,18 +253,20 @@ class Standing:
         self.received: dict[str, int] = dict(received or {})
 
     def announce(self, peer: str = "") -> Announcement:
-        """Announce this store's counter to a peer, with the known counter of a named peer."""
+        """Announce this store's counter to a peer, with the known counter of the peer's store."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
         known, head = self.known_of(peer), self._head()
         return Announcement(count=count, noted=self._noted(), known=known, head=head)
 
     def known_of(self, peer: str) -> int:
-        """The largest known counter of a peer's store."""
+        """Return the largest known counter of a peer's store."""
         return self._witness.read().peers.get(peer, 0)
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse a session with a peer that knows a larger counter of this store than its own.
+        """Refuse a session with a peer that knows a larger counter of this store.
+
+        A larger counter than the store's own shows that an older copy was restored.
 
         Raises:
             RolledBackError: this party's own store was restored from an older copy.
@@ -269,10 +274,10 @@ class Standing:
         self._witness.require(known, f"party '{peer}'")
 
     def answer(self) -> Announcement:
-        """Announcement of this party to an attaching peer.
+        """Return the announcement of this party to a peer that attaches.
 
-        Its counter comes from this session's block, so that a full disk refuses no peer, unless
-        another session of the store has announced more since.
+        Its counter is from the block that this session has reserved, so that a full disk refuses no
+        peer, unless another session of the store has announced more since.
         """
         last = self._witness.read().count == self._reserved
         if not last or self._base + self._sent + 1 >= self._reserved:
@@ -282,7 +287,7 @@ class Standing:
         return Announcement(count=count, noted=self._noted(), head=self._head())
 
     def admit(self, peer: str, announced: Announcement) -> None:
-        """Continue with a peer whose store was not restored from an older copy.
+        """Check that a peer's store was not restored from an older copy, and store its counter.
 
         Raises:
             RolledBackError: the peer's store was restored from an older copy.
@@ -301,7 +306,7 @@ class Standing:
         self._counts[peer], self.heads[peer] = announced.count, announced.head
 
     def admit_count(self, peer: str, count: int) -> None:
-        """Admit a peer without a stream to this party, which signed only its counter."""
+        """Admit a peer that has no stream to this party, and has signed only its counter."""
         with suppress(StorageError):  # the count was compared; a full disk ends no session
             self._witness.admit(peer, count)
 
@@ -320,11 +325,11 @@ class Standing:
                 self.received[peer] = max(frame.step + 1, self.received.get(peer, 0))
 
     def conclude(self, counts: Mapping[str, int]) -> None:
-        """Store the counters that peers announce at the end of a session."""
+        """Store the counters that peers announced at the end of a session."""
         for peer, count in counts.items():
             self._counts[peer] = max(count, self._counts.get(peer, 0))
 
     def write(self) -> None:
         """Write the known counters of peers to disk."""
-        with suppress(StorageError):  # when there is room again, all of it is written
+        with suppress(StorageError):  # a later call writes all of them when there is room again
             self._witness.keep(self._counts)

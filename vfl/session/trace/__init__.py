@@ -1,7 +1,8 @@
-"""The trace: a party's recording of its own end of a training, and the functions that read it.
+"""The trace: a party's own recording of a training, and the functions that read the recording.
 
-It is off by default. Frames are stored with the bytes that travelled, compressed and perturbed, and
-with their rows; a party's trace contains only data that the party received or sent.
+Recording is off by default. Frames are stored as the bytes that were sent, compressed and
+perturbed, with the positions of their rows; a party's trace contains only data that the party
+received or sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Recorders write a party's own end of a training while it runs.
+"""Recorders write a party's own messages of a training while it runs.
 
-A recorder receives every frame at the party's own end of its links, and follows the schedule to
-know the rows of a frame. It writes its content to disk at the end of every epoch, when it grows
-large, and before every checkpoint. After a return to a checkpoint, the files of that time are
-therefore the whole trace, whatever was in transit.
+A recorder receives every frame on the party's own links, and follows the schedule to know which
+rows a frame contains. It writes its content to disk at the end of every epoch, when it grows large,
+and before every checkpoint. After a return to a checkpoint, the files up to that checkpoint are
+therefore the whole trace, even if frames were in transit.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from vfl.session.trace.store import (
 #: Folder of the trace in a party's part of a run.
 TRACE = "trace"
 Weights = Callable[[], Mapping[str, Tensor]]
-#: A resumed training may still receive the gradients of this many exchanges before its first.
+#: After a resume from an exchange, gradients of at most this many earlier exchanges may still
+#: arrive.
 _BEHIND = 64
 _ENDS = (Kind.GRAD, Kind.ACK)
 _KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK carries no values
 
 
 class Recorder:
-    """Records one party's end of one training; it is an `Observer` of the party's links.
+    """Records one party's frames of one training; it is an `Observer` of the party's links.
 
     Args:
         folder: folder of the trace.
@@ -95,7 +96,7 @@ class Recorder:
         return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
 
     def begin(self, start: int, weights: Weights) -> None:
-        """Prepare to record from exchange `start`; later records are removed.
+        """Prepare to record from exchange `start` on; records of later exchanges are removed.
 
         Raises:
             RunFolderError: the folder has a trace with other settings.
@@ -164,13 +165,13 @@ def recorders_of(
 
     Args:
         settings: settings of the trace.
-        parties: folder with a folder for each party's part of the run; None stores nothing.
+        parties: folder with a folder for each party's part of the run; None records nothing.
         terms: the agreed terms.
         data: aligned rows of the party.
         checkpoints: the party's own checkpoints; the trace is written before each.
 
     Raises:
-        ExposedCutError: masks hide the single cuts.
+        ExposedCutError: the session hides the single cuts by masks.
     """
     if parties is None or terms.mode != "train" or not settings.enabled:
         return []
@@ -183,7 +184,7 @@ def recorders_of(
 
 
 def trace_of_masked_cuts() -> ExposedCutError:
-    """Error for a party that requests a trace of a secure sum."""
+    """Make the error for a party that requests a trace of a secure sum."""
     return ExposedCutError(
         "a trace contains single cuts, and under a secure sum each party knows only its own",
         got="[trace]",
@@ -197,8 +198,8 @@ def own_recorders(
     """Make the recorders of a federated party, as its own file requests.
 
     Raises:
-        ConfigError: it requests a trace, and some party lacks rows, or others than the label party
-            have links to the feature parties.
+        ConfigError: the party requests a trace, and some party lacks rows, or a party other than
+            the label party has links to the feature parties.
     """
     if terms.takers and party.trace.enabled:
         raise ConfigError(
@@ -225,14 +226,14 @@ def recording(
     weights: Mapping[str, Weights],
     say: Callable[[str], None],
 ) -> Iterator[Iterable[Exchange]]:
-    """Yield the exchanges while recorders follow a training; unchanged without recorders.
+    """Yield the exchanges and let recorders follow a training; unchanged without recorders.
 
     Args:
-        recorders: recorders of the parties of this process.
+        recorders: recorders of the parties in this process.
         schedule: the exchanges from `start` on.
         start: number of the first exchange.
         weights: for each party, a function that returns its present weights.
-        say: receives the largest size of the trace.
+        say: function that receives a text with the largest size of the trace.
 
     Raises:
         ConfigError: the disk has no room for the trace; nothing was written.

@@ -1,4 +1,4 @@
-"""Read a trace: the frames of one party, decoded as the session decoded them."""
+"""Reads a trace: the frames of one party, decoded as the session decoded them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Snapshot(NamedTuple):
 
 
 class Recording:
-    """A party's recording of its own end of a training; see `read`.
+    """A party's own recording of a training; see `read`.
 
     Attributes:
-        party: party that recorded it.
+        party: party that made the recording.
         settings: settings of the trace.
         terms: the agreed terms: codec, defense, widths, seed, schedule.
     """
@@ -55,12 +55,12 @@ class Recording:
     def frames(
         self, *, phase: str | None = None, party: str | None = None, direction: str | None = None
     ) -> Iterator[Replayed]:
-        """Yield the frames in their order, with the original bytes.
+        """Yield the recorded frames in order, with the original bytes.
 
         Args:
-            phase: only frames of "train", "validation" or "test".
-            party: only frames of this feature party's link.
-            direction: only frames "up" to the label party, or "down" from it.
+            phase: yield only frames of "train", "validation" or "test".
+            party: yield only frames of this feature party's link.
+            direction: yield only frames "up" to the label party, or "down" from it.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -81,7 +81,7 @@ class Recording:
     ) -> Iterator[tuple[Replayed, Tensor]]:
         """Yield each frame with its decoded cut or gradient, axes (rows, width).
 
-        The arguments are those of `frames`.
+        The arguments are the same as those of `frames`.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -121,13 +121,13 @@ def read(folder: Path) -> Recording:
     """Open the trace in a folder, ``RUN/parties/PARTY/trace``.
 
     Raises:
-        RunFolderError: the folder has no trace, or one that is damaged or of another format.
+        RunFolderError: the folder has no trace, or the trace is damaged or of another format.
     """
     return Recording(Path(folder))
 
 
 class Decoder:
-    """Decodes the frames of one feature party's link in their order.
+    """Decodes the frames of one feature party's link in order.
 
     Args:
         terms: the agreed terms.
@@ -148,7 +148,7 @@ class Decoder:
         """Decode a frame to the values that its receiver used, axes (rows, width).
 
         Raises:
-            RunFolderError: the cut of a gradient is missing.
+            RunFolderError: the cut that a gradient belongs to is missing.
             FrameError: the codec cannot have made these bytes.
         """
         training = frame.phase == "train"
@@ -168,7 +168,7 @@ class Decoder:
         return values
 
     def _catch_up(self, frame: Replayed) -> None:
-        """Commit the steps that both ends had committed before this cut."""
+        """Commit the steps that both parties had committed before this cut."""
         same_epoch = frame.phase == "train" and frame.epoch == self._epoch
         last = self._in_flight - 1 if same_epoch else 0
         while len(self._uncommitted) > last:
@@ -179,14 +179,15 @@ class Decoder:
 def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
     """Decode the training cuts of one feature party, in the order of the steps.
 
-    They include the loss of a lossy codec, and have the width of a codec's module if it has one.
+    The values include the loss of a lossy codec; the width is that of the codec's module, if the
+    codec has one.
 
     Args:
         recording: a trace.
         party: the feature party; optional if there is only one.
 
     Returns:
-        Cuts, one below the other, float32, axes (rows, width).
+        All cuts in one tensor, float32, axes (rows, width).
 
     Raises:
         UserError: the party does not exist, or there are several parties to choose from.

@@ -1,7 +1,7 @@
-"""The files of a trace, their contents and sizes, and a trace in memory.
+"""The files of a trace, their contents and sizes; and a trace that is held in memory.
 
-A party's trace is the folder `parties/NAME/trace`. Files without an entry in `index.jsonl` remain
-from a killed run:
+A party's trace is in the folder `parties/NAME/trace`. Files without an entry in `index.jsonl`
+remain from a killed run:
 
     file                    form                     content
     trace.json              sealed JSON              the party, the recorded parts, and the terms
@@ -70,16 +70,18 @@ from vfl.session import Exchange, Terms, rules
 TRAINING = (Kind.CUT, Kind.GRAD)
 EVALUATION = (Kind.QUERY,)
 
-#: Largest sizes of a frame, an exchange, a row, a file and a file's name, without the payload.
+#: Largest sizes, besides the payload, of a frame, an exchange, a row, a file and a file's name, in
+#: bytes.
 FRAME_BYTES = 8 + 1 + 1 + 1 + 8
 EXCHANGE_BYTES = 8 + 8 + 4 * len("validation") + 8
 ROW_BYTES = 8
 FILE_BYTES = 3584
 PARTY_BYTES = 4 * 32  # 32 characters at most
 
-#: Most bytes of a line of the index.
+#: Largest size of a line of the index, in bytes.
 ENTRY_BYTES = 384
-#: Approximate bytes of frames that are buffered in memory before they are written to a file.
+#: Approximate size of the frames that are buffered in memory before they are written to a file, in
+#: bytes.
 HELD_BYTES = 16 * 2**20
 _ABOUT = "trace.json"
 _INDEX = "index.jsonl"
@@ -101,7 +103,7 @@ class Recorded:
 
 
 class Trace:
-    """Records frames of selected kinds; an `Observer`.
+    """Records frames of selected kinds in memory; an `Observer`.
 
     Args:
         kinds: kinds of frames to store; `TRAINING` and `EVALUATION` are the usual selections.
@@ -148,7 +150,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class SentFrame:
-    """A frame of an exchange that will be written to a file."""
+    """A frame of an exchange that waits to be written to a file."""
 
     exchange: Exchange
     party: str
@@ -173,7 +175,7 @@ class Replayed(Recorded):
 
 
 def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
-    """Make the contents of the two files: the frames' metadata, and their bytes in pieces."""
+    """Make the contents of two files: the frames' metadata, and the frames' bytes in pieces."""
     exchanges = list({crossed.exchange.step: crossed.exchange for crossed in frames}.values())
     index_of = {exchange.step: index for index, exchange in enumerate(exchanges)}
     parties = sorted({crossed.party for crossed in frames})
@@ -197,7 +199,7 @@ def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
 
 
 def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
-    """Yield the frames that `pack` received; `folder` is for the message.
+    """Yield the frames that `pack` received; `folder` is for the error text.
 
     Raises:
         RunFolderError: `pack` could not have produced these contents; pickled objects are refused
@@ -227,7 +229,7 @@ def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
 
 
 def _npy_header(count: int) -> bytes:
-    """Header of a .npy file with `count` bytes."""
+    """Return the header of a .npy file with `count` bytes."""
     header = io.BytesIO()
     described = {"descr": "|u1", "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(header, described)
@@ -235,7 +237,7 @@ def _npy_header(count: int) -> bytes:
 
 
 class Entry(Settings):
-    """Some frames, or a snapshot, in the index.
+    """An entry of the index: some frames, or a snapshot of weights.
 
     Attributes:
         files: SHA-256 of each file's content, by name.
@@ -248,7 +250,7 @@ class Entry(Settings):
     epoch: int | None = None
 
     def line(self, owner: str) -> str:
-        """Format the entry as a line of the index, sealed for its `TraceHeader.owner`."""
+        """Format the entry as a line of the index, sealed for `owner`; see `TraceHeader.owner`."""
         text = self.model_dump_json()
         return f"{text}\t{_sealed(text, owner)}\n"
 
@@ -265,7 +267,7 @@ class Entry(Settings):
         return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
-        """Return whether checkpoint `step` includes the entry; 0 is before the training."""
+        """Return whether checkpoint `step` includes the entry; 0 means before the training."""
         if self.epoch is None:
             return self.step < step
         return step > 0 and self.step <= step
@@ -345,7 +347,7 @@ class Store:
     ) -> None:
         """Write files in pieces, then their index line.
 
-        A crash before that leaves them out of the index.
+        After a crash before the line is written, the files are not in the index.
         """
         digests = {}
         for name, pieces in files.items():
@@ -381,14 +383,14 @@ class Store:
         return about
 
     def entries(self) -> list[Entry]:
-        """The files in the index, in the order of writing.
+        """Return the entries of the index, in the order of writing.
 
         Raises:
             RunFolderError: the index is missing or damaged.
         """
         path, owner = self.folder / _INDEX, self.about().owner
         try:
-            *whole, _ = path.read_text().split("\n")  # a torn last line is left out
+            *whole, _ = path.read_text().split("\n")  # an incomplete last line is left out
             return [Entry.of_line(line, owner) for line in whole]
         except (FileNotFoundError, ValueError):
             raise damaged(path) from None
@@ -414,13 +416,13 @@ def _sealed(text: str, owner: str) -> str:
 
 
 def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
-    """Return whether the settings include an exchange; the test follows the last epoch."""
+    """Return whether the settings include an exchange; the test phase belongs to the last epoch."""
     chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
     return chosen and exchange.phase in settings.phases
 
 
 def links_of(terms: Terms, party: str) -> list[str]:
-    """Return the feature parties whose links end at a party."""
+    """Return the feature parties that a party has links with."""
     return terms.feature_parties if party == terms.label_party else [party]
 
 
@@ -460,7 +462,7 @@ def expected_bytes(
     files += unwritten + frames_bytes // HELD_BYTES
     files_bytes = files * (FILE_BYTES + PARTY_BYTES * len(links) + ENTRY_BYTES)
     about_bytes = len(TraceHeader.of(party, settings, terms).model_dump_json())
-    # Sizes before the first step, at every interval of epochs, and at the end.
+    # Snapshots are taken before the first step, at every interval of epochs, and at the end.
     every = settings.snapshots
     snapshots = 1 + -(-terms.train.epochs // every) if every else 0
     snapshots_bytes = snapshots * (
