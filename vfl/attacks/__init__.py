@@ -1,17 +1,18 @@
-"""Attacks: each infers private values from data that a stated threat model gives the attacker.
+"""Attacks: each infers private values from the data that a stated threat model grants it.
 
 >>> make("logistic:scaler=whiten").goal
 'labels'
 
-Attacks stand by what they look for: Members are in `labels`, `inputs`, `membership`, `active` and
-`permuted`; `wrappers` are attacks that change the evidence of another attack. To read one attack,
-`base` and the attack's own file are enough. Above them: The framework is in `view` (threat models
-and their grants), `transcript` (evidence by row over all messages), `cases` (data of a victim or a
-recording), `scoring` and `baselines`.
+The private values that an attack infers decide its folder or file: `labels`, `inputs`,
+`membership`, `active` or `permuted`. The attacks in `wrappers` change the evidence for another
+attack. To understand one attack, read `base` and the attack's own file. Other modules run the
+attacks: `view` (threat models and their grants), `transcript` (all messages about each row),
+`cases` (data of a victim or of a recorded training), `scoring` and `baselines`.
 
-To add an attack: one file with a subclass of `Attack`, one line below (or, from another package,
-an entry point in the group ``vfl.attacks``), and the contract tests of `vfl.testing`. The
-"spectral attack" of Sun et al. 2022 is `principal`; `spectral` clusters.
+To add an attack, write one file with a subclass of `Attack`, add one line to `ATTACKS` below, and
+run the contract tests of `vfl.testing`. Another package registers its attack by an entry point in
+the group ``vfl.attacks``. `principal` is the "spectral attack" of Sun et al. 2022; `spectral` is a
+clustering attack.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ ATTACKS: Registry[Attack] = Registry(
 
 
 def make(spec: str) -> Attack:
-    """Return the attack a spec names, such as ``fine_tuning:steps=200,at=before``.
+    """Return the attack that a spec names, such as ``fine_tuning:steps=200,at=before``.
 
     Raises:
         SpecError: the name or an option is unknown; the error names the nearest known one.

@@ -1,7 +1,8 @@
 """The attack contract, which turns a view into a guess, and functions that attacks share.
 
-Hyper-parameters are the constructor's arguments, fixed in advance; an attack tunes others only on
-its own evidence. It never sees the truth; `vfl.attacks.scoring` compares afterwards.
+Hyper-parameters are the constructor's arguments and are fixed in advance; an attack may tune other
+values only on its own evidence. An attack never receives the true values; `vfl.attacks.scoring`
+compares its guess with them.
 """
 
 from __future__ import annotations
@@ -33,23 +34,24 @@ class Attack(ABC):
 
     Attributes:
         goal: form of the result of `run`. "labels": a score for each class, axes (targets,
-            classes); the largest score is the guess. "values": numeric labels, in their unit, axes
-            (targets,). "clusters": int64 cluster codes, axes (targets,). "inputs": reconstructed
-            columns, axes (targets, ...). "tokens": int64 token ids of texts, axes (targets,
-            tokens); a shorter guess counts as the beginning of its text. "scores": one number for
-            each target, larger for a member or for the class that `rarest` names, axes (targets,).
-        needs: every grant that the attack uses; its view has exactly these.
+            classes); the class with the largest score is the guess. "values": numeric labels, in
+            the unit of the labels, axes (targets,). "clusters": int64 cluster codes, axes
+            (targets,). "inputs": reconstructed columns, axes (targets, ...). "tokens": int64 token
+            ids of texts, axes (targets, tokens); a shorter guess counts as the beginning of the
+            text. "scores": one number for each target, axes (targets,); it is larger for members,
+            or for rows of the class that `rarest` returns.
+        needs: every grant that the attack uses; the attack's view contains exactly these grants.
     """
 
     goal: Goal = "labels"
     needs: frozenset[Grant] = frozenset()
 
     def check(self, classes: int, width: int) -> None:
-        """Refuse a task or cut for which the attack has no meaning, before it trains anything.
+        """Refuse a task or cut that the attack cannot handle, before the attack trains anything.
 
         Args:
             classes: number of classes of the view.
-            width: width of the attacked cut as it is sent.
+            width: width of the attacked cut when it is sent.
 
         Raises:
             UserError: the task or cut does not fit; the error suggests another attack. `run`
@@ -65,7 +67,7 @@ class Attack(ABC):
             draw: generator of all random numbers.
 
         Raises:
-            NotGrantedError: the attack read a grant that `needs` does not name.
+            NotGrantedError: the attack read a value whose grant is not in `needs`.
         """
 
     def last_report(self) -> dict[str, Any] | None:
@@ -77,7 +79,7 @@ class Attack(ABC):
 
 
 def rarest(prior: Tensor) -> int:
-    """Return the rarest class, the target of attacks with scores; of equally rare ones the last.
+    """Return the rarest class, the wanted class of attacks with scores; the last one of ties.
 
     Args:
         prior: share of each class among the training rows, axes (classes,).
@@ -89,11 +91,11 @@ def rarest(prior: Tensor) -> int:
 
 
 def require_two_classes(classes: int, instead: str) -> None:
-    """Refuse a task for which a two-class attack has no meaning.
+    """Refuse a task with another number of classes than two.
 
     Args:
         classes: number of classes.
-        instead: specs of attacks for any number of classes.
+        instead: specs of attacks that work with any number of classes, for the error.
 
     Raises:
         UserError: the task has another number of classes; the error states it.
@@ -108,7 +110,7 @@ def require_two_classes(classes: int, instead: str) -> None:
 
 
 def require_at_least(least: float, **options: float) -> None:
-    """Refuse options below a bound; NaN and infinity are refused too. The names are for the error.
+    """Refuse options below a bound, NaN and infinity; keywords are names for the error.
 
     Raises:
         BadOptionError: an option is below its bound; the error names the first such option.
@@ -118,7 +120,7 @@ def require_at_least(least: float, **options: float) -> None:
 
 
 def key_of(draw: torch.Generator) -> int:
-    """Return a number for `seeds.scoped`, from the attack's own generator."""
+    """Draw a number for `seeds.scoped` from the attack's own generator."""
     return int(torch.randint(2**62, (), generator=draw))
 
 
@@ -137,14 +139,16 @@ def fit(
 
     Args:
         module: module that returns logits, axes (rows, classes).
-        inputs: axes (rows, ...).
+        inputs: inputs of the rows, inputs of the rows, axes (rows, ...).
         labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
         steps: number of Adam steps.
-        learning_rate: the learning rate.
-        draw: dropout draws from here.
-        keep_norms: whether batch normalisation keeps its present statistics and uses them.
-        batch: rows per step, drawn with replacement; all rows if there are no more, or if 0.
-        loss: loss function of logits and labels; None is the cross-entropy.
+        learning_rate: Adam's learning rate.
+        draw: generator from which batches and dropout are drawn.
+        keep_norms: whether batch normalisation uses its present statistics and does not update
+            them.
+        batch: batch size, drawn with replacement; with 0, or if there are fewer rows, a step uses
+            all rows.
+        loss: loss function of logits and labels; None uses the cross-entropy.
     """
     training(module, keep_norms)
     optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate)
@@ -167,12 +171,12 @@ def training(module: nn.Module, keep_norms: bool) -> None:
 
 
 class OwnBottom(nn.Module):
-    """A party's bottom model and the layers around it, stored separately.
+    """A party's bottom together with the layers that a defense or a codec puts around it.
 
     Args:
-        parts: the defended bottom and, for some codecs, an adapter after it.
-        core: the bottom itself inside the first part; if a defense replaced it, the first part is
-            used.
+        parts: the bottom with a defense's layers and, for some codecs, an adapter after it.
+        core: the bottom without these layers; if a defense replaced it, `core` becomes the first
+            part.
     """
 
     def __init__(self, parts: Iterable[nn.Module], core: nn.Module) -> None:
@@ -182,18 +186,18 @@ class OwnBottom(nn.Module):
         self.core = self.parts[0] if replaced else core
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Axes (rows, ...) in, (rows, width) out."""
+        """Return the cut, axes (rows, width), for inputs of axes (rows, ...)."""
         sent: Tensor = self.parts(inputs)
         return sent
 
 
 def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
-    """Return the last layer with weights of the bottom itself, or None if it has no such layer.
+    """Return the last layer with weights in the bottom itself; None if it has no such layer.
 
     Args:
-        bottom: the party's module; layers around an `OwnBottom`, such as a passport or an adapter,
-            are ignored.
-        row: any row, axes (1, ...), to see which layer runs last.
+        bottom: the party's module; in an `OwnBottom`, the function ignores layers around the core,
+            such as a passport or an adapter.
+        row: any row, axes (1, ...), which runs through the bottom to find its last layer.
     """
     core = bottom.core if isinstance(bottom, OwnBottom) else bottom
     called: list[nn.Module] = []
@@ -212,7 +216,7 @@ def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
 
 
 def _maps(layer: nn.Module) -> bool:
-    """Return whether a layer mixes its inputs, as linear layers and convolutions do."""
+    """Return whether a layer combines its inputs, as linear layers and convolutions do."""
     weight = layer._parameters.get("weight")
     looks_up = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     return weight is not None and weight.dim() > 1 and not looks_up
@@ -236,13 +240,13 @@ _ROWS = 4096  # rows of one forward pass
 
 
 class EmbeddingAttack(Attack):
-    """An attack that reads the outputs of one layer for its rows.
+    """Base class of attacks that read one layer's outputs for each row.
 
     Attributes:
-        uses: grants that the attack needs in addition to the layer's.
+        uses: grants that the attack needs besides the grants of the layer.
 
     Args:
-        at: the layer; see `features`.
+        at: the layer that the attack reads; see `features`.
 
     Raises:
         BadOptionError: the layer does not exist.
@@ -261,18 +265,19 @@ class EmbeddingAttack(Attack):
 
 
 def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
-    """Return one group of rows as flat float32 features, axes (rows, features).
+    """Return one group of rows as flat float32 features of one layer, axes (rows, features).
 
     Args:
-        view: the attacker's view, with the bottom.
-        seen: the group.
-        layer: source of the features. "cut": the cut as it was sent. "bottom": the bottom's output
-            before noise and codec, which its owner can leave out. "learned": the output of the
-            trained part of an `anchored` bottom, without its fixed components; the same as "bottom"
-            for another bottom. "before": the input of the bottom's last layer with weights (thesis
-            4.4.3). "inputs": the columns. "outputs": the network's answers. "gradients": mean
-            gradients of training rows in each epoch, concatenated. "accumulated": the mean of these
-            over all epochs, each divided by the root mean square of its batch.
+        view: the attacker's view, which also provides the bottom.
+        seen: the group of rows.
+        layer: the layer that provides the features. "cut": the cut as it was sent. "bottom": the
+            bottom's output before noise and codec; the bottom's owner can compute it without both.
+            "learned": the output of the learned part of an `anchored` bottom, without its fixed
+            components; for another bottom, the same as "bottom". "before": the input of the
+            bottom's last layer with weights (thesis 4.4.3). "inputs": the party's columns.
+            "outputs": the network's outputs. "gradients": each row's mean gradient in each epoch,
+            all epochs concatenated. "accumulated": the mean of a row's gradients over all epochs,
+            where each gradient is divided by the root mean square of its batch.
     """
     if layer == "cut":
         return seen.cuts.flatten(1)
@@ -291,7 +296,7 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
 
 
 def _gradients(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
-    """Return each row's gradients, by epoch or accumulated; 0 for a row without a gradient."""
+    """Return each row's gradients, by epoch or averaged; a row without a gradient gets 0."""
     first = view.targets.rows if seen.leaked else 0
     if layer == "accumulated":
         means = view.transcript.mean(at_scale)
@@ -311,8 +316,8 @@ def learned_part(bottom: nn.Module) -> nn.Module:
 def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
     """Return the inputs of a bottom's last layer with weights, axes (rows, features).
 
-    Layers that a defense or a codec adds are ignored; see `last_layer`. For a bottom without
-    weights, these are the inputs.
+    Layers that a defense or a codec adds do not count; see `last_layer`. If a bottom has no
+    weights, the result is the bottom's inputs.
     """
     if isinstance(bottom, JointBottom):
         return torch.cat([before_last(one, part) for one, part in bottom.parts(inputs)], 1)
@@ -331,14 +336,14 @@ def before_last(bottom: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def through(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a module's outputs for many rows, in evaluation mode and without a graph."""
+    """Return a module's outputs for many rows, in evaluation mode, without an autograd graph."""
     module.eval()
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(inputs, _ROWS)])
 
 
 def untrained(view: View, draw: torch.Generator) -> nn.Module:
-    """Return an untrained network of the victim's kind that reads the attacker's inputs alone."""
+    """Return an untrained network of the victim's architecture that reads the attacker's inputs."""
     with scoped(key_of(draw)):
         bottom = view.new_bottom()
         width = through(bottom, view.leaked.inputs[:1]).shape[1]
@@ -348,18 +353,19 @@ def untrained(view: View, draw: torch.Generator) -> nn.Module:
 Scale = Callable[[Tensor], Tensor]
 Scaler = Literal["none", "standard", "whiten", "shrink", "zca", "cosine", "batch", "rank"]
 _SHRINKAGE = 0.1
-_FEWEST = 32  # smallest number of rows whose own mean and deviation are meaningful
+_FEWEST = 32  # from this many rows, their own mean and deviation are meaningful
 
 
 def scale_by(kind: Scaler, reference: Tensor) -> Scale:
-    """Return a scaling fitted on rows of axes (rows, features).
+    """Return a scaling function fitted on reference rows, axes (rows, features).
 
     Args:
-        kind: "standard": mean 0 and variance 1 of each feature; "whiten": of each principal
-            component; "shrink": that, with a tenth of the mean variance added to each; "zca": as
-            "shrink", turned back to the features; "cosine": every row on the unit sphere, after
-            centring; "batch": as "standard", by the rows' own mean and deviation where they are
-            32 or more; "rank": each feature by its rank, as a quantile of the normal law.
+        kind: "standard": each feature gets mean 0 and variance 1. "whiten": each principal
+            component gets mean 0 and variance 1. "shrink": as "whiten", after a tenth of the mean
+            variance is added to each variance. "zca": as "shrink", rotated back to the original
+            features. "cosine": rows are centred and scaled to length 1. "batch": as "standard", but
+            by mean and deviation of the scaled rows themselves if these are at least 32. "rank":
+            each feature becomes the normal quantile of its rank.
         reference: the rows on which the scaling is fitted.
 
     Raises:
@@ -384,7 +390,7 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
 
 
 def _whitening(reference: Tensor, kind: Scaler) -> Tensor:
-    """Maps centred rows to uncorrelated features of variance 1; axes (features, components)."""
+    """Return a matrix that maps centred rows to uncorrelated components of variance 1."""
     _, variance, directions = principal(reference)
     variance = variance * len(reference) / max(1, len(reference) - 1)
     kept = variance > 1e-12 * variance[0]
@@ -396,10 +402,10 @@ def _whitening(reference: Tensor, kind: Scaler) -> Tensor:
 
 
 def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
-    """Return normal quantiles by rank among the reference's values; ties get the middle rank.
+    """Return normal quantiles of the values' ranks in the reference; ties get the middle rank.
 
     Args:
-        ordered: the reference's values of each feature, ascending, axes (features, rows).
+        ordered: reference values of each feature in ascending order, axes (features, rows).
         rows: axes (rows, features).
     """
     values = rows.T.contiguous()

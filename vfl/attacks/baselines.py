@@ -1,8 +1,7 @@
-"""Label-free bottoms: the same attack runs on them as a baseline.
+"""Baselines: the same attack runs on a bottom that was made without labels.
 
-An attack that reaches no more than its baselines took nothing from the trained bottom: If the
-attack succeeds on them too, the success comes from the leaked labels, the unlabelled rows and the
-inputs.
+If the attack succeeds on this bottom too, its success comes from leaked labels, unlabelled rows and
+inputs, not from the trained bottom.
 """
 
 from __future__ import annotations
@@ -31,18 +30,19 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
     """Return a case with the same rows, leaks and targets, but with a label-free bottom.
 
     Args:
-        case: grants inputs and unlabelled rows; for "autoencoder" the bottom's architecture too.
-        kind: "raw": the inputs; "pca": their first principal components, fitted to the unlabelled
-            rows; "random": components of random features; "autoencoder": an untrained bottom that
-            learned to reconstruct the unlabelled rows, as in the defense
-            `label_free:kind=autoencoder`.
-        width: columns of the cut; "raw" keeps those of the inputs, "autoencoder" those of the
+        case: case whose view grants inputs and unlabelled rows, and for "autoencoder" the bottom's
+            architecture.
+        kind: "raw": the bottom returns the inputs. "pca": it returns their first principal
+            components, fitted on the unlabelled rows. "random": it returns components of random
+            features. "autoencoder": an untrained bottom learns to reconstruct the unlabelled rows,
+            as in the defense `label_free:kind=autoencoder`.
+        width: width of the cut; "raw" has the width of the inputs, "autoencoder" that of the
             bottom.
-        draw: everything random comes from here.
+        draw: generator of all random numbers.
 
     Raises:
-        BadOptionError: the name is unknown.
-        NotGrantedError: the case lacks a grant that such a bottom needs.
+        BadOptionError: `kind` is unknown.
+        NotGrantedError: the case lacks a grant that this kind of bottom needs.
     """
     return replace(
         case, view=view_behind(case.view, label_free_bottom(kind, case.view, width, draw))
@@ -50,12 +50,12 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
 
 
 def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:
-    """Return the attacker's view with this bottom in place of the trained one, in every epoch.
+    """Return the attacker's view with this bottom in place of the trained one, in all epochs.
 
     Args:
         view: grants inputs.
-        bottom: bottom that was made without labels.
-        kept: cache of the bottom's outputs, for rows that several draws of leaks share.
+        bottom: a bottom that was made without labels.
+        kept: cache of the bottom's outputs for groups of rows, which several draws of leaks share.
     """
     made = {} if kept is None else kept
 
@@ -64,7 +64,7 @@ def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None 
 
     def seen(rows: GrantedRows) -> Evidence:
         inputs = rows.inputs
-        if id(inputs) not in made:  # which holds them, so that no other tensor gets that number
+        if id(inputs) not in made:  # keeps the tensor alive, so its id stays unique
             before = cache(lambda: before_last(bottom, inputs))
             made[id(inputs)] = Evidence(inputs, through(bottom, inputs), before=before)
         return made[id(inputs)]
@@ -95,7 +95,7 @@ def label_free_bottom(kind: Kind, view: View, width: int, draw: torch.Generator)
 
 
 def _components(rows: Tensor, width: int) -> nn.Linear:
-    """Return a layer that computes the first principal components, of mean variance 1."""
+    """Return a linear layer that computes the first principal components, with mean variance 1."""
     _, variance, directions = principal(rows)
     kept = min(width, len(variance))
     weight = directions[:, :kept].T / variance[:kept].mean().sqrt()

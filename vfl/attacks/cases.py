@@ -1,7 +1,7 @@
-"""Cases: the data that a trained victim, or the recording of a training, gives an attacker.
+"""Cases: what a trained victim, or a recorded training, gives an attacker, and the truth.
 
-Each builder turns the experiment, aligned rows and the recorded or trained data into a `Case`: a
-view under a threat model, and the truth.
+Each function builds a `Case` from the experiment, the aligned rows, and the recorded messages or
+trained weights. A case consists of a view under a threat model, and the true values.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from vfl.transport.link import local_pair
 
 
 def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None = None) -> Tensor:
-    """Return positions of k rows of each class, ascending by class; int64, axes (classes * k,).
+    """Draw k rows of each class; return their positions by ascending class, int64, (classes * k,).
 
-    A larger draw from the same generator state begins with the same k rows. A curve over k
-    therefore adds leaked rows and does not replace them.
+    With the same generator state, a larger k selects the same k rows first and adds further ones.
+    So a curve over k adds leaked rows and never replaces them.
 
     Args:
-        labels: int64 codes 0..C-1 of the rows that may leak, axes (rows,).
-        k: number of rows of each class.
-        draw: generator of the choice.
-        classes: number of classes; None counts classes up to the highest code of these rows, and
+        labels: class codes 0..C-1 of the rows that may leak, int64, axes (rows,).
+        k: number of rows to draw from each class.
+        draw: generator of the draw.
+        classes: number of classes; None takes the highest code among these rows plus 1, and so
             misses higher classes without a row.
 
     Raises:
@@ -88,12 +88,12 @@ def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None
 
 
 def top_recipe(experiment: Experiment, classes: int) -> TopMaker:
-    """Make a top like the label party's, for cuts of a given width."""
+    """Return a function that makes a top like the label party's, for cuts of a given width."""
     return lambda width: models.make_top(experiment.label.top).build(width, classes)
 
 
 def bottom_recipe(experiment: Experiment, party: str, shape: tuple[int, ...]) -> Maker:
-    """Makes a bottom like a party's, for rows of these axes."""
+    """Return a function that makes a bottom like a party's, for rows of the given axes."""
     asked = experiment.parties[party]
     return lambda: models.make_bottom(asked.bottom).build(shape, asked.width)
 
@@ -104,12 +104,12 @@ Frames = Iterable[tuple[Replayed, Tensor]]
 def decoded(
     trace: Iterable[Recorded], terms: Terms, split: Split
 ) -> Iterator[tuple[Replayed, Tensor]]:
-    """Yield each frame of a trace in memory with its rows and the values its receiver decoded.
+    """Yield each frame of an in-memory trace with its rows, and the values its receiver decoded.
 
     Args:
         trace: every cut, gradient and query of a session, in the order of sending.
         terms: terms of the session.
-        split: its aligned rows.
+        split: the session's aligned rows.
 
     Raises:
         FrameError: the codec could not have produced these bytes.
@@ -128,13 +128,14 @@ def decoded(
 
 
 def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[RecordedExchange]:
-    """Return the training exchanges of one feature party's link, in order.
+    """Return the training exchanges on one feature party's connection, in order.
 
     Args:
-        frames: frames of a training; the function ignores frames of other phases.
+        frames: frames of a session; the function ignores phases other than training.
         party: the feature party.
-        rows: positions among the aligned rows that are of interest, in the order that
-            `RecordedExchange.rows` counts in; int64. Other rows are left out of an exchange.
+        rows: positions of the rows of interest among the aligned rows, int64.
+            `RecordedExchange.rows` holds indices into this tensor. Exchanges leave out all other
+            rows.
     """
     found: list[RecordedExchange] = []
     up: dict[int, SentCuts] = {}
@@ -147,15 +148,15 @@ def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[Recorde
 
 
 def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
-    """Return the last cut that a feature party sent of each row, axes (rows, width).
+    """Return the last cut that a feature party sent for each row, axes (rows, width).
 
     Args:
-        frames: frames of every phase that should count.
+        frames: frames of all phases to search.
         party: the feature party.
         rows: positions among the aligned rows, int64.
 
     Raises:
-        DataError: the recording has no cut of one of these rows.
+        DataError: one of these rows has no recorded cut.
     """
     messages = _messages(frames, party, rows)
     found, missing = _latest((one for of, one in messages if of.direction == "up"), len(rows))
@@ -169,7 +170,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
 
 
 def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replayed, SentCuts]]:
-    """Yield the frames of one party's link, each with its values for the selected rows."""
+    """Yield the frames on one party's connection, each with its values for the selected rows."""
     index = torch.full((int(rows.max()) + 1,), -1)
     index[rows] = torch.arange(len(rows))
     for frame, values in frames:
@@ -183,7 +184,7 @@ def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replay
 
 
 def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
-    """Return each row's last cut, axes (rows, width), and a mask of rows without, axes (rows,)."""
+    """Return each row's last cut, axes (rows, width), and a mask of rows without a cut."""
     found, missing = torch.empty(0), torch.ones(rows, dtype=torch.bool)
     for one in messages:
         if not len(found):
@@ -194,9 +195,10 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """Split all messages by group of rows, first rows or rest; return the last cuts too.
+    """Split all messages into the first rows and the other rows, with each row's last cut.
 
-    The schedule omits a last batch with a single row; in this case no cuts are returned.
+    A schedule leaves out a last batch of one row. If a row therefore has no cut, the evidence has
+    messages but no last cuts.
     """
     cuts, missing = _latest(messages, first + second)
 
@@ -214,7 +216,7 @@ def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evid
 
 
 Part = Literal["train", "validation", "test"]
-#: Grants of a feature party while the network is used; an attack receives those that it needs.
+#: Grants of a feature party at inference; an attack receives the grants that it needs.
 INFERENCE = frozenset(
     {Grant.INPUTS, Grant.BOTTOM, Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED}
     | {Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -223,13 +225,14 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """For each group of rows, the part of the split that it is drawn from, and who trained.
+    """Parts of the split from which a case takes its groups of rows, and who trained the network.
 
     Attributes:
-        targets: the rows that are attacked.
+        targets: part of the split whose rows are attacked.
         leaks: part of the split from which leaked labels are drawn.
-        unlabelled: unlabelled rows; by default the targets themselves.
-        trained_by: see `ThreatModel`.
+        unlabelled: part of the split that provides unlabelled rows; by default the targets
+            themselves.
+        trained_by: who trained the network; see `ThreatModel`.
     """
 
     targets: Part = "test"
@@ -239,18 +242,18 @@ class Setting:
 
 
 def labels_of(label: PartyData) -> tuple[Tensor, int]:
-    """Return the labels of all rows, axes (rows,), and the number of classes; 1 for numbers."""
+    """Return all rows' labels, axes (rows,), and the number of classes; 1 for numeric labels."""
     assert label.labels is not None, "a label party has some"
     return label.labels, 1 if label.classes is None else len(label.classes)
 
 
 def codes_of(labels: Tensor, classes: int) -> Tensor:
-    """Return class codes for the draw of leaked rows; for numeric labels all rows have one code."""
+    """Return class codes for the draw of leaked rows; with numeric labels, all codes are equal."""
     return labels if classes > 1 else torch.zeros(len(labels), dtype=torch.int64)
 
 
 def classes_of(label: PartyData) -> tuple[Tensor, int]:
-    """Return the labels of all rows, int64, axes (rows,), and the number of classes.
+    """Return all rows' class labels, int64, axes (rows,), and the number of classes.
 
     Raises:
         UserError: the labels are numbers, not classes.
@@ -266,7 +269,7 @@ def _inputs_of(data: PartyData) -> Tensor:
 
 
 def _prior_of(label: PartyData) -> Tensor | None:
-    """Share of each class among the training rows, axes (classes,); None for numeric labels."""
+    """Return each class's share of training rows, axes (classes,); None for numeric labels."""
     labels, classes = labels_of(label)
     if classes == 1:
         return None
@@ -275,27 +278,28 @@ def _prior_of(label: PartyData) -> Tensor | None:
 
 
 def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Grant]:
-    """Grants without leaked labels or class shares that the case does not have."""
+    """Return the grants without leaked labels or class shares, if the case does not have them."""
     absent = {Grant.LEAKED: not k, Grant.PRIOR: classes == 1}
     return grants - {grant for grant, is_absent in absent.items() if is_absent}
 
 
 class Victim:
-    """A trained feature party that answers queries, and labels that it is not supposed to learn.
+    """A trained feature party that answers queries, and labels that the party must not learn.
 
-    The attacker knows the architectures of the experiment, without the parts that a defense adds.
+    The attacker knows the architectures in the experiment, but not the layers that a defense adds.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows; the label party's labels are the truth.
-        party: the feature party that attacks.
-        weights: its trained weights.
-        secret: the party's secret, from which noise on queries is drawn. None derives a substitute
-            from the seed.
+        party: the feature party, which is the attacker or answers queries.
+        weights: trained weights of this party.
+        secret: secret of this party, from which noise on queries is drawn. None derives a simulated
+            secret from the experiment's seed.
 
     Raises:
         UserError: the feature party does not exist.
-        ExposedCutError: the training shares its first layers, so no party has a bottom model.
+        ExposedCutError: the training shares the weights of its first layers among parties, so no
+            party has a bottom.
     """
 
     def __init__(
@@ -324,16 +328,17 @@ class Victim:
 
     @classmethod
     def of_run(cls, folder: RunFolder, data: Mapping[str, PartyData], party: str) -> Victim:
-        """Return the party with its trained state from a run folder.
+        """Return the party with its trained weights from a run folder.
 
         Args:
-            folder: the run.
-            data: rows of every party, as `vfl.training.run.load_data` returns them for the
+            folder: the run folder.
+            data: each party's rows, as `vfl.training.run.load_data` returns them for the
                 experiment.
             party: the feature party that attacks.
 
         Raises:
-            RunFolderError: the weights are missing; in a federation they stay with their party.
+            RunFolderError: the run folder has no weights of this party; in a federation the weights
+                stay with the party.
         """
         weights = PartyFolder(folder.party(party)).weights()
         return cls(folder.experiment(), data, party, weights)
@@ -347,18 +352,18 @@ class Victim:
         snapshots: Sequence[Mapping[str, Tensor]] = (),
         partners: Sequence[Victim] = (),
     ) -> Case:
-        """Return the case of k leaked labels of each class.
+        """Return the case of an attacker that knows k leaked labels of each class.
 
         Args:
             k: number of leaked labels per class; with 0 the view grants no leaked labels.
             draw: generator that draws the leaked rows.
-            setting: roles of the rows.
-            snapshots: the party's weights after every epoch, if they were stored.
+            setting: roles of the parts of the split.
+            snapshots: the party's weights after each epoch, if the run stored them.
             partners: feature parties that share their data about the same rows with the attacker.
 
         Raises:
-            TooFewRowsError: a class has fewer rows to leak.
-            UserError: a leaked row is also a row under attack.
+            TooFewRowsError: a class has fewer than k rows that may leak.
+            UserError: leaked rows and attacked rows come from the same part of the split.
         """
         setting, leak = setting or Setting(), draw.clone_state()
         if setting.leaks == setting.targets:
@@ -399,12 +404,13 @@ class Victim:
         return torch.cat(found)
 
     def asked_again(self, rows: Tensor, times: int, draw: torch.Generator) -> list[SentCuts]:
-        """Return the cuts that the label party receives for repeated queries, each in a new order.
+        """Return the cuts that the label party receives for repeated queries in new row orders.
 
         Args:
-            rows: positions among the aligned rows, int64; `SentCuts.rows` counts in their order.
+            rows: positions among the aligned rows, int64; `SentCuts.rows` holds indices into this
+                tensor.
             times: number of repetitions.
-            draw: generator of the orders.
+            draw: generator of the row orders.
         """
         found = []
         for time in range(1, times + 1):
@@ -413,7 +419,7 @@ class Victim:
         return found
 
     def _makers(self) -> Holdings:
-        """Return holdings that contain only functions that make models."""
+        """Return holdings with only the functions that make models."""
         return Holdings(
             bottom=self._own_bottom,
             new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
@@ -427,7 +433,7 @@ class Victim:
         return Evidence(self._inputs[leaked], self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
-        """Return evidence about a part of the split, without labels; the network runs only once."""
+        """Return evidence about a part of the split, without labels; computed only once."""
         if part not in self._evidence:
             rows = self._rows(part)
             inputs = self._inputs[rows]
@@ -448,7 +454,7 @@ class Victim:
         return half, OwnBottom(half.model.values(), core), here
 
     def _own_bottom(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Return a copy of the bottom, or an earlier one, with the layers of defense and codec."""
+        """Return a copy of the trained or an earlier bottom, with defense and codec layers."""
         return copy.deepcopy(self._own) if weights is None else self._trained(weights)[1]
 
     def _rows(self, part: Part) -> Tensor:
@@ -459,7 +465,7 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 
 
 class TrainedParts:
-    """Modules and weights of one trained network.
+    """Models and weights of one trained network.
 
     Args:
         experiment: experiment of the training.
@@ -467,7 +473,7 @@ class TrainedParts:
         weights: trained weights of all parties, as `LocalSession.weights` returns them.
 
     Attributes:
-        lacking: grants of a label party that these parts cannot meet.
+        lacking: grants of a label party for which these parts have no values.
     """
 
     lacking: frozenset[Grant] = frozenset()
@@ -479,10 +485,10 @@ class TrainedParts:
         self._terms = Terms.of(experiment, "predict", experiment.name)
 
     def bottom(self, party: str) -> nn.Module:
-        """Return a party's bottom; a feature party's has the layers of defense and codec."""
+        """Return a party's trained bottom; for a feature party, with defense and codec layers."""
         asked, codec = self._terms.parties[party], compression.make(self._terms.codec)
         shape = tuple(_inputs_of(self.data[party]).shape[1:])
-        with scoped(0):  # whatever is drawn is overwritten
+        with scoped(0):  # initial weights, which are overwritten
             bottom = models.make_bottom(asked.bottom).build(shape, asked.width)
             made = nn.ModuleDict({"bottom": bottom})
             if party != self._terms.label_party:
@@ -516,21 +522,22 @@ class TrainedParts:
         return made["merger"].eval()
 
     def merged_with(self, party: str) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return a function that merges a party's cuts with those of a label party with columns."""
+        """Return a function that merges a party's cuts with the label party's own cuts."""
         order, merger = list(self._terms.parties), self.merger()
         if order.index(party) < order.index(self._terms.label_party):
             return merger
         return lambda victims, own: merger(own, victims)
 
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
-        """Return the network's outputs for rows whose cuts were recorded, axes (rows, classes).
+        """Return the network's outputs for rows with recorded cuts, axes (rows, classes).
 
         Args:
-            queries: recorded frames of every feature party; each party's are read once.
+            queries: recorded query frames of every feature party; the function reads each party's
+                frames once.
             rows: positions among the aligned rows, int64.
 
         Raises:
-            DataError: some rows' cuts were not recorded.
+            DataError: some rows have no recorded cut.
         """
         cuts = [self._cuts(name, queries, rows) for name in self._terms.parties]
         with torch.no_grad():
@@ -538,7 +545,7 @@ class TrainedParts:
         return self._defense().logits(through(self.top(), merged), StepContext())
 
     def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
-        """Return one party's cuts as the top receives them."""
+        """Return one party's cuts in the form in which the top receives them."""
         if party == self._terms.label_party:
             return through(self.bottom(party), _inputs_of(self.data[party])[rows])
         cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
@@ -553,17 +560,18 @@ class TrainedParts:
         return defenses.make(self._terms.defense)
 
     def _load(self, parts: nn.ModuleDict, party: str) -> None:
-        """Load the weights of these parts out of a party's."""
+        """Load the weights of these modules from a party's weights."""
         weights = self._weights[party].items()
         parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
 
 
-#: Grants of a label party besides cuts, and the victim's bottom as a bound.
+#: Grants of a label party besides cuts. The victim's bottom is counterfactual; it gives an upper
+#: bound.
 COLUMNS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
     | {Grant.TOP, Grant.OTHERS_BOTTOM}
 )
-#: Further grants of a label party with columns of its own.
+#: Further grants of a label party that has columns.
 OWN_COLUMNS = frozenset({Grant.INPUTS, Grant.BOTTOM})
 
 
@@ -574,15 +582,16 @@ def columns_case(
     leaked: tuple[Tensor, Evidence],
     threat: ThreatModel,
 ) -> Case:
-    """Return a case of a label party that reconstructs the columns of some rows.
+    """Return the case of a label party that reconstructs a feature party's columns.
 
     Args:
-        parts: parts of the trained network.
+        parts: modules and weights of the trained network.
         party: the feature party that is attacked.
-        targets: the attacked rows: their positions among the aligned rows, int64, and the values
-            about them that the label party received.
-        leaked: rows whose columns leaked, in the same form as `targets`.
-        threat: grants of the attacker; own columns of the label party add their grants.
+        targets: the attacked rows: positions among the aligned rows, int64, and the evidence that
+            the label party received about them.
+        leaked: the rows whose columns leaked, in the same form as `targets`.
+        threat: the attacker and its grants; the function adds grants if the label party has
+            columns.
     """
     label = parts.data[parts.experiment.label.party]
     labels, classes = labels_of(label)
@@ -605,13 +614,13 @@ def columns_case(
 
 
 def _merger(terms: Terms) -> nn.Module:
-    """Return the merger of a network; its weights, if any, are untrained."""
+    """Return a network's merger with untrained weights."""
     with scoped(0):
         return models.make_merger(terms.merge).build(terms.widths)
 
 
 def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:
-    """Return the rows in random order with the leaked rows first.
+    """Return the rows in random order; the first `leaks` rows are those that leak.
 
     Args:
         rows: positions among the aligned rows, int64.
@@ -620,7 +629,7 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
         part: name of this part of the rows, for the error text.
 
     Raises:
-        TooFewRowsError: there are fewer rows than labels to leak.
+        TooFewRowsError: there are fewer rows than `leaks`.
     """
     if leaks > len(rows):
         raise TooFewRowsError(
@@ -629,7 +638,8 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
     return rows[torch.randperm(len(rows), generator=draw)]
 
 
-#: Grants of a feature party during the training, and the label party's top as a bound.
+#: Grants of a feature party during the training. The label party's top is counterfactual; it gives
+#: an upper bound.
 TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
     | {Grant.EPOCHS, Grant.UNLABELLED, Grant.OTHERS_TOP}
@@ -637,7 +647,7 @@ TRAINING = frozenset(
 _COLUMNS_OF_PARTNER = ThreatModel(
     "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED, Grant.UNLABELLED})
 )
-#: Grants of a label party while the network is used, and of one that recorded the training.
+#: Grants of a label party at inference, and of a label party that recorded the training.
 RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
 RECALLING = COLUMNS | {Grant.EPOCHS}
 
@@ -653,7 +663,7 @@ def training_case(
     partners: Sequence[str] = (),
     others_top: Maker | None = None,
 ) -> Case:
-    """Return a case of a feature party that infers training labels; see `seeking`.
+    """Return the case of a feature party that infers training labels; see `seeking`.
 
     Args:
         experiment: experiment of the training.
@@ -662,12 +672,14 @@ def training_case(
         party: the feature party that attacks.
         k: number of leaked training labels per class; 0 leaks no label.
         draw: generator that draws the leaked rows.
-        new_top: makes an untrained top for cuts of a width; None is the experiment's.
-        partners: feature parties that give the attacker their columns of the same rows.
-        others_top: returns a copy of the label party's final top; None grants no top.
+        new_top: function that returns an untrained top for cuts of a given width; None uses the
+            experiment's top.
+        partners: feature parties that share their columns of the same rows with the attacker.
+        others_top: function that returns a copy of the label party's trained top; None grants no
+            top.
 
     Raises:
-        TooFewRowsError: a class has fewer rows than labels to leak.
+        TooFewRowsError: a class has fewer than k training rows.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = labels_of(label), torch.from_numpy(label.split.train)
@@ -712,24 +724,24 @@ def received_case(
     weights: Weights,
     again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
 ) -> Case:
-    """Return a case of a label party that reconstructs a feature party's test rows from messages.
+    """Return the case of a label party that reconstructs test rows from a feature party's messages.
 
-    Leaked rows are validation rows. Their cuts of the last epoch and the test rows' cuts come from
-    the same weights, unless the training kept the weights of an earlier epoch.
+    The leaked rows are validation rows. The last recorded cuts of both groups come from the same
+    weights, unless the training restored the weights of an earlier epoch.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows.
-        frames: frames of the training's validation and test; see `decoded`.
+        frames: frames of validation and test queries; see `decoded`.
         party: the attacked feature party.
         leaks: number of validation rows whose columns leaked.
         draw: generator that draws the leaked rows.
-        weights: all parties' trained weights, as `LocalSession.weights` returns them.
-        again: function that returns the messages for repeated queries of some aligned rows, like
-            `Victim.asked_again`; None if queries are not repeated.
+        weights: each party's trained weights, as `LocalSession.weights` returns them.
+        again: function that returns the messages of repeated queries for given aligned rows, such
+            as `Victim.asked_again`; None repeats no queries.
 
     Raises:
-        TooFewRowsError: there are fewer validation rows than labels to leak.
+        TooFewRowsError: there are fewer validation rows than `leaks`.
         DataError: some rows' cuts were not recorded.
     """
     return received_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw, again)
@@ -743,7 +755,7 @@ def received_of(
     draw: torch.Generator,
     again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
 ) -> Case:
-    """Return the case of `received_case` for the parts of a trained network."""
+    """Return the case of `received_case` for a network given as `TrainedParts`."""
     split = parts.data[parts.experiment.label.party].split
     validation, targets = torch.from_numpy(split.validation), torch.from_numpy(split.test)
     leaked = draw_columns(validation, leaks, draw, "validation")[:leaks]
@@ -770,13 +782,13 @@ def recalled_case(
     draw: torch.Generator,
     weights: Weights,
 ) -> Case:
-    """Return a case of a label party that reconstructs training rows from all their messages.
+    """Return the case of a label party that reconstructs training rows from all their messages.
 
-    The arguments are those of `received_case`; frames are those of the training, and the rows that
-    leak are training rows.
+    The arguments are those of `received_case`, but `frames` are frames of the training, and the
+    leaked rows are training rows.
 
     Raises:
-        TooFewRowsError: there are fewer training rows than labels to leak.
+        TooFewRowsError: there are fewer training rows than `leaks`.
         DataError: some rows' cuts were not recorded.
     """
     return recalled_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw)
@@ -785,44 +797,44 @@ def recalled_case(
 def recalled_of(
     parts: TrainedParts, frames: Frames, party: str, leaks: int, draw: torch.Generator
 ) -> Case:
-    """Return the case of `recalled_case` for the parts of a trained network."""
+    """Return the case of `recalled_case` for a network given as `TrainedParts`."""
     train = torch.from_numpy(parts.data[parts.experiment.label.party].split.train)
     order = draw_columns(train, leaks, draw, "training")
     trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
-    last_cuts(trained, party, order)  # refuses rows without any
+    last_cuts(trained, party, order)  # raises if a row has no cut
     up = [one for of, one in _messages(trained, party, order) if of.kind is Kind.CUT]
     second, first = _in_two(up, leaks, len(order) - leaks)
     threat = ThreatModel("label party", "training", RECALLING)
     return columns_case(parts, party, (order[leaks:], first), (order[:leaks], second), threat)
 
 
-#: Grants of the server of a U-shape, which has neither columns nor labels of the rows.
+#: Grants of the server of a U-shape, which has neither columns nor labels of the attacked rows.
 SERVING = frozenset(
     {Grant.CUTS, Grant.AUXILIARY, Grant.MIDDLE, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
 )
 
 
 def served_case(received: Case, middle: Maker, new_top: TopMaker) -> Case:
-    """Return the case of a U-shape's server that knows a few rows of the same kind whole.
+    """Return the case of a U-shape's server that knows a few complete rows of the same kind.
 
     Args:
-        received: rows and cuts, of `received_case`.
-        middle: makes a copy of the server's layers.
-        new_top: makes untrained last layers for what these return.
+        received: case of `received_case` with rows and cuts.
+        middle: function that returns a copy of the server's layers.
+        new_top: function that returns untrained last layers for the outputs of `middle`.
     """
     threat = ThreatModel("label party", "inference", SERVING)
     view = received.view.instead(middle=middle, new_top=new_top)
     return replace(received, view=view.under(threat))
 
 
-#: Grants of a label party that learned the attribute of a few rows.
+#: Grants of a label party that knows the attribute of a few rows.
 ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
-#: Further grants, if the case of the rows has them.
+#: Further grants, which the case gets if `received` has them.
 REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
 
 
 def require_column(columns: int, column: int | None) -> None:
-    """Refuse an attribute that is not one of the victim's columns.
+    """Refuse a column number that the victim does not have.
 
     Raises:
         ConfigError: the column does not exist; the error states the range.
@@ -837,14 +849,13 @@ def require_column(columns: int, column: int | None) -> None:
 
 
 def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
-    """Return a case: a receiver of cuts infers whether a column of each target is above its mean.
+    """Return the case of a label party that infers whether a column of a row exceeds its mean.
 
     Args:
-        received: the rows and cuts, of `received_case` or `recalled_case`; see
-            `decoded`.
+        received: case of `received_case` or `recalled_case`, with rows and cuts.
         known: the victim's training rows, axes (rows, ...), which determine the mean.
-        column: position of the column in a row, from 0; None takes the column that divides the
-            training rows most evenly, the first of equal ones.
+        column: position of the column in a row, from 0. None selects the column that divides the
+            training rows most evenly; the first one of ties.
 
     Raises:
         ConfigError: the victim does not have this column.
@@ -869,7 +880,7 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
     return Case(View(threat, 2, holdings), values(received.inputs))
 
 
-#: Grants of an outsider who has whole rows with labels and requests their predictions.
+#: Grants of an outsider that has complete rows with labels and queries their predictions.
 QUERYING = frozenset(
     {Grant.INPUTS, Grant.LABELS, Grant.OUTPUTS, Grant.LEAKED_INPUTS, Grant.PRIOR}
     | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -878,12 +889,12 @@ QUERYING = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Queried:
-    """Rows of a query, int64 positions among the aligned rows.
+    """Rows of a membership attack, as int64 positions among the aligned rows.
 
     Attributes:
         members: training rows.
         others: the same number of rows that were not trained on.
-        own: further rows with labels that the attacker owns, to train its own networks.
+        own: further labelled rows of the attacker, on which it trains its own networks.
     """
 
     members: Tensor
@@ -892,19 +903,19 @@ class Queried:
 
     @property
     def targets(self) -> Tensor:
-        """The rows that are asked about, members first."""
+        """Return the rows that the attacker queries: first members, then others."""
         return torch.cat([self.members, self.others])
 
 
 def queried_case(
     experiment: Experiment, data: Mapping[str, PartyData], rows: Queried, outputs: Tensor
 ) -> Case:
-    """Return a membership case: an outsider with complete rows infers which were trained on.
+    """Return the case of an outsider with complete rows that infers which rows were trained on.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows.
-        rows: rows of the queries.
+        rows: members, others, and the attacker's own rows.
         outputs: the network's outputs for `rows.targets`, axes (targets, classes).
     """
     label = data[experiment.label.party]
@@ -930,7 +941,7 @@ def queried_case(
     return Case(view, labels[rows.targets], positive=member)
 
 
-#: Grants of a label party that learns sums of cuts and colludes with some of their senders.
+#: Grants of a label party that receives sums of cuts and colludes with some of the senders.
 SUMMING = COLUMNS | {Grant.PARTNERS}
 _PARTNER = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
@@ -944,20 +955,21 @@ def summed_case(
     draw: torch.Generator,
     weights: Weights,
 ) -> Case:
-    """Return a case of a label party that reconstructs test rows from sums and partners' cuts.
+    """Return the case of a label party that reconstructs test rows from sums of cuts.
 
     Args:
         experiment: experiment of the training, with ``secure = "sum"``.
         data: every party's aligned rows.
         party: the feature party that is attacked.
-        partners: feature parties that give their cuts to the label party; empty without partners.
+        partners: feature parties that give their cuts to the label party, which subtracts them; may
+            be empty.
         leaks: number of validation rows whose columns leaked.
         draw: generator that draws the leaked rows.
-        weights: everybody's trained weights, as `LocalSession.weights` gives them.
+        weights: each party's trained weights, as `LocalSession.weights` returns them.
 
     Raises:
-        UserError: the label party sees each cut anyway, so it has nothing to infer.
-        TooFewRowsError: there are fewer validation rows than labels to leak.
+        UserError: the label party receives each single cut anyway, so it has nothing to subtract.
+        TooFewRowsError: there are fewer validation rows than `leaks`.
     """
     ring = ring_of(experiment)
     if ring is None:
@@ -973,7 +985,7 @@ def summed_case(
     everybody = experiment.feature_parties
 
     def encoded(name: str, rows: Tensor) -> bytes:
-        """Return a party's encoded cuts for the sum, without the masks, which cancel out."""
+        """Return a party's encoded cuts for the sum, without masks, which cancel in the sum."""
         victim = Victim(experiment, data, name, weights[name])
         return ring.encode(victim.cuts(rows), name, 0).tobytes()
 
@@ -981,7 +993,7 @@ def summed_case(
     width = experiment.parties[party].width
 
     def summed(group: int, *names: str) -> Evidence:
-        """Return the decoded sum of these parties' cuts of a group."""
+        """Return the decoded sum of these parties' cuts for one group of rows."""
         masked = [terms[name][group] for name in names]
         return Evidence(cuts=ring.decode(masked, len(groups[group]), width))
 
@@ -1014,10 +1026,10 @@ def begin(
     known: int,
     draw: torch.Generator,
 ) -> None:
-    """Give an adversary its data before the first step; see `held`.
+    """Give an adversary its knowledge before the first step; see `held`.
 
     Raises:
-        NotGrantedError: no party of the adversary's kind has the required data.
+        NotGrantedError: no party of the adversary's kind has the required values.
     """
     view = held(adversary, experiment, data, party, known, draw)
     adversary.begin(view.only(adversary.holds), draw)
@@ -1031,22 +1043,22 @@ def held(
     known: int,
     draw: torch.Generator,
 ) -> View:
-    """Return the holdings of a party of an adversary's kind before the first step.
+    """Return what an adversary knows before the first step.
 
-    A feature party knows the labels of some training rows; a label party knows the victim's columns
-    of the validation rows, like public rows of the same kind.
+    A feature party knows the labels of some training rows. A label party knows the victim's columns
+    of the validation rows, which stand for public rows of the same kind.
 
     Args:
         adversary: the adversary.
         experiment: experiment of the training.
         data: every party's aligned rows.
         party: the feature party that acts as the adversary, or is its victim.
-        known: number of training rows per class whose labels a feature party knows, at most the
+        known: number of training rows of each class whose labels a feature party knows; at most the
             size of the rarest class.
         draw: generator that draws these rows.
 
     Raises:
-        TooFewRowsError: no rows are left that the adversary could know.
+        TooFewRowsError: the adversary's kind of party would know no row.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)

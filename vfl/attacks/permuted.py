@@ -1,13 +1,13 @@
-"""Attacks by P2 of a private network, which sees the values before every function, permuted.
+"""Attacks by P2 of a private network, which receives the inputs of every function, permuted.
 
 >>> import torch
 >>> twice = seen_twice(torch.tensor([0.5, 3.0, -1.0]), torch.tensor([2.0, -0.25, 3.0]))
 >>> twice.tolist()  # behind new dummies, the value of a row that is asked again
 [1]
 
-They are pure functions of what P2 receives and of what is public: rules, shapes, which rows a batch
-has. `Victim`, at the end, runs the real computation and records the values that reach P2; scoring
-happens outside.
+The attacks are pure functions of the values that P2 receives and of public facts: rules, shapes,
+and the rows of each batch. The class `Victim` runs the real computation and records the values that
+P2 receives. Other modules score the attacks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
     """Return, for each earlier value, the position of the same row among the later values.
 
     Args:
-        before: axes (values,).
-        after: the same rows in another order, after small changes of the weights.
-        signed: whether signs are true; otherwise only magnitudes are compared.
+        before: values of the rows before the change, axes (values,).
+        after: values of the same rows in another order, after small changes of the weights.
+        signed: whether the signs are true; if not, the function compares magnitudes only.
 
     >>> by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.1, 2.2, 2.9])).tolist()
     [2, 0, 1]
@@ -51,11 +51,11 @@ def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
 def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool = True) -> Tensor:
     """Return, for each earlier batch, the later batch with the same rows.
 
-    The assignment of least total distance between sorted values (Kuhn 1955).
+    The result is the assignment with the least total distance between sorted values (Kuhn 1955).
 
     Args:
-        before: values of each batch, equally many in each.
-        after: values of the same batches in another order.
+        before: values of each batch; all batches have equally many values.
+        after: values of the same batches in another order, with changed weights.
         signed: see `by_rank`.
 
     >>> first, second = torch.tensor([1.0, 2.0]), torch.tensor([5.0, 6.0])
@@ -69,7 +69,7 @@ def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool =
 
 
 def labels_by_place(logits: Tensor) -> Tensor:
-    """Return the class at each position, assuming no permutation; bool, axes (rows,).
+    """Return whether each row has class 1, as if nothing were permuted; bool, axes (rows,).
 
     >>> labels_by_place(torch.tensor([-1.5, 0.5])).tolist()
     [False, True]
@@ -78,15 +78,16 @@ def labels_by_place(logits: Tensor) -> Tensor:
 
 
 def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: int) -> Tensor:
-    """Return each row's probability of class 1, from sums over many batches that share rows.
+    """Return each row's probability of class 1, from sums over many overlapping batches.
 
-    The order inside a batch is secret, its rows are public, and so is what no order changes: the
-    sum of the probabilities. Every batch is one linear equation, and least squares with unknowns
-    between 0 and 1 solves them (Dinur & Nissim 2003, section 3, by least squares).
+    The order of a batch's rows is secret. Which rows a batch contains is public, and P2 can compute
+    the sum of their probabilities, which does not depend on the order. Every batch gives one linear
+    equation. Least squares with unknowns between 0 and 1 solves these equations (Dinur and Nissim
+    2003, section 3).
 
     Args:
-        batches: the rows of each batch, int64.
-        seen: each batch's logits in any order, as many as there are rows.
+        batches: row numbers of each batch, int64.
+        seen: each batch's logits in any order, one for each row.
         rows: number of rows.
 
     Returns:
@@ -107,7 +108,7 @@ def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: in
 
 
 def stands_out(seen: Tensor, real: int = 1) -> Tensor:
-    """Return positions of the values least likely to be normally distributed dummies; axes (real,).
+    """Return positions of the values least likely to be normal dummies; axes (real,).
 
     >>> stands_out(torch.tensor([0.5, -7.0, 1.0])).tolist()
     [1]
@@ -116,21 +117,22 @@ def stands_out(seen: Tensor, real: int = 1) -> Tensor:
 
 
 def seen_twice(first: Tensor, second: Tensor, tolerance: float = 1e-5) -> Tensor:
-    """Places in `first` of values that are in `second` too, by size; axes (found,).
+    """Return positions in `first` of values whose magnitude is in `second` too; axes (found,).
 
-    Dummies are drawn again for every question, but real values stay the same. With 32 values of a
-    spread near 2 in each, about one of a hundred pairs has a dummy within the tolerance of another.
+    P2 gets new dummies with every request, but real values stay the same. If two requests have 32
+    values each with a spread near 2, about one pair of requests in a hundred contains two dummies
+    within the tolerance.
     """
     apart = (first.abs()[:, None] - second.abs()).abs().min(1).values
     return torch.nonzero(apart <= tolerance).flatten()
 
 
 def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
-    """Share of each candidate's values that are among those seen; axes (candidates,).
+    """Return the share of each candidate's values that P2 has received; axes (candidates,).
 
     Args:
-        seen: values before the first function, of a batch in secret order.
-        sums: outputs of the known weights for each candidate, axes (candidates, outputs).
+        seen: inputs of the first function for a batch, in secret order.
+        sums: values that the known weights give for each candidate row, axes (candidates, outputs).
         tolerance: largest rounding error of a value; 4e-6 in fast mode.
 
     >>> found_shares(torch.tensor([3.0, 0.5, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
@@ -143,7 +145,7 @@ def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
 
 
 def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
-    """Return squared distances between sorted values of candidates and one row; axes (candidates,).
+    """Return squared distances between the sorted values of one row and of each candidate.
 
     >>> like_multisets(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [0.0, 5.0]
@@ -154,18 +156,20 @@ def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
 def solve_shuffled(
     seen: Tensor, weight: Tensor, bias: Tensor, starts: Tensor, rounds: int = 50, ridge: float = 0.0
 ) -> Tensor:
-    """Find the row x for which x W + b is nearest to the observed values, in some order.
+    """Find the row x for which the values x W + b are nearest to the observed values in some order.
 
-    The method assigns values to outputs by rank, solves least squares, and repeats until nothing
-    changes; it keeps the best of all starts (shuffled regression, Abid et al. 2017, section 3).
+    Each round assigns observed values to outputs by rank and then solves least squares, until
+    nothing changes. The function returns the best result of all starts (shuffled regression, Abid
+    et al. 2017, section 3).
 
     Args:
-        seen: values of one row, axes (outputs,).
-        weight: W, axes (columns, outputs); more outputs than columns, or `ridge` above 0.
-        bias: b, axes (outputs,).
-        starts: first guesses of the row, axes (starts, columns).
+        seen: observed values of one row, axes (outputs,).
+        weight: the weights W, axes (columns, outputs); needs more outputs than columns, or `ridge`
+            above 0.
+        bias: the biases b, axes (outputs,).
+        starts: initial guesses of the row, axes (starts, columns).
         rounds: largest number of rounds.
-        ridge: weight of |x|^2.
+        ridge: weight of |x|^2 in the least-squares problem.
 
     >>> weight, row = torch.eye(2), torch.tensor([5.0, 1.0])
     >>> solve_shuffled(row.flip(0), weight, torch.zeros(2), torch.tensor([[3.0, 0.0]])).tolist()
@@ -188,15 +192,15 @@ def solve_shuffled(
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Distance correlation of two samples of vectors, between 0 and 1 (thesis eq 5-9, its root).
+    """Return the distance correlation of two samples of vectors, 0 to 1 (root of thesis eq 5-9).
 
-    From distances centred without bias (Szekely & Rizzo 2014, definition 2 and eq 3.3): the plain
-    sample statistic is near 1 for long independent vectors, so with few rows everything would look
-    dependent. A negative estimate counts as 0.
+    The distances are centred without bias (Szekely and Rizzo 2014, definition 2 and eq 3.3). The
+    plain sample statistic is near 1 for long independent vectors, so with few rows it would report
+    dependence that does not exist. A negative estimate counts as 0.
 
     Args:
-        one: axes (rows, ...).
-        other: axes (rows, ...).
+        one: inputs of the rows, the first sample, axes (rows, ...).
+        other: inputs of the rows, the second sample, axes (rows, ...).
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0], [4.0], [8.0]])
     >>> round(correlation(rows, -2 * rows), 4)
@@ -215,10 +219,10 @@ def _centred(away: Tensor) -> Tensor:
 
 
 def nearest(seen: Tensor, neighbours: int) -> Tensor:
-    """Return each row's nearest other rows in ascending distance; int64, axes (rows, neighbours).
+    """Return each row's nearest other rows, nearest first; int64, axes (rows, neighbours).
 
     Args:
-        seen: axes (rows, ...); compared at length 1, as the thesis does.
+        seen: values of the rows, axes (rows, ...); rows are scaled to length 1, as in the thesis.
         neighbours: number of neighbours.
     """
     flat = torch.nn.functional.normalize(seen.double().flatten(1))
@@ -227,11 +231,11 @@ def nearest(seen: Tensor, neighbours: int) -> Tensor:
 
 
 def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
-    """Return the share of nearest other rows that have the row's class (thesis 5.5.4.2).
+    """Return the share of each row's nearest rows that have its class (thesis 5.5.4.2).
 
     Args:
-        seen: axes (rows, ...); see `nearest`.
-        classes: int64, axes (rows,).
+        seen: values of the rows, axes (rows, ...); see `nearest`.
+        classes: class of each row, int64, axes (rows,).
         neighbours: number of neighbours of each row.
 
     >>> seen = torch.tensor([[0.0, 1], [0.1, 1], [1, 0], [1, 0.1]])
@@ -242,7 +246,7 @@ def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
 
 
 class _Tapped:
-    """A link that stores the payloads which its own end receives."""
+    """A connection that also stores the payloads of the frames that it receives."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -261,14 +265,15 @@ class _Tapped:
 
 
 class Victim:
-    """Three parties in threads: P0 owns the inputs, P1 weights and targets, P2 is curious.
+    """Three parties in threads: P0 owns the inputs, P1 the weights and targets; P2 is curious.
 
-    A context manager. P2's links are recorded after the keys are agreed on; P2 then receives only
-    the two permuted shares of each question, and adds them as in the protocol.
+    This class is a context manager. It records P2's connections after the parties have agreed on
+    keys. From then on P2 receives only the two permuted shares of each request, and adds them as
+    the protocol prescribes.
 
     Args:
         layers: the network.
-        values: its weights; "0.weight" of axes (inputs, outputs), "0.bias", ...
+        values: the network's weights: "0.weight" of axes (inputs, outputs), "0.bias", ...
         rules: rules of the computation.
     """
 
@@ -284,7 +289,7 @@ class Victim:
             channels[holder].link = tap
 
     def infer(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the outputs and P2's observations, layer by layer, an axis for each request."""
+        """Return the outputs, and the values that P2 received, one tensor for each request."""
 
         def program(party: Party) -> Tensor | None:
             own = inputs if party.role == P0 else None
@@ -299,7 +304,10 @@ class Victim:
     def train_step(
         self, inputs: Tensor, targets: Tensor, loss: Loss, learning_rate: float
     ) -> list[Tensor]:
-        """Return P2's observations of one step: values by layer, then requested slopes."""
+        """Return the values that P2 received in a training step, then the slopes.
+
+        There is one tensor for each request, in the order of the layers.
+        """
 
         def program(party: Party) -> None:
             role = party.role
@@ -334,7 +342,7 @@ class Victim:
         return found, [self._read(first, second) for first, second in pairs]
 
     def _read(self, first: bytes, second: bytes) -> Tensor:
-        """Return the sum of both shares of one request, as P2 computes it."""
+        """Return the sum of the two shares of one request, as P2 computes it."""
         if self.rules.mode == "fast":
             words = (
                 from_upper_bytes(memoryview(first))
@@ -349,7 +357,7 @@ class Victim:
 def drawn_weights(
     layers: Sequence[Layer], draw: torch.Generator, bits: int = 20
 ) -> dict[str, Tensor]:
-    """Normal weights of the usual scale (He et al. 2015, eq 10) that shares hold exactly."""
+    """Draw normal weights of the usual scale (He et al. 2015, eq 10), exact in shares."""
     found = {}
     for index, layer in enumerate(layers):
         weight = torch.randn(layer.inputs, layer.outputs, generator=draw, dtype=torch.float64)
@@ -360,7 +368,7 @@ def drawn_weights(
 
 
 def on_grid(values: Tensor, bits: int = 20) -> Tensor:
-    """Round to multiples of 2^-bits, which shares with that many fraction bits represent exactly.
+    """Round to multiples of 2^-bits, which shares with this many fraction bits represent exactly.
 
     >>> on_grid(torch.tensor([0.3]), bits=2).item()
     0.25
@@ -372,7 +380,7 @@ def on_grid(values: Tensor, bits: int = 20) -> Tensor:
 def plain_sums(
     layers: Sequence[Layer], weights: Mapping[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """Return the values before each function in plaintext, axes (rows, outputs) each."""
+    """Return the true inputs of each function, in plaintext, axes (rows, outputs) each."""
     found, values = [], inputs
     for index, layer in enumerate(layers):
         sums = values @ weights[f"{index}.weight"]
@@ -389,10 +397,11 @@ def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tens
     Args:
         seen: observed values, axes (seen,); their signs may be random.
         sums: the true values in their original order, one axis.
-        tolerance: largest distance to a true value; a value farther from all is a dummy.
+        tolerance: largest distance to a true value; an observed value that is farther away is a
+            dummy.
 
     Returns:
-        Indices of `sums`, -1 for dummies; int64 of axes (seen,).
+        Indices into `sums`, int64, axes (seen,); -1 for dummies.
     """
     apart, nearest = (seen.abs()[:, None] - sums.abs()).abs().min(1)
     return torch.where(apart < tolerance, nearest, -1)

@@ -1,4 +1,4 @@
-"""Scoring: a case consists of the attacker's view, and of the truth, which only scoring uses."""
+"""Scoring: a case holds the attacker's view, and the true values, which only scoring reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def balanced_accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Mean over the classes of the share of their rows that are recognised; axes as `accuracy`.
+    """Return the mean, over the classes, of the share of right guesses; axes as in `accuracy`.
 
     >>> balanced_accuracy(torch.tensor([[0.9, 0.1]]).expand(4, 2), torch.tensor([0, 0, 0, 1]))
     0.5
@@ -38,7 +38,7 @@ def balanced_accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:
-    """Mean over the positive rows of the precision down to their rank.
+    """Return the mean, over positive rows, of the precision at the row's rank.
 
     >>> average_precision(torch.tensor([0.9, 0.8, 0.1]), torch.tensor([True, False, True]))
     0.8333333333333333
@@ -49,10 +49,10 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 
 
 def _at_each_score(scores: Tensor, positive: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Count the positive and the negative rows of each distinct score, lowest score first.
+    """Count the positive and the negative rows at each distinct score, lowest score first.
 
-    It takes a twentieth of the time of scikit-learn's curves, which matters for a grid with
-    thousands of scores.
+    The function takes a twentieth of the time of scikit-learn's curves, which matters for a grid
+    with thousands of scores.
     """
     values, inverse = np.unique(scores.double().numpy(), return_inverse=True)
     rows = np.bincount(inverse, minlength=len(values)).astype(float)
@@ -61,12 +61,13 @@ def _at_each_score(scores: Tensor, positive: Tensor) -> tuple[np.ndarray, np.nda
 
 
 def matched(clusters: Tensor, labels: Tensor) -> Tensor:
-    """Return the class of each row's cluster under the best matching (thesis eq 4-26), one-hot.
+    """Return the class of each row's cluster in the best matching (thesis eq 4-26), one-hot.
 
-    The matching is one to one (Hungarian algorithm); clusters beyond the classes match nothing.
+    The Hungarian algorithm matches clusters and classes one to one. If there are more clusters than
+    classes, some clusters have no class.
 
     Returns:
-        Axes (rows, classes or more); a cluster without a class has a column beyond the classes.
+        Axes (rows, classes or more); a cluster without a class has a further column.
     """
     size = int(max(clusters.max(), labels.max())) + 1
     together = torch.bincount(clusters * size + labels, minlength=size * size).view(size, size)
@@ -77,7 +78,7 @@ def matched(clusters: Tensor, labels: Tensor) -> Tensor:
 
 
 def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
-    """Share of rows in the cluster of their class, under the best matching; see `matched`.
+    """Return the share of rows whose cluster matches their class; see `matched`.
 
     >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
     0.75
@@ -97,9 +98,10 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
-    """Return the share of positive rows that score above all but `false_rate` of the negative rows.
+    """Return the share of positive rows that score above all but `false_rate` of negative rows.
 
-    Carlini et al. 2022: It shows the rows of which an attacker is sure, which an average hides.
+    This measure shows rows about which an attacker is certain; an average hides them (Carlini et
+    al. 2022).
 
     >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))
     1.0
@@ -111,7 +113,7 @@ def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float
 
 
 def mean_squared_error(guess: Tensor, inputs: Tensor) -> float:
-    """Mean over rows and columns of the squared difference.
+    """Return the mean squared difference, over rows and columns.
 
     >>> mean_squared_error(torch.zeros(2, 3), torch.full((2, 3), 2.0))
     4.0
@@ -123,10 +125,10 @@ _PADDING = 0
 
 
 def token_accuracy(guess: Tensor, texts: Tensor) -> float:
-    """Mean over texts of the share of words that are right, padding left out (thesis eq 6-5).
+    """Return the mean, over texts, of the share of right words, without padding (thesis eq 6-5).
 
     Args:
-        guess: int64, axes (texts, words).
+        guess: guessed words, int64, axes (texts, words).
         texts: the true words, axes (texts, words).
 
     >>> token_accuracy(torch.tensor([[4, 9], [7, 7]]), torch.tensor([[4, 5], [7, 0]]))
@@ -142,9 +144,11 @@ _K1, _K2 = 0.01, 0.03
 
 
 def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
-    """Mean over pictures of 10 log10(R^2 / MSE) in decibels, R being the range of all true pixels.
+    """Return the mean over pictures of 10 log10(R^2 / MSE), in decibels.
 
-    A picture hit exactly counts as 100 dB.
+    R is the range of all true pixels.
+
+    A picture that is guessed exactly counts as 100 dB.
 
     >>> pictures = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
     >>> round(peak_ratio(pictures + 0.1, pictures), 3)
@@ -158,12 +162,12 @@ def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
 def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
     """Return the mean SSIM over pictures and channels; it is 1 for equal pictures.
 
-    Wang et al. 2004, with their Gaussian window of 11 pixels and deviation 1.5. Smaller pictures
-    have a smaller window. The mean is over all positions of the whole window. K1 = 0.01,
-    K2 = 0.03, and the range is that of all true pixels.
+    Wang et al. 2004, with their Gaussian window of 11 pixels and standard deviation 1.5. Pictures
+    smaller than 11 pixels use a smaller window. The mean is over all positions where the whole
+    window lies inside the picture. K1 = 0.01, K2 = 0.03, and R is the range of all true pixels.
 
     Args:
-        guess: axes (rows, channels, height, width).
+        guess: guessed pictures, axes (rows, channels, height, width).
         pictures: the true pictures, same axes.
     """
     one, other = (each.double().flatten(0, 1)[:, None] for each in (guess, pictures))
@@ -183,7 +187,7 @@ def _range(pictures: Tensor) -> Tensor:
 
 
 def _window(side: int) -> Tensor:
-    """Gaussian weights that sum to 1, axes (1, 1, side, side)."""
+    """Return Gaussian weights that sum to 1, axes (1, 1, side, side)."""
     places = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
     line = torch.exp(-places.square() / (2 * _SIGMA**2))
     line = line / line.sum()
@@ -192,15 +196,15 @@ def _window(side: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One victim under one threat model.
+    """One victim under one threat model, with the true values.
 
     Attributes:
         view: the attacker's view.
-        labels: labels of the targets: classes, int64, or the numbers of a regression, float32, axes
-            (targets,).
+        labels: labels of the targets, axes (targets,): class codes, int64, or numbers of a
+            regression, float32.
         inputs: true inputs, for the score of a reconstruction, axes (targets, ...).
-        positive: mask of the wanted targets, axes (targets,), for attacks that score; see
-            `seeking`.
+        positive: mask of the wanted targets, axes (targets,), for attacks with the goal "scores";
+            see `seeking`.
     """
 
     view: View
@@ -211,14 +215,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The value of an attack's guess, and of a guess without evidence for comparison.
+    """The value of an attack's guess by one measure, and the value of a guess without evidence.
 
     Attributes:
-        measure: name of the measure. For labels see `scores_of_labels` and `scores_of_values`; else
-            "auc", "mse" or "token_accuracy", and besides these "tpr_at_1_fpr", "psnr" (in
-            decibels), "ssim" and "whole_texts".
-        value: value that the attack reaches.
-        guess: value of the best constant guess; for clusters, of a single cluster.
+        measure: name of the measure. For labels see `scores_of_labels` and `scores_of_values`.
+            Other main measures are "auc", "mse" and "token_accuracy"; further ones are
+            "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and "whole_texts".
+        value: value of the attack's guess.
+        guess: value of the best constant guess; for clusters, the value of a single cluster.
     """
 
     measure: str
@@ -227,12 +231,12 @@ class Score:
 
 
 def seeking(case: Case) -> Case:
-    """Return the same case with the class that is rarer in training as the wanted class.
+    """Return the same case with the rarer class of the training as the wanted class.
 
-    Numeric labels have no such target.
+    For numeric labels, the function returns the case unchanged.
 
     Raises:
-        NotGrantedError: the view does not contain class frequencies.
+        NotGrantedError: the view does not grant the class shares.
     """
     assert case.labels is not None
     if case.view.classes == 1:
@@ -241,31 +245,35 @@ def seeking(case: Case) -> Case:
 
 
 def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
-    """Run an attack on only the grants that it needs, and score its guess.
+    """Run an attack with only the grants that it needs, and score its guess.
 
     Raises:
-        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
+        NotGrantedError: the attack needs grants that the threat model does not give; the attack
+            does not run.
         NonFiniteError: the guess contains NaN or Inf.
     """
     return attempt_all(case, attack, draw)[0]
 
 
 def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score]:
-    """Like `attempt`, but return every measure of the attack's goal; its main measure first.
+    """Run an attack like `attempt`, but return all measures of its goal, the main one first.
 
     Raises:
-        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
+        NotGrantedError: the attack needs grants that the threat model does not give; the attack
+            does not run.
         NonFiniteError: the guess contains NaN or Inf.
     """
     return scores_of(case, attack.goal, guess_of(case, attack, draw))
 
 
 def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
-    """Return an attack's guess from a view restricted to the grants that it needs.
+    """Return an attack's guess from a view with only the grants that it needs.
 
     Raises:
-        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
-        NonFiniteError: the guess contains NaN or Inf, which the score would count as a wrong class.
+        NotGrantedError: the attack needs grants that the threat model does not give; the attack
+            does not run.
+        NonFiniteError: the guess contains NaN or Inf, which the score would otherwise count as a
+            wrong class.
     """
     found = attack.run(case.view.only(attack.needs), draw)
     if not torch.isfinite(found).all():
@@ -280,7 +288,7 @@ def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
 
 
 def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
-    """Return the value of a guess by every measure of its goal."""
+    """Return the values of a guess by every measure of its goal."""
     if goal == "labels":
         assert case.labels is not None
         return scores_of_labels(found, case.labels)
@@ -302,15 +310,16 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
 
 
 def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
-    """Return the value of a guess at labels by each measure, and of the best blind guess.
+    """Return the value of guessed labels by each measure, and the value of the best blind guess.
 
-    "accuracy", whose guess is the largest class; "balanced_accuracy", whose guess is one class;
-    "auc" and "average_precision" of the rarer of two classes, whose guesses are 0.5 and its share.
-    Of more classes the two are means over each class against the rest.
+    "accuracy": the blind guess is the largest class. "balanced_accuracy": the blind guess is any
+    one class. "auc" and "average_precision", for the rarer of two classes: blind guesses reach 0.5
+    and the class's share. With more than two classes, these two are means over all classes, each
+    against the rest.
 
     Args:
-        scores: axes (rows, classes or more), the largest being the guess.
-        labels: the truth, int64, axes (rows,).
+        scores: scores, axes (rows, classes or more); the largest one is the guess.
+        labels: true class codes, int64, axes (rows,).
     """
     counts = labels.bincount()
     present = [one for one in range(len(counts)) if counts[one]]
@@ -319,11 +328,11 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
         Score("balanced_accuracy", balanced_accuracy(scores, labels), 1 / len(present)),
     ]
     if len(present) < 2:
-        return found  # there is nothing to rank
+        return found  # only one class, so no ranking
     sought = present
     if len(present) == 2:
         sought = [min(present, key=lambda one: (int(counts[one]), -one))]
-    chances = scores.double().log_softmax(1)  # one row compared with another
+    chances = scores.double().log_softmax(1)  # comparable between rows
     areas = [auc(chances[:, one], labels == one) for one in sought]
     precisions = [average_precision(chances[:, one], labels == one) for one in sought]
     shares = [float(counts[one]) / len(labels) for one in sought]
@@ -335,17 +344,18 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
 
 
 def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
-    """Return the value of a guess at numbers, and of the best constant guess.
+    """Return the value of guessed numbers by each measure, and that of the best constant guess.
 
-    "r2", the share of the variance that is explained, below 0 if the mean would be nearer; its
-    guess is the mean, which gives 0. "mae", the mean absolute error, whose guess is the median.
+    "r2": the share of the variance that the guess explains; it is below 0 if the mean is a better
+    guess. The constant guess is the mean, which gives 0. "mae": the mean absolute error; the
+    constant guess is the median.
 
     >>> [one.measure for one in scores_of_values(torch.ones(2), torch.tensor([0.0, 2.0]))]
     ['r2', 'mae']
 
     Args:
         values: axes (rows,).
-        labels: the truth, axes (rows,).
+        labels: true numbers, axes (rows,).
     """
     truth, off = labels.double(), labels.double() - values.double()
     away = truth - truth.mean()
@@ -357,7 +367,7 @@ def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
 
 
 def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
-    """Against the mean row; of pictures, more than the squared error."""
+    """Score a reconstruction against the mean row; for pictures, with further measures."""
     mean = inputs.mean(0, keepdim=True).expand_as(inputs)
     measures: dict[str, Callable[[Tensor, Tensor], float]] = {"mse": mean_squared_error}
     if inputs.dim() == 4:
@@ -369,7 +379,7 @@ def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
 
 
 def _words(found: Tensor, texts: Tensor) -> list[Score]:
-    """Against the most frequent word everywhere; and the share of texts without a mistake."""
+    """Score texts against the most frequent word; add the share of texts without a mistake."""
     real = texts != _PADDING
     constant = torch.full_like(texts, int(texts[real].bincount().argmax()))
     whole = ((found == texts) | ~real).all(1).double().mean()

@@ -1,8 +1,8 @@
-"""The transcript of one link: every message, and the evidence by row collected from them.
+"""The transcript of one connection: all messages, and the values collected for each row.
 
-An epoch, or a repeated query, contains each row once. A `Transcript` contains all of them: the
-values sent about a row each time, in which message, and thus with which other rows. The recorded
-cuts are the outputs of the sender's bottom at that time.
+Each epoch, or each repeated query, contains a row at most once. A `Transcript` contains all epochs
+or queries. It shows which values were sent about a row each time, in which message, and so together
+with which other rows. The recorded cuts are outputs of the sender's bottom at the time of sending.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class SentCuts:
     """The cuts of one message.
 
     Attributes:
-        step: its number.
-        epoch: number of its epoch; for repeated queries, the number of the repetition.
-        rows: indices of the rows in their group, int64, axes (rows,).
+        step: number of the exchange.
+        epoch: number of the epoch; for repeated queries, the number of the repetition.
+        rows: indices of the rows within their group, int64, axes (rows,).
         cuts: decoded cuts, axes (rows, width).
     """
 
@@ -39,8 +39,8 @@ class RecordedExchange:
 
     Attributes:
         step, epoch: see `SentCuts`.
-        rows: positions among the targets; leaked rows follow after them.
-        cuts: returns the decoded cuts, axes (rows, width).
+        rows: indices of the rows among targets and leaked rows; targets come first.
+        cuts: function that returns the decoded cuts, axes (rows, width).
         gradients: decoded gradients, axes (rows, width).
     """
 
@@ -52,7 +52,7 @@ class RecordedExchange:
 
     @classmethod
     def of(cls, up: SentCuts, gradients: Tensor) -> RecordedExchange:
-        """Return a message together with its reply."""
+        """Join a message with its reply."""
         return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
 
 
@@ -61,11 +61,11 @@ Message = TypeVar("Message", SentCuts, RecordedExchange)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transcript(Generic[Message]):
-    """All messages of one link about some rows.
+    """All messages on one connection about some rows.
 
     Attributes:
-        rows: number of rows of interest: the first rows that messages name.
-        messages: messages of the link, in order.
+        rows: number of rows of interest; rows with larger indices in messages are ignored.
+        messages: all messages, in order.
 
     >>> one, two = torch.tensor([0, 2]), torch.tensor([2, 1])
     >>> sent = [SentCuts(1, 1, one, torch.tensor([[1.0], [5.0]])),
@@ -82,42 +82,43 @@ class Transcript(Generic[Message]):
 
     @cached_property
     def epochs(self) -> list[int]:
-        """Epochs or queries that the transcript covers, ascending."""
+        """Return the epochs, or repetitions of a query, in the transcript, ascending."""
         return sorted({one.epoch for one in self.messages})
 
     @cached_property
     def times(self) -> Tensor:
-        """Number of messages that contain each row, int64, axes (rows,)."""
+        """Return the number of messages that contain each row, int64, axes (rows,)."""
         count = torch.zeros(self.rows, dtype=torch.int64)
         for one in self.messages:
             count += one.rows[one.rows < self.rows].bincount(minlength=self.rows)
         return count
 
     def first(self, count: int) -> Transcript[Message]:
-        """Return its first `count` epochs; all for 0."""
+        """Return the transcript of its first `count` epochs; 0 selects all."""
         return self.of_epochs(self.epochs[:count] if count else self.epochs)
 
     def last(self, count: int) -> Transcript[Message]:
-        """Return its last `count` epochs, by number; all for 0."""
+        """Return the transcript of its last `count` epoch numbers; 0 selects all."""
         newest = max(self.epochs, default=0)
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 
     def each_epoch(self) -> list[Transcript[Message]]:
-        """Return one transcript per epoch."""
+        """Return one transcript for each epoch."""
         return [self.of_epochs([epoch]) for epoch in self.epochs]
 
     def of_epochs(self, epochs: Sequence[int]) -> Transcript[Message]:
-        """Return the messages of some epochs."""
+        """Return the transcript of some epochs."""
         return Transcript(self.rows, [one for one in self.messages if one.epoch in set(epochs)])
 
     def mean(self, value: Callable[[Message], Tensor]) -> Tensor:
-        """Return the mean of each row's value over all messages; 0 for a row without messages.
+        """Return the mean of each row's values over all messages; 0 for a row without messages.
 
         Args:
-            value: returns the value of each row of a message, axes (rows of the message, width).
+            value: function that returns the value of each row in a message, axes (rows of the
+                message, width).
 
         Returns:
-            float32, axes (rows, width).
+            The means, float32, axes (rows, width).
         """
         total, count = torch.zeros(0), torch.zeros(self.rows, 1)
         for one in self.messages:
@@ -129,7 +130,7 @@ class Transcript(Generic[Message]):
         return total / count.clamp(min=1)
 
     def by_epoch(self, value: Callable[[Message], Tensor]) -> Tensor:
-        """Return the mean of a value of each row in every epoch, axes (rows, epochs, width)."""
+        """Return the mean of each row's values in every epoch, axes (rows, epochs, width)."""
         return torch.stack([one.mean(value) for one in self.each_epoch()], 1)
 
 

@@ -1,12 +1,13 @@
-"""The adversary's knowledge: threat models, their grants, the evidence, and the view of it.
+"""The adversary's knowledge: threat models and their grants, evidence, and the attacker's view.
 
-A `ThreatModel` names the attacker, the phase of the attack, and its exact grants; `Holdings`
-contains everything that can be granted; a `View` gives access to the grants and raises an error for
-other values. Functions make copies of models, so that an attack may change its copy. The truth
-about the target rows is never here: only scoring has it (`vfl.attacks.scoring`).
+A `ThreatModel` names the attacker, the phase of the attack, and its exact grants. `Holdings`
+contains everything that a threat model can grant. A `View` gives access to the granted values, and
+raises an error for others. Models are available as functions that return copies, so that an attack
+may change its copy. A view never holds the true values of the target rows; only
+`vfl.attacks.scoring` has them.
 
-A grant that no such party has in a real deployment makes the threat model counterfactual; its
-results bound what could happen, and reports mark every such figure.
+A threat model is counterfactual if it has a grant that no such party has in a real deployment.
+Results under such a threat model are bounds, and reports mark them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Who = Literal["feature party", "label party", "outsider"]
 Phase = Literal["training", "inference"]
 Behaviour = Literal["semi-honest", "malicious"]
 TrainedBy = Literal["owner", "split"]
-#: Access of an attacker to the model; each level includes the previous levels.
+#: Level of an attacker's access to the model; each level includes the previous levels.
 Access = Literal["cut", "bottom", "gradients", "active"]
 
 
@@ -60,15 +61,15 @@ class Grant(StrEnum):
     MIDDLE = "its own layers between the two cuts"
 
 
-#: Grants that exist in the training phase only.
+#: Grants that exist only in the training phase.
 IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
-#: Grants that only the owner of a bottom has.
+#: Grants that only the owner of a bottom can have.
 _AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
-#: Grants of public facts, and of data that colluding parties share.
+#: Grants of public facts and of data that colluding parties share.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
 _BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS}
 _BOTH |= {Grant.QUERIES, Grant.PROTOCOL}
-#: Grants that a party of each kind can have without breaking into another's machine.
+#: Grants that each kind of party can have without breaking into another party's machine.
 OBTAINABLE: dict[str, frozenset[Grant]] = {
     "feature party": frozenset(
         {Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.UNLABELLED, *_BOTH, *_PUBLIC}
@@ -77,7 +78,7 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
         {Grant.LABELS, Grant.TOP, Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED_INPUTS}
         | {Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY, Grant.MIDDLE, *_BOTH, *_PUBLIC}
     ),
-    # An outsider holds the rows of its queries, and other rows of the same kind.
+    # An outsider has the rows that it queries, and other rows of the same kind.
     "outsider": frozenset(
         {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS, *_PUBLIC}
     ),
@@ -86,21 +87,22 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
 
 @dataclass(frozen=True, slots=True)
 class ThreatModel:
-    """Attacker and its grants; an attack can read granted values only.
+    """The attacker and its grants; an attack can read granted values only.
 
     Attributes:
         who: kind of the attacking party.
-        phase: phase of the attacker's recordings; in the inference phase it has recorded no
+        phase: phase that the attacker recorded; in the inference phase it has no recording of the
             training.
         grants: kinds of values that the attacker has.
-        behaviour: "malicious": the attacker tampers with its own part while the victim trains.
+        behaviour: "semi-honest": the attacker follows the protocol; "malicious": it tampers with
+            its part while the victim trains.
         colluding: names of parties that share their data with the attacker; empty if there are
             none.
-        trained_by: "owner": one owner trained both halves and gave the bottom away (thesis 4.1);
+        trained_by: "owner": one owner trained both models and gave the bottom away (thesis 4.1);
             "split": the feature party trained the bottom itself.
 
     Raises:
-        UserError: the grants contradict the phase or the partners.
+        UserError: the grants contradict the phase or the colluding parties.
     """
 
     who: Who
@@ -117,18 +119,20 @@ class ThreatModel:
         if self.phase == "inference" and (early := self.grants & IN_TRAINING):
             raise UserError(f"{_listed(sorted(early))}: in the training phase only", where="grants")
         if self.colluding and Grant.PARTNERS not in self.grants:
-            raise UserError("whose partners give it nothing does not collude", where="colluding")
+            raise UserError(
+                "an attacker whose partners give it nothing does not collude", where="colluding"
+            )
         if self.trained_by == "owner" and self.phase == "training":
             raise UserError("an owner that trains alone has no training phase to record")
 
     @property
     def counterfactual(self) -> frozenset[Grant]:
-        """Grants that no real party of this kind would have."""
+        """Return the grants that no real party of this kind would have."""
         return self.grants - OBTAINABLE[self.who]
 
     @property
     def access(self) -> Access:
-        """Level of access to the model, from cuts only up to tampering with training."""
+        """Return the level of access to the model, from cuts only to tampering with training."""
         if self.behaviour == "malicious":
             return "active"
         if self.grants & IN_TRAINING:
@@ -136,7 +140,7 @@ class ThreatModel:
         return "bottom" if self.grants & _AT_THE_BOTTOM else "cut"
 
     def sentence(self) -> str:
-        """Return the attacker and its knowledge in one sentence."""
+        """Return one sentence about the attacker and its knowledge."""
         alone = f"together with {' and '.join(self.colluding)}" if self.colluding else "alone"
         held = [str(grant) for grant in Grant if grant in self.grants - self.counterfactual]
         beyond = [str(grant) for grant in Grant if grant in self.counterfactual]
@@ -159,22 +163,23 @@ def _listed(names: Iterable[str]) -> str:
 
 Maker = Callable[[], nn.Module]
 TopMaker = Callable[[int], nn.Module]
-#: A function that joins the victim's and the attacker's cuts, axes (rows, width), for the top.
+#: A function that joins the victim's and the attacker's cuts, each (rows, width), for the top.
 Merge = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evidence:
-    """All knowledge about one group of rows; axes (rows, ...); unknown values are None.
+    """All values known about one group of rows, axes (rows, ...); unknown values are None.
 
     Attributes:
-        inputs: float32, the columns.
-        cuts: float32, axes (rows, width), as they were sent.
-        labels: int64, or float32 for numbers, axes (rows,).
-        outputs: float32, axes (rows, outputs): the network's outputs.
-        before: returns the input of the last layer of `Holdings.bottom` for these rows, axes (rows,
-            features), if it is stored; inputs and bottom determine it.
-        sent: returns every message with cuts of these rows, over epochs or queries.
+        inputs: the columns, float32.
+        cuts: the cuts as they were sent, float32, axes (rows, width).
+        labels: the labels, int64, or float32 for a regression, axes (rows,).
+        outputs: the network's outputs, float32, axes (rows, outputs).
+        before: function that returns stored inputs of the last layer of `Holdings.bottom`, axes
+            (rows, features); None if they are not stored. They follow from the bottom and the
+            columns.
+        sent: function that returns every message with cuts of these rows, over epochs or queries.
     """
 
     inputs: Tensor | None = None
@@ -186,12 +191,12 @@ class Evidence:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the group."""
+        """Return the number of rows in the group."""
         known = (self.inputs, self.cuts, self.labels, self.outputs)
         return next((len(values) for values in known if values is not None), 0)
 
     def of(self, chosen: Tensor) -> Evidence:
-        """Return the evidence of some rows.
+        """Return the evidence about some of the rows.
 
         Args:
             chosen: mask of these rows, bool, axes (rows,).
@@ -216,7 +221,7 @@ class Evidence:
         )
 
     def beside(self, other: Evidence) -> Evidence:
-        """Return the evidence of these rows, then that of other rows, if both have evidence."""
+        """Return the evidence about these rows and then other rows, for values that both have."""
         pairs = {name: (one, other._columns[name]) for name, one in self._columns.items()}
         before, after = (self.before, other.before), (self.sent, other.sent)
 
@@ -254,26 +259,28 @@ class Holdings:
     """All values that a threat model might grant; None marks a value that does not exist.
 
     Attributes:
-        targets: the attacked rows, without the values to infer.
-        leaked: rows of which the attacker learned the labels (or an attribute, or the victim's
-            columns).
-        unlabelled: further rows.
-        exchanges: the training, exchange by exchange; the targets are then training rows.
+        targets: the attacked rows, without the values that the attacker wants to infer.
+        leaked: rows whose labels (or attribute, or the victim's columns) the attacker knows.
+        unlabelled: further rows without labels.
+        exchanges: the recorded training, exchange by exchange; targets are then training rows.
         prior: share of each class, axes (classes,).
-        bottom: makes a copy of the attacker's trained bottom.
-        new_bottom: makes an untrained bottom of the architecture in use.
-        new_top: returns an untrained top of the victim's architecture for cuts of a given width.
-        top: makes a copy of the attacker's trained top (label party).
-        merge: merges the victim's cuts with the attacker's own before `top`; None if the attacker
-            has no columns of its own.
-        others_bottom: makes a copy of the victim's trained bottom.
-        others_top: makes a copy of the label party's trained top (feature party).
-        snapshots: functions that copy the attacker's bottom after each epoch, in order.
-        partners: holdings of colluding parties for the same groups of rows.
-        shape: axes of one row of the victim.
-        told: further messages that a product's model sent to the attacker, in the product's type.
-        middle: makes a copy of the layers of a U-shape's server, from the victim's cuts to the cut
-            that goes back, axes (rows, width).
+        bottom: function that returns a copy of the attacker's trained bottom.
+        new_bottom: function that returns an untrained bottom of the architecture in use.
+        new_top: function that returns an untrained top of the victim's architecture for cuts of a
+            given width.
+        top: function that returns a copy of the attacker's trained top (for a label party).
+        merge: function that merges the victim's cuts with the attacker's own cuts for `top`; None
+            if the attacker has no columns.
+        others_bottom: function that returns a copy of the victim's trained bottom.
+        others_top: function that returns a copy of the label party's trained top (for a feature
+            party).
+        snapshots: functions that return copies of the attacker's bottom after each epoch, in order.
+        partners: views of colluding parties on the same groups of rows.
+        shape: axes of one row of the victim's inputs.
+        told: further messages that a product's model sent to the attacker; their type depends on
+            the product.
+        middle: function that returns a copy of the layers of a U-shape's server, which map the
+            victim's cuts to the cut that goes back, axes (rows, width).
     """
 
     targets: Evidence = field(default_factory=Evidence)
@@ -295,7 +302,7 @@ class Holdings:
     middle: Maker | None = None
 
 
-#: Any of these grants opens a group of rows; some open single columns of it.
+#: Grants that open a group of rows; each opens at least some columns of the group.
 _GROUPS = {
     "leaked": (
         Grant.LEAKED,
@@ -308,7 +315,7 @@ _GROUPS = {
 
 
 class _Opened(Generic[Held]):
-    """Return the holding of that name if the view has one of these grants."""
+    """Descriptor: returns the holding of this name if the view has one of these grants."""
 
     def __init__(self, *grants: Grant) -> None:
         self._grants = grants
@@ -322,12 +329,12 @@ class _Opened(Generic[Held]):
 
 
 class GrantedRows:
-    """One group of rows in an attacker's view; access to a value without its grant raises.
+    """One group of rows in an attacker's view; access to a value without its grant raises an error.
 
     Args:
-        view: the view whose grants apply.
-        evidence: evidence about these rows.
-        leaked: whether these are the leaked rows, for which some grants are separate.
+        view: the view whose grants apply to the group.
+        evidence: evidence about the rows.
+        leaked: whether the group holds the leaked rows, for which there are separate grants.
     """
 
     def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
@@ -337,40 +344,40 @@ class GrantedRows:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self._evidence.rows
 
     @property
     def inputs(self) -> Tensor:
-        """Columns, float32, axes (rows, ...)."""
+        """Return the columns, float32, axes (rows, ...)."""
         leaked = (Grant.LEAKED_INPUTS, Grant.AUXILIARY) if self.leaked else ()
         return self._view.opened(self._evidence.inputs, *leaked, Grant.INPUTS)
 
     @property
     def cuts(self) -> Tensor:
-        """Cuts as received, float32, axes (rows, width)."""
+        """Return the cuts as they were received, float32, axes (rows, width)."""
         return self._view.opened(self._evidence.cuts, Grant.CUTS)
 
     @property
     def sent(self) -> Sequence[SentCuts]:
-        """Every message with cuts of these rows, over epochs or queries."""
+        """Return every message with cuts of these rows, over epochs or queries."""
         return self._view.opened(self._evidence.sent, Grant.EPOCHS, Grant.QUERIES)()
 
     @property
     def transcript(self) -> Transcript[SentCuts]:
-        """The same messages as evidence by row."""
+        """Return the messages of `sent` as a transcript."""
         return Transcript(self.rows, self.sent)
 
     @property
     def labels(self) -> Tensor:
-        """The labels (of leaked rows, or an attribute's), int64 or float32, axes (rows,)."""
+        """Return the labels, or the attribute of leaked rows, int64 or float32, axes (rows,)."""
         own = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY)
         leaked = own if self.leaked else ()
         return self._view.opened(self._evidence.labels, *leaked, Grant.LABELS)
 
     @property
     def before(self) -> Tensor | None:
-        """Inputs of the bottom's last layer, axes (rows, features); None if they were not kept."""
+        """Return inputs of the bottom's last layer, axes (rows, features); None if not stored."""
         self._view.require(Grant.INPUTS)
         self._view.require(Grant.BOTTOM)
         kept = self._evidence.before
@@ -378,19 +385,20 @@ class GrantedRows:
 
     @property
     def outputs(self) -> Tensor:
-        """The network's outputs, float32, axes (rows, outputs)."""
+        """Return the network's outputs, float32, axes (rows, outputs)."""
         return self._view.opened(self._evidence.outputs, Grant.OUTPUTS)
 
 
 class View:
-    """The knowledge of one attacker; access to a value without its grant raises.
+    """The knowledge of one attacker; access to a value without its grant raises an error.
 
     Args:
         threat: the attacker and its grants.
         classes: number of classes, which is public; 1 for numeric labels.
-        holdings: everything that a grant can open.
+        holdings: everything that the grants can open.
 
-    Holdings other than groups of rows have the names of `Holdings`; its functions return copies.
+    Besides groups of rows, a view has the attributes of `Holdings`. Functions among them return
+    copies.
     """
 
     prior = _Opened[Tensor](Grant.PRIOR)
@@ -412,10 +420,10 @@ class View:
         self._holdings = holdings
 
     def only(self, grants: Iterable[Grant]) -> View:
-        """Return the same view with fewer grants: only grants that an attack declares.
+        """Return the same view with fewer grants: only the grants that an attack declares.
 
         Raises:
-            NotGrantedError: the attack needs a value that the threat model does not grant.
+            NotGrantedError: the threat model does not grant a value that the attack needs.
         """
         wanted = frozenset(grants)
         for grant in Grant:
@@ -430,37 +438,37 @@ class View:
         return View(threat, self.classes, self._holdings)
 
     def instead(self, **held: Any) -> View:
-        """Return the same attacker with some holdings replaced, for example by averaged cuts."""
+        """Return the view with some holdings replaced, for example by averaged cuts."""
         return View(self.threat, self.classes, replace(self._holdings, **held))
 
     def with_cuts(self, cuts: Mapping[str, Tensor]) -> View:
-        """Return the same attacker with the cuts of some groups of rows replaced, by group."""
+        """Return the view with the cuts of some groups replaced; `cuts` maps groups to new cuts."""
         groups = {name: (getattr(self._holdings, name), values) for name, values in cuts.items()}
         return self.instead(**{name: replace(of, cuts=new) for name, (of, new) in groups.items()})
 
     @property
     def targets(self) -> GrantedRows:
-        """Target rows; the view never holds their labels."""
+        """Return the target rows; the view never holds their labels."""
         return GrantedRows(self, self._holdings.targets)
 
     @property
     def leaked(self) -> GrantedRows:
-        """The rows with leaked labels, attributes or columns."""
+        """Return the rows whose labels, attribute or columns leaked."""
         held = self.opened(self._holdings.leaked, *_GROUPS["leaked"])
         return GrantedRows(self, held, leaked=True)
 
     @property
     def unlabelled(self) -> GrantedRows:
-        """Further rows, which may be the targets themselves."""
+        """Return further rows without labels, which may be the targets themselves."""
         return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
 
     def withholding(self, hidden: Tensor) -> View:
-        """Return the same attacker without some leaked labels; these rows become the last targets.
+        """Return a view without some leaked labels, whose rows become the last targets.
 
-        An attacker uses it to compare attacks on rows whose labels it knows.
+        An attack uses it to validate candidates on rows whose labels it knows.
 
         Args:
-            hidden: mask of the leaked rows to withhold, bool, axes (leaked,).
+            hidden: mask of the leaked rows whose labels to withhold, bool, axes (leaked,).
         """
         targets, leaked = self._holdings.targets, self.leaked._evidence
         rows, order = targets.rows, torch.cat([hidden.nonzero()[:, 0], (~hidden).nonzero()[:, 0]])
@@ -476,32 +484,32 @@ class View:
         )
 
     def asking(self) -> View:
-        """Return the same attacker with its unlabelled rows as targets."""
+        """Return a view whose targets are the unlabelled rows."""
         return self.instead(targets=self.unlabelled._evidence)
 
     @property
     def exchanges(self) -> Sequence[RecordedExchange]:
-        """The training by exchange; the cuts of each exchange need a separate grant."""
+        """Return the training exchange by exchange; the cuts in it need a separate grant."""
         held = self.opened(self._holdings.exchanges, Grant.GRADIENTS)
         return [replace(one, cuts=partial(self._cuts_of, one)) for one in held]
 
     @property
     def transcript(self) -> Transcript[RecordedExchange]:
-        """The training as evidence by row; targets come first, and leaked rows after them."""
+        """Return the training as a transcript of targets and then leaked rows."""
         leaked = 0 if self._holdings.leaked is None else self._holdings.leaked.rows
         return Transcript(self.targets.rows + leaked, self.exchanges)
 
     @property
     def partners(self) -> list[View]:
-        """The holdings of colluding parties for the same groups of rows, as far as needed."""
+        """Return the views of colluding parties on the same groups of rows."""
         partners = self.opened(self._holdings.partners, Grant.PARTNERS)
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
     def opened(self, held: Held | None, *any_of: Grant) -> Held:
-        """Return a holding if the view has one of the grants that cover it.
+        """Return a value if the view has one of the grants that open it.
 
         Raises:
-            NotGrantedError: no grant covers the value, or the case does not contain it.
+            NotGrantedError: no grant opens the value, or the case does not contain it.
         """
         self.require(*any_of)
         if held is None:
@@ -509,10 +517,10 @@ class View:
         return held
 
     def require(self, *any_of: Grant) -> None:
-        """Refuse an attacker without any of these grants.
+        """Refuse an attacker that has none of these grants.
 
         Raises:
-            NotGrantedError: a grant is missing; the error lists the existing grants.
+            NotGrantedError: the attacker has none of them; the error lists the grants that it has.
         """
         if self.threat.grants.isdisjoint(any_of):
             raise NotGrantedError(
@@ -531,7 +539,7 @@ class View:
 
 
 def groups_of(needs: Iterable[Grant]) -> list[str]:
-    """Return the groups of rows that an attack with these needs reads.
+    """Return the names of the groups of rows that an attack with these needs reads.
 
     >>> groups_of({Grant.CUTS, Grant.LEAKED})
     ['targets', 'leaked']

@@ -1,4 +1,4 @@
-"""Attacks that change the evidence and pass it to another attack of any goal."""
+"""Wrappers: attacks that change the evidence and pass it to another attack of any goal."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Wrapper(Attack):
     """An attack that changes the evidence for another attack, and returns that attack's guess.
 
     Attributes:
-        inner: the other attack; the score also depends on its code.
+        inner: the other attack, which makes the guess.
 
     Args:
         of: name of the other attack, or its spec with at most one option, because a comma would end
-            it.
-        uses: grants that this attack needs in addition.
-        cuts: whether the other attack must read the cut.
+            the spec.
+        uses: grants that the wrapper needs besides those of the other attack.
+        cuts: whether the wrapper changes cuts, so that the other attack must read cuts.
 
     Raises:
-        SpecError: the attack does not exist.
-        BadOptionError: the attack reads no cut.
+        SpecError: the other attack does not exist.
+        BadOptionError: the other attack reads no cut.
     """
 
     def __init__(self, of: str, uses: Iterable[Grant], cuts: bool = True) -> None:
@@ -62,24 +62,24 @@ _NEEDS = {
 
 
 class Averaging(Wrapper):
-    """Averages the cuts of each row, and passes the means to another attack that reads the cut.
+    """Averages the cuts of each row, and passes the means to another attack that reads cuts.
 
-    The mean of n cuts has 1/sqrt(n) of the deviation of independent noise. A receiver of cuts gains
-    from this: a label party that reconstructs a feature party's columns. A feature party that added
-    the noise itself averages the outputs of its bottoms from several epochs. The mean reduces
-    effects that only one of them memorised late.
+    With independent noise, the mean of n cuts has 1/sqrt(n) of a single cut's deviation. This helps
+    a label party that reconstructs a feature party's columns from noisy cuts. A feature party that
+    adds the noise itself does not need to remove it; it averages the outputs of its bottom's
+    snapshots from several epochs. This mean contains less of what a single late snapshot memorised.
 
     Args:
-        of: the other attack, by name or as a spec of one option, such as `inversion:steps=200`.
-        over: "epochs" of the training; "queries", each time with different other rows, because the
-            same batch in the same step gets the same noise; "snapshots" of the attacker's own
-            bottom.
-        last: number of last epochs, queries or snapshots to use, when a bottom hardly changes; 0
-            uses all.
+        of: the other attack: a name, or a spec with one option, such as `inversion:steps=200`.
+        over: the cuts to average. "epochs": cuts of training epochs. "queries": cuts of repeated
+            queries, each in a batch with other rows, because the same batch in the same step gets
+            the same noise. "snapshots": outputs of the attacker's bottom after each epoch.
+        last: number of last epochs, queries or snapshots to average; during the last epochs a
+            bottom hardly changes. 0 uses all.
 
     Raises:
-        SpecError: the attack does not exist.
-        BadOptionError: an option is out of range, or the attack reads no cut.
+        SpecError: the other attack does not exist.
+        BadOptionError: an option is out of range, or the other attack reads no cut.
     """
 
     def __init__(self, of: str = "kmeans", over: Over = "epochs", last: int = 0) -> None:
@@ -105,11 +105,11 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
     """Return the mean of each row's cuts, axes (rows, width).
 
     Args:
-        transcript: transcript of the rows.
+        transcript: transcript of the rows' messages.
         last: number of last epochs or queries to read; 0 reads all.
 
     Raises:
-        UserError: the data contain no cut of one of the rows.
+        UserError: a row has no recorded cut.
     """
     chosen = transcript.last(last)
     if not bool(chosen.times.all()):
@@ -122,16 +122,16 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
 
 
 class Pooled(Wrapper):
-    """Joins the data of colluding feature parties into one row, and passes it to another attack.
+    """Joins the data of colluding feature parties into one row each, for another attack.
 
-    Their columns, their cuts and their bottoms are concatenated. The information of all columns
-    about the labels is combined, as in the network itself.
+    It concatenates the parties' columns, their cuts and their bottoms' outputs. So the other attack
+    combines the information of all columns about the labels, as the network does.
 
     Args:
-        of: the other attack, by name or as a spec of one option.
+        of: the other attack: a name, or a spec with one option.
 
     Raises:
-        SpecError: the attack does not exist.
+        SpecError: the other attack does not exist.
     """
 
     def __init__(self, of: str = "logistic") -> None:
@@ -158,7 +158,7 @@ class Pooled(Wrapper):
         return self.inner.run(together, draw)
 
     def _together(self, seen: Sequence[GrantedRows], leaked: bool) -> Evidence:
-        """Return all parties' joint evidence for some rows, if the attack needs it."""
+        """Return all parties' joint evidence about some rows, as far as the attack needs it."""
         asked = self.inner.needs
         inputs = [one.inputs.flatten(1) for one in seen] if Grant.INPUTS in asked else []
         cuts = [one.cuts for one in seen] if Grant.CUTS in asked else []
@@ -170,17 +170,18 @@ class Pooled(Wrapper):
 
 
 class Subtraction(Wrapper):
-    """Subtracts the partners' cuts from the sum that a label party received, and attacks the rest.
+    """Subtracts the partners' cuts from the sum of cuts, and passes the rest to another attack.
 
-    A secure sum discloses the sum of all cuts to the label party. With all feature parties except
-    one it learns that one's cut exactly; with fewer, the sum of those that do not collude.
+    A secure sum discloses the sum of all cuts to the label party. If all feature parties except one
+    collude with the label party, the label party learns the cut of this one party exactly. If fewer
+    collude, it learns the sum of the other parties' cuts.
 
     Args:
-        of: the other attack, by name or as a spec of one option.
+        of: the other attack: a name, or a spec with one option.
 
     Raises:
-        SpecError: the attack does not exist.
-        BadOptionError: the attack reads no cut.
+        SpecError: the other attack does not exist.
+        BadOptionError: the other attack reads no cut.
     """
 
     def __init__(self, of: str = "inversion") -> None:

@@ -1,10 +1,11 @@
-"""Active attacks: adversaries by name; each tampers with a training while it runs.
+"""Active attacks: adversaries that tamper with a training while it runs.
 
 >>> make_adversary("noisy_labels:share=0.3").who
 'label party'
 
-To add one: one file with a subclass of `ActiveAdversary`, one line below (or, from another
-package, an entry point in the group ``vfl.adversaries``), and `vfl.testing.AdversaryContract`.
+To add an adversary, write one file with a subclass of `ActiveAdversary`, add one line to the list
+below, and run `vfl.testing.AdversaryContract`. Another package registers its adversary by an entry
+point in the group ``vfl.adversaries``.
 """
 
 from __future__ import annotations

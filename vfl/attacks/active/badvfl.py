@@ -1,4 +1,4 @@
-"""BadVFL: a backdoor on rows with inferred labels; its trigger is where inputs matter most."""
+"""BadVFL: a backdoor on rows with inferred labels; the trigger covers influential inputs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ _HEAD_STEPS, _NETWORK_STEPS, _RATE = 300, 300, 0.01
 
 
 class InferredReplacement(Backdoor):
-    """Infers the labels of its rows, then replaces rows of one class by triggered rows.
+    """Infers labels of its rows, and then replaces rows of one class by rows with a trigger.
 
-    After `warmup` epochs, a linear head assigns a label to each row; it is trained on the cuts of
-    the few known rows. A second network with the bottom's architecture learns these labels from
-    inputs. The trigger covers the inputs for which this network's loss has the largest gradients on
-    average. From then on, the adversary replaces a `share` of the rows of the wanted class by rows
-    of other classes with the trigger. The label party computes their gradients for the wanted
-    class.
+    After `warmup` epochs, the adversary trains a linear head on the cuts of the few rows with known
+    labels. The head then assigns a label to each row. A second network with the bottom's
+    architecture learns these labels from the inputs. The trigger covers the inputs with the largest
+    mean gradients of this network's loss. From then on, the adversary replaces a `share` of the
+    target class's rows in each batch by triggered rows of other classes. The label party then
+    computes the gradients of these rows for the target class.
 
     Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
-    learning" (IEEE S&P), sections on label inference and on the saliency map. Its loss that draws
-    triggered rows' embeddings to the wanted class is left out, because the label party's own
-    gradient does that. All other classes use the same trigger.
+    learning" (IEEE S&P), sections on label inference and on the saliency map. The paper also has a
+    loss that moves the embeddings of triggered rows towards the target class. This class leaves it
+    out, because the label party's gradient has the same effect. All other classes use the same
+    trigger.
 
     Args:
-        target: the wanted class.
-        share: share of the wanted class's rows in a batch to replace.
+        target: the target class, as which triggered rows shall be predicted.
+        share: share of the target class's rows in a batch that the adversary replaces.
         warmup: number of epochs without tampering.
-        columns: number of adjacent columns of the trigger; for pictures, side of a square.
+        columns: number of adjacent columns that the trigger fills; for pictures, side of a square
+            in pixels.
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
@@ -124,7 +126,7 @@ class InferredReplacement(Backdoor):
         self._inputs.clear()
 
     def _salient(self, draw: torch.Generator) -> tuple[int, ...]:
-        """Return the start of the window whose inputs have the largest mean effect on the loss."""
+        """Return the columns of the window whose inputs influence the loss most, on average."""
         rows = [row for row in self._labels if row in self._inputs]
         inputs = torch.stack([self._inputs[row] for row in rows])
         labels = torch.tensor([self._labels[row] for row in rows])
@@ -150,7 +152,7 @@ class InferredReplacement(Backdoor):
     def triggered(self, inputs: Tensor) -> Tensor:
         marked = inputs.clone()
         place = self._place or (0,) * max(1, inputs.dim() - 2)
-        window = marked  # a narrowed view still uses the same memory
+        window = marked  # a view keeps the whole memory
         for axis, start in enumerate(place, start=inputs.dim() - len(place)):
             length = min(self.columns, inputs.shape[axis] - start)
             window = window.narrow(axis, start, length)

@@ -1,7 +1,8 @@
-"""The contract of an active attack: a party that tampers while the victim trains.
+"""The contract of active attacks: a party that tampers with its part while the victim trains.
 
-The victim is trained with it (`LocalSession(adversaries={party: adversary})`); afterwards a passive
-attack runs on the result, or the adversary itself if it is an `Attack` too.
+The victim trains together with the adversary (`LocalSession(adversaries={party: adversary})`).
+Afterwards a passive attack runs on the result; if the adversary is also an `Attack`, the adversary
+itself runs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from vfl.session import Adversary
 
 
 class ActiveAdversary(Adversary):
-    """An adversary by name; hyper-parameters are the constructor's arguments.
+    """Base class of adversaries; hyper-parameters are the constructor's arguments.
 
     Attributes:
-        who: kind of party that can use this adversary.
-        holds: every grant that the adversary uses before the first step.
-        spoils: whether the adversary's only goal is a network with wrong answers.
+        who: kind of party that the adversary plays.
+        holds: all grants that the adversary uses before the first step.
+        spoils: whether the adversary's only goal is a network with wrong predictions.
     """
 
     who: ClassVar[Who]
@@ -30,26 +31,27 @@ class ActiveAdversary(Adversary):
     spoils: ClassVar[bool] = False
 
     def begin(self, view: View, draw: torch.Generator) -> None:
-        """Receive the adversary's knowledge before the first step.
+        """Receive the adversary's knowledge; called once, before the first training step.
 
         Args:
             view: view of the party that plays the adversary.
-            draw: source of all randomness, during the training too.
+            draw: generator of all random numbers, also during the training.
 
         Raises:
-            NotGrantedError: the adversary used knowledge that its `holds` does not declare.
+            NotGrantedError: the adversary used knowledge that `holds` does not declare.
         """
 
 
 class Backdoor(ActiveAdversary):
-    """A feature party that wants rows with its trigger to be predicted as a class of its choice.
+    """A feature party whose goal is that rows with its trigger are predicted as its target class.
 
-    A member puts the trigger on inputs (`triggered`), or on the bottom's outputs (`triggered_cut`).
+    A subclass puts the trigger either on inputs (`triggered`) or on the bottom's outputs
+    (`triggered_cut`).
 
     Attributes:
         target: the class.
-        learns: whether training finds the trigger; a finished training then lets the party put it
-            on any row.
+        learns: whether training determines the trigger; after the training the party can put the
+            trigger on any row.
     """
 
     who = "feature party"
@@ -57,19 +59,19 @@ class Backdoor(ActiveAdversary):
     target: int
 
     def triggered(self, inputs: Tensor) -> Tensor:
-        """Return rows with the trigger added; the axes do not change."""
+        """Return the rows with the trigger added, in the same axes."""
         return inputs
 
     def triggered_cut(self, cut: Tensor) -> Tensor:
-        """Return cuts with the trigger added; axes (rows, width)."""
+        """Return the cuts with the trigger added, axes (rows, width)."""
         return cut
 
 
 class Triggering(Adversary):
-    """The party of a backdoor while the network is in use: its cuts bear the trigger.
+    """A backdoor's party at inference: puts the trigger on the cuts that it sends.
 
     Args:
-        backdoor: the backdoor of this trigger.
+        backdoor: the backdoor that defines the trigger.
     """
 
     def __init__(self, backdoor: Backdoor) -> None:
@@ -85,7 +87,7 @@ def stamped(inputs: Tensor, columns: int, value: float) -> Tensor:
     Args:
         inputs: axes (rows, columns), or (rows, channels, height, width).
         columns: number of columns, or side of the corner in pixels.
-        value: value of these columns or pixels.
+        value: value to which these columns or pixels are set.
 
     >>> stamped(torch.zeros(1, 3), 1, 9.0).tolist()
     [[0.0, 0.0, 9.0]]

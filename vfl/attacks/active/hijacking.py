@@ -1,4 +1,4 @@
-"""Feature-space hijacking: a label party trains a bottom to produce a code that it can invert."""
+"""Feature-space hijacking: a label party trains a bottom to produce codes that it can decode."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from vfl.models.optimizers import descend
 
 
 class Bending(ActiveAdversary, Attack):
-    """A label party that trains bottoms to produce codes which its own decoder inverts.
+    """Base class: a label party trains bottoms to produce codes that its own decoder can invert.
 
-    A subclass creates `_draw`, `_decoder` and its other networks in `begin`, and returns all of
-    them from `_parts`.
+    A subclass creates `_draw`, `_decoder` and its other networks in `begin`. Its `_parts` returns
+    all networks and optimisers.
 
     Args:
         victim: party whose gradient is replaced; "all" for every feature party.
@@ -47,7 +47,7 @@ class Bending(ActiveAdversary, Attack):
 
     @abstractmethod
     def _loss(self, cuts: Tensor) -> Tensor:
-        """Return the victim's loss, which is low for cuts like the attacker's codes."""
+        """Return the loss for the victim's bottom; it is low for cuts like the attacker's codes."""
 
     @abstractmethod
     def _parts(self) -> dict[str, Any]:
@@ -88,19 +88,21 @@ class Bending(ActiveAdversary, Attack):
 class Hijacking(Bending):
     """FSHA: sends the gradient of its own critic instead of the task's gradient.
 
-    It trains an autoencoder on the attacker's own rows, with an encoder of the victim's
-    architecture, and a critic that distinguishes its codes from the victim's cuts. The critic's
-    gradient moves the victim's cuts towards the distribution of the codes, so that the decoder can
-    read them. After the victim's training, as an `Attack`, it decodes the targets' cuts.
+    The attacker trains an autoencoder on its own rows, with an encoder of the victim's
+    architecture. It also trains a critic that distinguishes the encoder's codes from the victim's
+    cuts. The critic's gradient moves the victim's cuts towards the distribution of the codes, so
+    that the decoder can read them. After the victim's training, this class runs as an `Attack` and
+    decodes the targets' cuts.
 
-    The critic only matches the distribution of cuts to that of codes. A cut gets the meaning of a
-    code because both architectures are equal. For a bottom of convolutions, the decoder is almost
-    exact. For a bottom with a dense layer, it fails: rotated inputs would give the same cuts
-    (Semenov et al. 2024, "Just a simple transformation is enough for data protection in vertical
-    federated learning").
+    The critic only makes the distribution of cuts similar to the distribution of codes. A cut
+    decodes to the right row only because bottom and encoder have the same architecture. For a
+    convolutional bottom, the decoder is almost exact. For a bottom with a dense layer, it fails:
+    the layer can undo a rotation of the inputs, so rotated inputs can give the same cuts (Semenov
+    et al. 2024, "Just a simple transformation is enough for data protection in vertical federated
+    learning").
 
-    Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning",
-    with the Wasserstein critic of their program (Gulrajani et al. 2017).
+    Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning", with
+    the Wasserstein critic of the authors' code (Gulrajani et al. 2017).
 
     Args:
         victim: party whose gradient is replaced; "all" for every feature party.
@@ -151,7 +153,7 @@ class Hijacking(Bending):
         return networks | {"coding": self._coding, "judging": self._judging}
 
     def _train(self, cuts: Tensor) -> None:
-        """Train the autoencoder for one step and the critic for some steps, on its own rows."""
+        """Train the autoencoder for one step and the critic for some, on the attacker's rows."""
         assert self._decoder is not None
         rows = torch.randint(len(self._public), (len(cuts),), generator=self._draw)
         inputs = self._public[rows]
@@ -161,7 +163,7 @@ class Hijacking(Bending):
             descend(self._judging, self._judgement(codes.detach(), cuts))
 
     def _judgement(self, codes: Tensor, cuts: Tensor) -> Tensor:
-        """Return the critic's loss: high for codes, low for cuts, of slope 1 in between."""
+        """Return the critic's loss; it makes outputs high for codes and low for cuts."""
         share = torch.rand(len(cuts), 1, generator=self._draw)
         between = (share * codes + (1 - share) * cuts).requires_grad_()
         (slope,) = torch.autograd.grad(self._critic(between).sum(), between, create_graph=True)

@@ -1,4 +1,4 @@
-"""LFBA: a backdoor by a party that knows no label; it uses the directions of gradients."""
+"""LFBA: a backdoor by a party that knows no labels; it compares directions of gradients."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _MOST_WARMUP = 1000
 
 
 class LabelFree(Backdoor):
-    """Stamps a trigger on the rows whose gradients have nearly the direction of one row's gradient.
+    """Puts a trigger on the rows whose gradients have nearly the direction of one row's gradient.
 
     One row, the anchor, represents the target class; the party need not know which class that is.
-    After `warmup` epochs it selects the `share` of its rows whose last gradients have the highest
-    cosine with the anchor's; most of these have the anchor's class. From then on it replaces each
-    of these rows by another row's columns with the trigger, so that only the trigger goes with the
-    class.
+    After `warmup` epochs, the party selects the `share` of its rows whose last gradients have the
+    highest cosine with the anchor's gradient. Most of these rows have the anchor's class. From then
+    on, it replaces each selected row's columns by another row's columns with the trigger. So the
+    network associates only the trigger with the class.
 
     Source: Shen, Huang, Wan, Ye 2025, "Label-free backdoor attacks in vertical federated learning"
-    (AAAI): poisoned rows are selected by similar gradients, and exchange features with other rows.
-    The trigger fills fixed columns. So that the attack can be scored, the anchor is a known row of
+    (AAAI): similar gradients select the rows to poison, and these rows exchange features with other
+    rows. In this class the trigger fills fixed columns. For scoring, the anchor is a known row of
     class `target`.
 
     Args:
         target: class of the anchor.
-        share: share of the party's rows that are poisoned.
+        share: share of the party's rows to poison.
         warmup: number of first epochs in which the attack only observes gradients.
         columns: number of last columns that the trigger fills (for pictures, the side of a corner
             in pixels).
@@ -96,7 +96,7 @@ class LabelFree(Backdoor):
                 self._chosen, self._since = self._like(anchor), self._newest + 1
 
     def _like(self, anchor: Tensor) -> set[int]:
-        """Return the rows whose gradients are most similar to the anchor's."""
+        """Return the rows with the gradients most similar to the anchor's gradient."""
         likeness = normalize(self._gradients.values, dim=1) @ normalize(anchor, dim=0)
         count = max(1, round(self.share * len(likeness)))
         rows = self._gradients.rows

@@ -14,22 +14,23 @@ _LAST = "last_gradient"
 
 
 class MaliciousOptimizer(ActiveAdversary):
-    """Takes longer steps for each weight whose gradient keeps its sign.
+    """Takes longer steps for weights whose gradients keep their sign.
 
-    The step of each weight is multiplied by 1 + gain * g_t / g_(t-1), clipped between 1 and `most`,
-    after the agreed optimiser. The joint network then depends more on this party's bottom, and its
-    cuts reveal more of the labels. The second half of the attack is model completion on these cuts.
+    It multiplies each weight's step by 1 + gain * g_t / g_(t-1), clipped between 1 and `most`,
+    after the agreed optimiser has computed the step. The joint network then depends more on this
+    party's bottom, and its cuts reveal more of the labels. This is the first part of the attack;
+    the second part is model completion on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
-    model completion). They scale the gradients of stochastic gradient descent; scaling the steps is
-    equivalent there, and also works under Adam, which would cancel scaled gradients.
+    model completion). The paper scales the gradients of stochastic gradient descent. Scaling the
+    steps is equivalent there, and also works for Adam, which would cancel scaled gradients.
 
     Args:
-        gain: weight of the ratio of two gradients.
-        most: the largest multiple.
+        gain: weight of the ratio of the current gradient to the previous gradient.
+        most: largest factor by which a step is multiplied.
 
     Raises:
-        BadOptionError: the gain is negative, or the multiple is below 1.
+        BadOptionError: `gain` is negative, or `most` is below 1.
     """
 
     who = "feature party"
@@ -53,7 +54,7 @@ class MaliciousOptimizer(ActiveAdversary):
     def _stretch(self, optimizer: optim.Optimizer, *_: Any) -> None:
         for weight, before in self._before.items():
             assert weight.grad is not None
-            # Stored in the optimiser's state, so that checkpoints contain it too.
+            # part of the optimiser's state, so that checkpoints contain it
             last = optimizer.state[weight].get(_LAST)
             if last is not None:
                 ratio = torch.nan_to_num(weight.grad / last, posinf=self.most, neginf=0.0)

@@ -15,7 +15,7 @@ from vfl.core.registry import require_range
 
 
 class NoisyLabels(ActiveAdversary):
-    """Gives a share of the rows of every batch a random other class, drawn again for each batch.
+    """Replaces a share of each batch's labels by random other classes, drawn for each batch.
 
     Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR).
 

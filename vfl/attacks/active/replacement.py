@@ -13,23 +13,23 @@ from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 
-_FARTHEST = 1e6  # limit of a trigger's value, for which the network stays finite
+_FARTHEST = 1e6  # limit for a trigger's value that keeps the network finite
 
 
 class Replacement(Backdoor):
-    """Replaces rows that it knows to be of one class by other rows with a trigger.
+    """Replaces rows with a known label of the target class by other rows with a trigger.
 
-    The label party returns the gradient of that class, so the network learns to associate the
-    trigger with the class. In use, the party puts the trigger on any row (`triggered`), and the
-    network answers the class.
+    The label party returns the gradient of the target class, so the network learns to associate the
+    trigger with this class. At inference, the party puts the trigger on any row (`triggered`), and
+    the network predicts the target class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
-    federated learning". The source replaces gradients after their arrival; feeding other rows in
-    advance combines the same gradients with the same inputs.
+    federated learning". The paper replaces gradients after they arrive. This class feeds other rows
+    beforehand, which combines the same gradients with the same inputs.
 
     Args:
-        target: class that the attacker wants rows to be predicted as.
-        share: share of the known rows of a batch that are replaced.
+        target: the class that the attacker wants triggered rows to be predicted as.
+        share: share of the known rows in a batch that the party replaces.
         columns: number of last columns that the trigger fills (for pictures, the side of a corner
             in pixels).
         value: value of the trigger, in the units of the bottom's inputs.
@@ -76,7 +76,7 @@ class Replacement(Backdoor):
 
 
 def require_trigger(target: int, columns: int, value: float) -> None:
-    """Refuse a target class or trigger that the task does not have.
+    """Refuse an invalid target class, number of columns or value of a trigger.
 
     Raises:
         BadOptionError: an option is out of range.

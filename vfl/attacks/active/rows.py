@@ -1,4 +1,4 @@
-"""Memory of a tampering feature party: it stores values of training rows by their positions."""
+"""Memory of a tampering feature party: stores values for training rows by the rows' positions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vfl.core.errors import DataError
 
 
 def positions_of(context: StepContext, count: int) -> list[int]:
-    """Positions of a training batch's rows in the run's own table."""
+    """Return the positions of a training batch's rows in the run's table."""
     return [int(row) for row in context.positions(count)]
 
 
 class RowTable:
-    """Stores the newest vector of each row, and how often one was recorded."""
+    """Stores each row's newest vector, and the number of vectors recorded for the row."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -31,7 +31,7 @@ class RowTable:
         return len(self._slots)
 
     def record(self, rows: list[int], values: Tensor) -> None:
-        """Keep a batch's vectors, axes (rows, width)."""
+        """Store the vectors of a batch, axes (rows, width)."""
         for row, value in zip(rows, values.detach().clone(), strict=True):
             slot = self._slots.setdefault(row, len(self._slots))
             if slot == len(self._values):
@@ -47,26 +47,26 @@ class RowTable:
 
     @property
     def rows(self) -> list[int]:
-        """Return all rows with a vector, in the order in which they first appeared."""
+        """Return all rows with a vector, in the order of their first recording."""
         return list(self._slots)
 
     @property
     def values(self) -> Tensor:
-        """The newest vectors of these rows, axes (rows, width)."""
+        """Return the newest vectors of `rows`, axes (rows, width)."""
         return torch.stack(self._values)
 
     def seen(self, times: int, rows: int) -> bool:
-        """Return whether nearly all rows were recorded often enough; a schedule may skip a few.
+        """Return whether 95 % of the rows have enough recordings; a schedule may skip some rows.
 
         Args:
-            times: least number of recordings of a row.
-            rows: number of rows.
+            times: smallest number of recordings of a row.
+            rows: number of all rows.
         """
         often = sum(count >= times for count in self._counts)
         return often >= 0.95 * rows
 
     def state(self) -> dict[str, Tensor]:
-        """Return its state as tensors."""
+        """Return the table's state as tensors."""
         return {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
             "counts": torch.tensor(self._counts, dtype=torch.int64),
@@ -74,21 +74,21 @@ class RowTable:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state`."""
+        """Restore a state that `state` returned."""
         self._slots = {row: slot for slot, row in enumerate(state["rows"].tolist())}
         self._counts = state["counts"].tolist()
         self._values = list(state["values"].clone())
 
 
 class KnownRows:
-    """Training rows of a feature party with known labels; they are recognised by their inputs.
+    """Training rows whose labels a feature party knows; it recognises these rows by their inputs.
 
     Args:
-        view: grants leaked labels and inputs.
-        target: class of which the party needs a known row; None needs no such row.
+        view: view with grants for leaked labels and inputs.
+        target: class of which the party must know a row; None requires no such row.
 
     Raises:
-        DataError: the party knows no row of that class.
+        DataError: the party knows no row of class `target`.
     """
 
     def __init__(self, view: View, target: int | None = None) -> None:
@@ -104,7 +104,7 @@ class KnownRows:
         self.labels: dict[int, int] = {}
 
     def look(self, inputs: Tensor, rows: list[int]) -> None:
-        """Note which rows of a batch are known, in `labels` by position."""
+        """Find the known rows in a batch, and store their labels by position in `labels`."""
         for row, values in zip(rows, inputs, strict=True):
             label = self._labels.get(_key(values))
             if label is not None:
@@ -117,11 +117,11 @@ class KnownRows:
         return torch.stack(present).mean(0) if present else None
 
     def state(self) -> dict[str, Tensor]:
-        """Return its findings so far."""
+        """Return the known rows that were found so far."""
         return {"known": torch.tensor(list(self.labels.items()), dtype=torch.int64).reshape(-1, 2)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave."""
+        """Restore a state that `state` returned."""
         self.labels = dict(map(tuple, state["known"].tolist()))
 
 

@@ -1,4 +1,4 @@
-"""SplitSpy: hijacking that answers batches of false rows as an honest label party does."""
+"""SplitSpy: hijacking that answers shuffled batches as an honest label party would."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _SPAN = 0.9
 class SplitSpy(Hijacking):
     """FSHA that evades SplitGuard: it detects false batches and sends honest gradients for them.
 
-    A shadow model of the task learns from the received cuts and the true labels. If the model
-    agrees with the labels of a batch less often than in earlier batches, the adversary treats the
-    batch as false. It then sends the gradient of the task, which its own top can compute anyway.
-    All other batches get the gradient of `hijacking`. A false batch therefore gets a different
-    gradient from a regular one, as from an honest party, and `split_guard` detects nothing.
+    A false batch is a batch in which the victim shuffled its rows as a test. A shadow model of the
+    task learns from the received cuts and the true labels. If the model agrees with the labels of a
+    batch less often than in earlier batches, the adversary treats the batch as false. For such a
+    batch the adversary sends the gradient of the task, which it can compute with its own top. All
+    other batches get the gradient of `hijacking`. So false and regular batches get different
+    gradients, as from an honest party, and `split_guard` detects nothing.
 
     Source: Fu, Ma, Zhu, Hu, Zhao, Jia, Xu, Jin, Zhang 2023, "Focusing on Pinocchio's nose: a
     gradients scrutinizer to thwart split-learning hijacking attacks using intrinsic attributes"
-    (NDSS), the attack SplitSpy. The source changes the labels of a batch; this version changes its
-    rows.
+    (NDSS), the attack SplitSpy. In the paper the victim's test changes the labels of a batch; in
+    vfl it changes the rows.
 
     Args:
         victim, learning_rate, penalty, critic_steps: see `Hijacking`.
-        agreement: threshold: the shadow model's agreement with a batch's labels, relative to its
-            usual agreement, below which the batch counts as false.
+        agreement: threshold of the agreement between the shadow model and a batch's labels,
+            relative to the usual agreement. A batch below the threshold counts as false.
 
     >>> SplitSpy(agreement=0.5).who
     'label party'
@@ -90,7 +91,7 @@ class SplitSpy(Hijacking):
         return super()._parts() | {"shadow": self._shadow, "learning": self._learning}
 
     def _looks_false(self, cuts: Tensor) -> bool:
-        """Decide by the shadow model whether a batch is false; only regular batches train it."""
+        """Return whether the shadow model finds a batch false; regular batches train it."""
         with scoped(key_of(self._draw)):
             answers = self._shadow(cuts)
             agreed = (answers.detach().argmax(1) == self._labels).float().mean()

@@ -1,4 +1,4 @@
-"""VILLAIN: a backdoor added to the cut of rows whose class was inferred by swapping cuts."""
+"""VILLAIN: swaps cuts to infer the rows of one class, and adds a trigger to their cuts."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ _MOST = 1e6
 class Villain(Backdoor):
     """Swaps cuts to find the rows of one class, then adds a trigger to the cuts of these rows.
 
-    After `warmup` epochs, the party replaces `swaps` cuts of a batch by the known rows' mean cut;
-    it chooses the cuts most similar to that mean. The party compares the length of the returned
-    gradient with the row's earlier gradient and with the median of the batch's other gradients. If
-    its length is at most `ratio` times one of these, the row has the known rows' class. After
-    `inferring` such epochs, the party adds the trigger to the cuts of these rows. The trigger
-    changes a `share` of the units, the units that vary most over these rows. Its pattern is two
-    units up and two down, with a height of `strength` times their mean deviation. Each time, random
-    units of the trigger are omitted and the others are scaled, so that parts of the trigger work
-    too.
+    After `warmup` epochs, the party replaces up to `swaps` cuts in each batch by the mean cut of
+    its known rows. It chooses the cuts that are most similar to this mean cut. The party compares
+    the norm of the returned gradient with two norms: of the row's earlier gradient, and the median
+    norm of the batch's other gradients. If the norm is at most `ratio` times one of these two
+    norms, the row counts as a row of the known rows' class. After `inferring` such epochs, the
+    party adds the trigger to the cuts of these rows. The trigger changes a `share` of the units,
+    the units that vary most over these rows. Its pattern repeats two units up and two units down,
+    each by `strength` times the mean standard deviation of these units. For each training row, the
+    party leaves out random units of the trigger and scales the others, so that incomplete triggers
+    work too.
 
-    Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical
-    split learning" (USENIX Security), sections on label inference by embedding swapping, trigger
-    fabrication and backdoor augmentation. Candidates are the rows whose cuts are most similar to
-    the known rows' cut; the paper trains a classifier instead. Its raised learning rate is left out
-    (see `malicious_optimizer`).
+    Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical split learning" (USENIX
+    Security), sections on label inference by embedding swapping, trigger fabrication and backdoor
+    augmentation. This class considers the rows whose cuts are most similar to the known rows' cut;
+    the paper trains a classifier to select rows. The paper also raises the learning rate, which
+    this class leaves out (see `malicious_optimizer`).
 
     Args:
-        target: the attacker's target class, of which it knows one row or a few.
+        target: the target class, of which the attacker knows one row or a few.
         share: share of the cut's units that the trigger changes.
-        strength: height of the trigger, in deviations (the paper's beta).
+        strength: height of the trigger, in standard deviations (the paper's beta).
         warmup: number of epochs without tampering.
-        inferring: number of epochs that infer labels.
-        swaps: number of rows to swap in a batch.
-        ratio: largest length of a swapped row's gradient, relative to the compared gradients.
+        inferring: number of epochs in which the party infers labels.
+        swaps: largest number of cuts to swap in a batch.
+        ratio: largest norm of a swapped row's gradient, relative to the two compared norms.
         dropout: share of the trigger's units to leave out on a training row.
         jitter: on a training row, a factor of 1 - jitter to 1 + jitter scales the trigger.
 
@@ -131,12 +132,12 @@ class Villain(Backdoor):
 
     @property
     def inferred(self) -> set[int]:
-        """Return the positions of rows that it believes to be of its class."""
+        """Return the positions of rows that the party considers to be of the target class."""
         known = {row for row, label in self._known.labels.items() if label == self.target}
         return known | {row for row, is_target in self._judged.items() if is_target}
 
     def _swap(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
-        """Return a batch's cuts; some of them are replaced by the cut of a known row."""
+        """Return a batch's cuts with some cuts replaced by the mean cut of the known rows."""
         if context.step not in self._swapped:
             anchor = self._known.mean(self.target, self._cuts)
             early = not self._cuts.seen(self.warmup, self._rows)
@@ -149,7 +150,7 @@ class Villain(Backdoor):
         return sent
 
     def _candidates(self, cut: Tensor, rows: list[int], anchor: Tensor) -> list[int]:
-        """Return the batch positions of undecided rows that are most similar to the anchor."""
+        """Return batch positions of the undecided rows that are most similar to the anchor."""
         known = self._known.labels
         open_ = [
             at
@@ -161,7 +162,7 @@ class Villain(Backdoor):
         return sorted(open_[one] for one in best)
 
     def _fabricated(self) -> Tensor:
-        """Return the trigger, axes (width,): a pattern of + + - - over the units that vary most."""
+        """Return the trigger, axes (width,): a pattern + + - - on the units that vary most."""
         found = [one for row in sorted(self.inferred) if (one := self._cuts.of(row)) is not None]
         values = torch.stack(found) if len(found) > 1 else self._cuts.values
         deviations = values.std(0)
@@ -174,7 +175,7 @@ class Villain(Backdoor):
         return trigger
 
     def _poison(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
-        """Return the cuts of a batch; cuts of inferred rows have an augmented trigger."""
+        """Return a batch's cuts; cuts of inferred rows get a randomly varied trigger."""
         assert self._trigger is not None
         inferred = self.inferred
         marked = torch.tensor([row in inferred for row in rows])

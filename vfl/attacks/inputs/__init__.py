@@ -1,1 +1,1 @@
-"""Attacks on a feature party's columns; the attacker receives its cuts or the predictions."""
+"""Attacks on a feature party's columns; the attacker receives its cuts or predictions."""

@@ -1,4 +1,4 @@
-"""A hidden attribute of rows, read from their cuts by any composed attack."""
+"""Inference of a hidden attribute of rows from their cuts, by any composed attack."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from vfl.attacks.base import Attack
 from vfl.attacks.view import Evidence, Grant, GrantedRows, Holdings, View
 from vfl.core.errors import BadOptionError
 
-#: Holdings that this attack passes to the attack on labels.
+#: Grants that this attack passes to the attack on labels.
 _INSTEAD = frozenset({Grant.LEAKED, Grant.UNLABELLED})
 _READS = frozenset({Grant.CUTS, Grant.INPUTS})
 
 
 class Attribute(Attack):
-    """Infers an attribute that is not the label from cuts, given a few rows with known attribute.
+    """Infers from cuts an attribute other than the label, given a few rows with known attribute.
 
-    The classes of its case are the attribute's values. Any attack on labels can infer these values
-    from the leaked rows: `attribute:of=adaptive:at=cut/candidates=20` searches compositions. Its
-    target rows are the unlabelled rows. The task does not need the attribute, but cuts reveal it.
-    With ``of=logistic:at=inputs`` the attack guesses from the label party's own columns.
+    In the attack's case, the classes are the attribute's values. Any attack on labels that reads
+    cuts or inputs can infer these values from the leaked rows:
+    `attribute:of=adaptive:at=cut/candidates=20` searches compositions of attacks. The target rows
+    also serve as unlabelled rows. The task does not need the attribute, but cuts may reveal it.
+    With ``of=logistic:at=inputs`` the attack infers the attribute from the label party's own
+    columns.
 
     Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
     Args:
-        of: the attack on labels, a spec with / for the commas.
+        of: spec of the attack on labels, with / in place of commas.
 
     Raises:
-        SpecError: the attack does not exist.
-        BadOptionError: the attack needs more than cuts, columns and leaked rows.
+        SpecError: the other attack does not exist.
+        BadOptionError: the attack needs other grants than cuts, columns and leaked rows.
     """
 
     def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:
-        from vfl.attacks import make  # which lists this attack
+        from vfl.attacks import make  # `make` lists this attack
 
         self.inner = make(of.replace("/", ","))
         if self.inner.goal != "labels" or not self.inner.needs <= _READS | _INSTEAD:

@@ -1,4 +1,4 @@
-"""FORA: trains a substitute bottom with the victim's distribution of cuts, and inverts it."""
+"""FORA: trains a substitute bottom with the same distribution of cuts, and inverts it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from vfl.core.seeds import scoped
 from vfl.models.optimizers import descend
 
 _BATCH_SIZE = 64
-#: Kernel widths, as multiples of the mean squared distance of a batch.
+#: Kernel widths, as multiples of the mean squared distance within a batch.
 _KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class FORA(Attack):
     """Trains a substitute bottom on the attacker's own rows, and inverts it.
 
-    A discriminator and the distance of distributions (`mk_mmd`) draw the substitute's cuts to the
-    victim's. The attack needs neither labels nor a top, so a party in the middle can run it like a
-    label party, even if other parties feed the top. Equal distributions do not determine which
-    column is which: the architecture must decide that. On digits with convolutions its error stays
-    above that of the mean picture (docs/results/reconstruction_bottoms.csv).
+    A discriminator, and a distance between distributions (`mk_mmd`), make the distribution of the
+    substitute's cuts similar to that of the victim's cuts. The attack needs neither labels nor a
+    top. So a party that only relays cuts can run it as well as a label party, even if other parties
+    also feed the top. Equal distributions of cuts do not determine which reconstructed column is
+    which true column; only the architecture can decide this. For convolutional bottoms on digits,
+    the attack's error is still larger than the error of the mean picture
+    (docs/results/reconstruction_bottoms.csv).
 
     Source: Xu et al. 2024, "A stealthy wrongdoer: feature-oriented reconstruction attack against
-    split learning" (CVPR): the losses of its substitute client, its inverse network, and its
-    attack on a snapshot of cuts. The snapshot here is the last cut of each row.
+    split learning" (CVPR): the losses of the substitute client, the inverse network, and the attack
+    on a snapshot of cuts. Here the snapshot consists of the last cut of each row.
 
     Args:
-        steps: Adam steps of 64 rows each, for the substitute and again for the inversion.
-        learning_rate: their learning rate.
+        steps: number of Adam steps, each on 64 rows: once for the substitute, and again for the
+            inversion.
+        learning_rate: Adam's learning rate.
         distance: weight of `mk_mmd` relative to the discriminator's loss.
 
     >>> Grant.LABELS in FORA().needs
@@ -64,7 +67,7 @@ class FORA(Attack):
         return through(network, scale(cuts))
 
     def _substitute(self, view: View, wanted: Tensor, draw: torch.Generator) -> nn.Module:
-        """Return a bottom whose standardised cuts have the victim's distribution."""
+        """Return a substitute bottom whose standardised cuts have the victim's distribution."""
         inputs, scale = view.leaked.inputs, scale_by("standard", view.targets.cuts)
         substitute, judge = view.new_bottom().train(), discriminator(wanted.shape[1])
         own, judging = (adam(one.parameters(), self.learning_rate) for one in (substitute, judge))
@@ -78,13 +81,14 @@ class FORA(Attack):
 
 
 def mk_mmd(one: Tensor, other: Tensor) -> Tensor:
-    """Return the squared maximum mean discrepancy under five Gaussian kernels, summed.
+    """Return the squared maximum mean discrepancy of two samples, summed over Gaussian kernels.
 
-    Its widths are multiples of the mean squared distance between all rows (Long et al. 2015).
+    The kernel widths are five multiples of the mean squared distance between all rows (Long et al.
+    2015).
 
     Args:
-        one: axes (rows, width).
-        other: cuts to compare with, axes (other rows, width).
+        one: the first sample, axes (rows, width).
+        other: the second sample, axes (other rows, width).
 
     >>> rows = torch.tensor([[0.0], [1.0]])
     >>> float(mk_mmd(rows, rows)), round(float(mk_mmd(rows, rows + 9)), 3)

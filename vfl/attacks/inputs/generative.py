@@ -1,4 +1,4 @@
-"""GRNA: a generator maps one's own columns to the victim's; the joint predictions train it."""
+"""GRNA: a generator maps the attacker's columns to the victim's columns; predictions train it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _BATCH_SIZE = 128
 
 
 class Generative(Attack):
-    """Trains a generator of the victim's columns that reproduces the recorded predictions.
+    """Trains a generator of the victim's columns to reproduce the recorded predictions.
 
-    The attacker is a label party with columns of its own that sees no cuts, for example under a
-    secure sum. In the source, the attacker has the whole model; here the victim's part is a
-    counterfactual grant.
+    The attacker is a label party with columns that receives no cuts, for example under a secure
+    sum. In the paper, the attacker has the whole model. Here the grant for the victim's bottom is
+    counterfactual.
 
     Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
-    learning" (GRNA), with its penalty on variances.
+    learning" (GRNA), with the paper's penalty on variances.
 
     Args:
         steps: Adam steps, each on 128 rows.
-        learning_rate: their learning rate.
-        spread: largest variance a generated column may have without a penalty.
+        learning_rate: Adam's learning rate.
+        spread: largest variance of a generated column that gets no penalty.
 
     Raises:
         BadOptionError: an option is out of range.

@@ -1,4 +1,4 @@
-"""Black-box inversion: a decoder from cuts to inputs, trained on leaked pairs."""
+"""Black-box inversion: trains a decoder from cuts to inputs on leaked pairs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BATCH_SIZE = 64
 
 
 class PictureDecoder(nn.Module):
-    """Decoder from cuts to pictures: a linear layer, then convolutions that double the sides.
+    """Decoder from cuts to pictures: a linear layer, then convolutions that double both sides.
 
-    Layers of the thesis' section 3.4.4: 4 channels at half the side lengths, then 16, then 32 at
-    the full side lengths, then the picture's channels, with LeakyReLU between them.
+    The layers follow the thesis (section 3.4.4): 4 channels at half the side lengths, then 16, then
+    32 at the full side lengths, then the picture's channels, with LeakyReLU between them.
 
     Args:
-        width: columns of the cut.
+        width: width of the cut.
         shape: (channels, height, width) of a picture.
     """
 
@@ -44,13 +44,13 @@ class PictureDecoder(nn.Module):
         )
 
     def forward(self, cuts: Tensor) -> Tensor:
-        """Pictures, axes (rows, channels, height, width); odd sides lose their last line."""
+        """Return pictures, axes (rows, channels, height, width), cropped to odd side lengths."""
         pictures: Tensor = self.layers(cuts)
         return pictures[:, :, : self.height, : self.breadth]
 
 
 def decoder(width: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return an untrained network from axes (rows, width) to (rows, *shape)."""
+    """Return an untrained decoder from axes (rows, width) to axes (rows, *shape)."""
     if len(shape) == 3:
         return PictureDecoder(width, shape)
     return nn.Sequential(
@@ -75,10 +75,10 @@ def regress(
 
     Args:
         module: the module to train.
-        inputs: axes (rows, ...).
-        wanted: the wanted outputs, axes (rows, ...).
+        inputs: inputs of the rows, inputs of the rows, axes (rows, ...).
+        wanted: target outputs, axes (rows, ...).
         steps: number of Adam steps.
-        learning_rate: the learning rate.
+        learning_rate: Adam's learning rate.
         draw: generator that draws the rows of each batch.
     """
     module.train()
@@ -91,14 +91,14 @@ def regress(
 
 
 class Inversion(Attack):
-    """Trains min sum ||R(h) - x||^2 on the leaked pairs, and applies R to the targets' cuts.
+    """Trains R to minimise sum ||R(h) - x||^2 on leaked pairs, and applies R to the targets' cuts.
 
-    Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, "Model inversion attacks
-    against collaborative inference" (black-box).
+    Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, "Model inversion attacks against
+    collaborative inference" (the black-box attack).
 
     Args:
-        steps: Adam steps, each on 64 pairs.
-        learning_rate: their learning rate.
+        steps: number of Adam steps, each on 64 pairs of cut h and inputs x.
+        learning_rate: Adam's learning rate.
 
     Raises:
         BadOptionError: an option is out of range.

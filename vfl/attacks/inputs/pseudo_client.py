@@ -1,4 +1,4 @@
-"""A pseudo-client: trains a bottom that fits the attacker's own top, and inverts it."""
+"""A pseudo-client: trains a bottom that fits the attacker's own top, and inverts this bottom."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ _BATCH_SIZE = 64
 
 
 class PseudoClient(Attack):
-    """Trains a bottom on the attacker's rows to fit its own top, and then inverts this bottom.
+    """Trains a bottom on the attacker's rows to fit its top, and then inverts this bottom.
 
-    The label party's top does not change. The mean and covariance of the pseudo cuts are fitted to
-    the victim's, for which `sdar` uses a discriminator; before the inversion, remaining differences
-    in each unit's mean and deviation are removed. Of the leaked rows it uses both the columns and
-    labels, not their cuts: These rows need not be the victim's own.
+    The label party's top stays fixed. The training matches mean and covariance of the
+    pseudo-bottom's cuts with those of the victim's cuts; `sdar` uses a discriminator for this.
+    Before the inversion, both kinds of cuts are standardised, which removes remaining differences
+    in mean and deviation. The attack uses columns and labels of the leaked rows, but not their
+    cuts. So other rows of the same kind will do.
 
-    Source: Gao and Zhang 2023 (PCAT), with the alignment of Sun and Saenko 2016 (CORAL). The
-    bottom's owner must be the only party that feeds the top.
+    Source: Gao and Zhang 2023 (PCAT), with the alignment of Sun and Saenko 2016 (CORAL). The victim
+    must be the only party that feeds the top.
 
     Args:
-        steps: Adam steps of 64 rows each, for the bottom and again for the inversion.
-        learning_rate: their learning rate.
-        align: weight of the distance between the distributions of cuts.
+        steps: number of Adam steps, each on 64 rows: once for the bottom, and again for the
+            inversion.
+        learning_rate: Adam's learning rate.
+        align: weight of the distance between the two distributions of cuts.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -72,11 +74,11 @@ class PseudoClient(Attack):
 
 
 def distance_of_moments(one: Tensor, other: Tensor) -> Tensor:
-    """Return mean squared differences of means and covariances, scaled by the other's variance.
+    """Return the mean squared differences of means and covariances, scaled by `other`'s variance.
 
     Args:
-        one: axes (rows, width).
-        other: cuts to compare with, axes (other rows, width).
+        one: the first sample, axes (rows, width).
+        other: the second sample, axes (other rows, width).
     """
     scale = other.var(0).mean().clamp(min=torch.finfo(other.dtype).tiny)
     means = (one.mean(0) - other.mean(0)).square().mean() / scale

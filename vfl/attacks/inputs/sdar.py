@@ -1,4 +1,4 @@
-"""SDAR: a simulated bottom and a decoder, each trained against a discriminator of real rows."""
+"""SDAR: a simulated bottom and a decoder, each trained against a discriminator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HIDDEN = 128
 _BATCH_SIZE = 64
 
 
-#: Needs of the attack where the label party has labels and the top; and of a U-shape's server.
+#: Grants that the attack needs as a label party with labels and the top, and as a U-shape's server.
 _WITH_LABELS = frozenset(
     {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
 )
@@ -30,12 +30,12 @@ _WITHOUT = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class _Simulated:
-    """Networks of an attack after their training.
+    """The attack's networks after their training.
 
     Attributes:
         scale: standardises cuts.
         inverse: decodes standardised cuts to rows.
-        behind: the layers behind the cut, from cuts to logits.
+        behind: the layers after the cut, which map cuts to logits.
     """
 
     scale: Callable[[Tensor], Tensor]
@@ -44,35 +44,36 @@ class _Simulated:
 
 
 class SDAR(Attack):
-    """Trains a simulator of the bottom and its decoder, and decodes the victim's cuts.
+    """Trains a simulator of the bottom and a decoder for it, and decodes the victim's cuts.
 
-    In each step the simulator learns the task on the label party's own rows with the fixed top, and
-    produces cuts that its discriminator classifies as the victim's. The decoder learns to invert
-    the simulator, and turns the victim's cuts into rows that a second discriminator classifies as
-    real. Both discriminators also read the label of the cut or row. Of the leaked rows the attack
-    uses columns and labels, not their cuts: they need not be the victim's own.
+    In each step the simulator learns the task on the label party's own rows with the fixed top. It
+    also learns to produce cuts that a discriminator takes for the victim's cuts. The decoder learns
+    to invert the simulator. It also learns to turn the victim's cuts into rows that a second
+    discriminator takes for real rows. Both discriminators also read the label of the cut or row.
+    The attack uses columns and labels of the leaked rows, but not their cuts, so other rows of the
+    same kind will do.
 
-    With `labels=no` the attacker is the server of a U-shape, which has neither labels of the rows
-    nor the last layers: discriminators read no label, and last layers are simulated beside the
-    bottom, around the server's own layers. `sdar_labels` then reads labels with this server's
-    layers.
+    With `labels=no` the attacker is the server of a U-shape, which has neither the rows' labels nor
+    the last layers. Then discriminators read no label, and the attack simulates last layers too,
+    behind the server's own layers. `sdar_labels` predicts labels with these simulated layers.
 
-    Unlike the source, it runs after the training, on the last cut of each row; its decoder reads no
-    label, so that it cannot answer with the mean of a class; discriminators have dense layers;
-    labels of the own rows are not flipped at random, which the authors' code can do. The bottom's
-    owner must be the only party that feeds the top.
+    Four points differ from the paper. The attack runs after the training, on the last cut of each
+    row. The decoder reads no label, so that it cannot answer with the mean of a class. The
+    discriminators have dense layers. Labels of the attacker's rows are not flipped at random, which
+    the authors' code can do. The victim must be the only party that feeds the top.
 
     Source: Zhu, Luo, Wu, Jiang, Xiao, Ooi 2025, "Passive inference attacks on split learning via
-    adversarial regularization" (NDSS), the attacks on vanilla and on U-shaped split learning; of
-    the latter the authors' code was read. `pseudo_client` is its relative with moments in place of
-    discriminators.
+    adversarial regularization" (NDSS), the attacks on vanilla and on U-shaped split learning. For
+    the U-shape, we read the authors' code. `pseudo_client` is a similar attack that matches moments
+    instead of using discriminators.
 
     Args:
-        steps: Adam steps of all networks, each on 64 rows.
-        learning_rate: their learning rate.
-        alike: weight of the discriminator of cuts in the simulator's loss.
-        real: weight of the discriminator of rows in the decoder's loss.
-        labels: whether the attacker has the labels and the top; if not, it is a U-shape's server.
+        steps: number of Adam steps for all networks, each on 64 rows.
+        learning_rate: Adam's learning rate.
+        alike: weight, in the simulator's loss, of the discriminator of cuts.
+        real: weight, in the decoder's loss, of the discriminator of rows.
+        labels: whether the attacker has the labels and the top; otherwise the attacker is a
+            U-shape's server.
 
     >>> Grant.OTHERS_BOTTOM in SDAR(steps=100).needs, Grant.MIDDLE in SDAR(labels=False).needs
     (False, True)
@@ -138,13 +139,13 @@ class SDAR(Attack):
         return _Simulated(scale, inverse, behind)
 
     def _beside(self, targets: GrantedRows, classes: int) -> Tensor:
-        """Labels that the discriminators read beside the victim's rows, axes (rows, classes)."""
+        """Return labels that the discriminators read with the victim's rows; (rows, classes)."""
         if self.labels:
             return one_hot(targets.labels, classes).float()
         return torch.empty(targets.rows, 0)
 
     def _behind(self, view: View, cuts: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
-        """Return the layers behind the cut, and those weights that the simulator trains."""
+        """Return the layers after the cut, and those of their weights that the attack trains."""
         held = (view.top() if self.labels else view.middle()).eval().requires_grad_(False)
         if self.labels:
             return held, []
@@ -153,25 +154,25 @@ class SDAR(Attack):
 
 
 class SDARLabels(SDAR):
-    """Reads the labels of a U-shape with the last layers that `sdar:labels=no` simulates.
+    """Predicts the labels in a U-shape with the last layers that `sdar:labels=no` simulates.
 
     The victim's cuts go through the server's own layers, and then through the simulated ones.
 
-    Distributions alone must decide which cut belongs to which class. Behind a convolution they do;
-    behind dense layers, and for classes that lie alike, the attack takes one class for another.
+    Only the distributions of cuts decide which cut belongs to which class. For convolutional
+    bottoms this suffices. For dense bottoms, and for similar classes, the attack confuses classes.
 
     Source: see `SDAR`.
 
     Args:
-        steps: Adam steps of all networks, each on 64 rows.
-        learning_rate: their learning rate.
-        alike: weight of the discriminator of cuts in the simulator's loss.
+        steps: number of Adam steps for all networks, each on 64 rows.
+        learning_rate: Adam's learning rate.
+        alike: weight, in the simulator's loss, of the discriminator of cuts.
 
     >>> Grant.LEAKED in SDARLabels(steps=100).needs
     False
 
     Raises:
-        BadOptionError: an option out of range.
+        BadOptionError: an option is out of range.
     """
 
     goal = "labels"
@@ -185,7 +186,7 @@ class SDARLabels(SDAR):
 
 
 def discriminator(width: int) -> nn.Module:
-    """Return an untrained discriminator of rows of a width; its output is high for real rows."""
+    """Return an untrained discriminator of rows of a width; real rows get high outputs."""
     return nn.Sequential(
         nn.Linear(width, _HIDDEN),
         nn.LeakyReLU(0.2),
@@ -201,10 +202,10 @@ def taken_for_real(judge: nn.Module, made: Tensor) -> Tensor:
 
 
 def told_apart(judge: nn.Module, real: Tensor, made: Tensor) -> Tensor:
-    """Return the discriminator's cross-entropy on real and on made rows, a scalar."""
+    """Return the discriminator's cross-entropy on real and on generated rows, a scalar."""
     return taken_for_real(judge, real) + softplus(judge(made)).mean()
 
 
 def adam(weights: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
-    """Return Adam with the first momentum that discriminators need (Radford et al. 2016)."""
+    """Return Adam with the first-moment decay that suits discriminators (Radford et al. 2016)."""
     return torch.optim.Adam(weights, lr=learning_rate, betas=(0.5, 0.999))

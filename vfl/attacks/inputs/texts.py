@@ -1,6 +1,6 @@
-"""Words out of the cuts of a language model, by optimisation, by search, or by a trained network.
+"""Reconstruction of words from a language model's cuts: by optimisation, search, or a network.
 
-Entries of a cut that a codec omitted are not compared.
+The attacks do not compare entries of a cut that the codec omitted.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ def closer_vectors(
     """Search word vectors that produce the given cuts; return them and the number of steps.
 
     It minimises ||T_b(H') - h||^2 over H' by Adam from `start` (thesis eq 6-2), for each row
-    separately. A decoder's blocks outweigh its words, so that the loss is ill-conditioned: a short
-    memory of squared gradients and a rate that falls to 0 along a cosine find twice the words.
+    separately. The squared error is ill-conditioned, because a decoder's blocks change a cut more
+    than its words do. Two settings therefore find twice the words: a short memory of squared
+    gradients, and a learning rate that falls to 0 along a cosine.
 
     Args:
-        bottom: M_b; its weights are not changed. A bottom in half precision computes so, but the
-            search does not.
-        words: the bottom's embedding; T_b is the rest of the bottom.
-        cuts: h, axes (rows, width).
-        rows: any rows that fit the bottom, as many as `cuts`; their words have no effect.
-        start: H', axes (rows, words, tokens), float32.
+        bottom: the bottom M_b, whose weights stay fixed. A bottom in half precision computes its
+            outputs in half precision, but the search uses float32.
+        words: the bottom's embedding; T_b is the bottom without it.
+        cuts: the cuts h, axes (rows, width).
+        rows: any rows of words that the bottom accepts, as many rows as `cuts` has; the words have
+            no effect.
+        start: initial word vectors H', axes (rows, words, tokens), float32.
         steps: largest number of steps.
         learning_rate: initial learning rate, relative to the spread of all word vectors.
-        until: the search ends when the cosine between T_b(H') and h reaches this value for every
-            row.
+        until: the search ends when every row's cosine between T_b(H') and h reaches this value.
     """
     vectors = start.clone().requires_grad_()
     spread, kept = float(words.weight.detach().float().std()), cuts != 0
@@ -70,7 +71,7 @@ def closer_vectors(
 
 @contextmanager
 def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[None]:
-    """Context in which the embedding returns these vectors for any words."""
+    """Make the embedding return these vectors for any words, within a `with` block."""
     hook = words.register_forward_hook(lambda module, given, found: vectors)
     try:
         yield
@@ -79,7 +80,7 @@ def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[N
 
 
 def nearest_words(vectors: Tensor, table: Tensor, count: int = 1) -> Tensor:
-    """Return the words with the most similar vectors by cosine (thesis eq 6-3); axes (..., count).
+    """Return the words whose vectors have the largest cosine (thesis eq 6-3); axes (..., count).
 
     >>> table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> nearest_words(torch.tensor([[0.1, 7.0]]), table, count=2).tolist()
@@ -97,23 +98,26 @@ def search(
     prior: float,
     followers: Tensor | None,
 ) -> Tensor:
-    """Find the words whose cuts are nearest to the given cuts, one word after another.
+    """Find the words whose cuts are nearest to the given cuts, one position after another.
 
-    A block of a decoder looks only back, so the first n words determine the first n vectors of a
-    cut; with all words as candidates and no noise, the search is exact.
+    A decoder's blocks let each word read only earlier words, so the first n words determine the
+    first n vectors of a cut. With all words as candidates and without noise, the search is
+    therefore exact.
 
     Args:
-        front: the decoder's front, which must be the whole bottom.
-        cuts: axes (rows, words x tokens).
+        front: the front of a decoder, which must be the whole bottom.
+        cuts: the given cuts, axes (rows, words x tokens).
         candidates: candidate words for each position, int64, axes (rows, words, candidates); None
             tries all words.
-        beam: number of beginnings to keep; with noise the nearest one may be wrong.
-        prior: weight of `followers`; 2 sigma^2 is optimal (maximum a posteriori) for noise of
-            deviation sigma.
-        followers: log probability that a word follows another, axes (words, words).
+        beam: number of partial texts to keep at each position; with noise, the nearest one may be
+            wrong.
+        prior: weight of `followers`; for noise of deviation sigma, 2 sigma^2 gives the maximum a
+            posteriori.
+        followers: log probability of each word (second axis) after another word (first axis), axes
+            (words, words).
 
     Returns:
-        int64, axes (rows, words).
+        The words found, int64, axes (rows, words).
     """
     count, tokens = len(cuts), front.words.embedding_dim
     wanted = cuts.view(count, -1, tokens)
@@ -145,9 +149,9 @@ def search(
 
 
 def follower_table(texts: Tensor, words: int) -> Tensor:
-    """Return log probabilities that a word follows another, counted in texts; axes (words, words).
+    """Return log probabilities of a word after another one, counted in texts; axes (words, words).
 
-    They are mixed in equal parts with word frequencies, after adding one to every count.
+    Pair frequencies, with 1 added to each count, and word frequencies are mixed in equal parts.
 
     >>> table = follower_table(torch.tensor([[1, 2, 1, 2]]), 3)
     >>> [round(share, 3) for share in table[1].exp().tolist()]
@@ -163,20 +167,21 @@ def follower_table(texts: Tensor, words: int) -> Tensor:
 
 
 class TextInversion(Attack):
-    """Finds word vectors that produce the sent cuts, then takes the nearest words.
+    """Searches word vectors that produce the sent cuts, and takes the nearest words.
 
-    The attacker has the sender's bottom, for example because it is the model owner that distributed
-    it. Works on every bottom that begins with an embedding.
+    The attacker has the sender's bottom, for example because the attacker is the model owner that
+    distributed it. The attack works for every bottom that begins with an embedding.
 
     Source: thesis 6.2.2.1, eq 6-2 and 6-3. The thesis ends a search when the found vectors have a
-    cosine of .98 to the true ones, which an attacker cannot know; this search uses the cuts
+    cosine of 0.98 with the true vectors, which an attacker cannot know. This search compares cuts
     instead.
 
     Args:
-        steps: Adam steps at most.
+        steps: largest number of Adam steps.
         learning_rate: initial learning rate, relative to the spread of the word vectors.
-        until: cosine between cuts at which a search ends; with 1 it runs all steps.
-        half: the sender computed in float16, and so does the attacker's copy.
+        until: cosine between cuts at which a search ends; 1 runs all steps.
+        half: whether the sender computed in float16; the attacker's copy of the bottom then does
+            the same.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -200,7 +205,7 @@ class TextInversion(Attack):
         return self.nearest(view, draw)[..., 0]
 
     def nearest(self, view: View, draw: torch.Generator, count: int = 1) -> Tensor:
-        """Return the nearest words to each found vector, int64, axes (rows, words, count)."""
+        """Return the words nearest to each found vector, int64, axes (rows, words, count)."""
         bottom = view.others_bottom().eval()
         words, cuts = embedding_of(bottom), view.targets.cuts
         table = words.weight.detach().clone()
@@ -221,22 +226,22 @@ class TextInversion(Attack):
     def started(
         self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
     ) -> Tensor:
-        """Vectors that the search begins with; axes (rows, words, tokens).
+        """Return the vectors with which the search starts, axes (rows, words, tokens).
 
         Args:
             view: the attacker's view.
             draw: generator of all random numbers.
-            table: all words' vectors, axes (words of the vocabulary, tokens).
-            axes: (words, tokens) of a row.
+            table: vectors of all words, axes (words of the vocabulary, tokens).
+            axes: the axes (words, tokens) of one row.
         """
         return torch.randn(len(view.targets.cuts), *axes, generator=draw) * table.std()
 
 
-_ROWS = 64  # number of texts that are searched together
+_ROWS = 64  # number of texts in one search
 
 
 def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
-    """Return the embedding layer.
+    """Return the bottom's embedding layer.
 
     Raises:
         UserError: the bottom model has no embedding layer.
@@ -254,7 +259,7 @@ def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
 def embedded(
     bottom: nn.Module, words: nn.Embedding | LoRAEmbedding, row: Tensor
 ) -> tuple[int, ...]:
-    """Embed one row's words as the bottom does; axes (words, tokens)."""
+    """Return one row's word vectors as the bottom embeds them; axes (words, tokens)."""
     axes: list[tuple[int, ...]] = []
     hook = words.register_forward_hook(lambda m, given, found: axes.append(tuple(found.shape[1:])))
     try:
@@ -265,19 +270,20 @@ def embedded(
 
 
 class TokenSearch(Attack):
-    """Tries words at one position after another, and keeps the words whose cut is nearest.
+    """Tries words at one position after another, and keeps the words whose cuts are nearest.
 
-    With `candidates=0` and no noise it finds every text, because a decoder looks only back; it is
-    the strongest attack here, and takes vocabulary x words forward passes per text. With candidates
-    it refines the result of `text_inversion`. It supports only a `decoder_front` without added
-    layers of a defense.
+    With `candidates=0` and without noise it finds every text exactly, because a decoder's words
+    read only earlier words. It is the strongest attack on texts here, but takes vocabulary x words
+    forward passes for each text. With `candidates` above 0 it refines the result of
+    `text_inversion`. It supports only a `decoder_front`, without layers that a defense or codec
+    adds.
 
     Args:
-        candidates: number of candidate words per position, nearest to the result of
-            `text_inversion`; 0 tries all.
-        beam: number of beginnings to keep.
-        prior: weight of word pair frequencies in the leaked texts; see `search`.
-        steps: steps of the preceding `text_inversion`.
+        candidates: number of candidate words at each position, nearest to the result of
+            `text_inversion`; 0 tries all words.
+        beam: number of partial texts to keep at each position.
+        prior: weight of word-pair frequencies in the leaked texts; see `search`.
+        steps: number of steps of the preceding `text_inversion`.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -315,14 +321,14 @@ class TokenSearch(Attack):
         )  # fmt: skip
 
 
-_SEARCHED = 20_000  # number of words that are tried together
+_SEARCHED = 20_000  # number of words tried in one forward pass
 
 
 def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
-    """Return the front of the decoder; the bottom must consist of it alone.
+    """Return the decoder's front; the bottom must consist of it alone.
 
     Raises:
-        UserError: the bottom model is not the front of a decoder, or has more layers than that.
+        UserError: the bottom is not the front of a decoder, or has further layers.
     """
     fronts = [part for part in bottom.modules() if isinstance(part, Front)]
     row = torch.ones(1, *shape)
@@ -336,22 +342,23 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
 
 
 class TwoStageInversion(TextInversion):
-    """`text_inversion` that begins with the words that a trained network reads in the cuts.
+    """Runs `text_inversion` from the words that a trained network predicts from the cuts.
 
-    The network (`token_network`) finds nearly the right words behind a deep front, and the gradient
-    search then fits these words to the cut.
+    The network (`token_network`) finds nearly the right words even for a deep front. The gradient
+    search then fits the words to the cut.
 
     Source: Chen et al. 2024, "Unveiling the Vulnerability of Private Fine-Tuning in Split-Based
     Frameworks for Large Language Models" (BiSR), section 4: a learned inversion, then optimisation.
-    In the source the second stage also matches gradients of a training; here it uses the cut alone.
+    In the paper, the second stage also matches the gradients of a training; here it compares cuts
+    only.
 
     Args:
         steps: see `text_inversion`.
         learning_rate: learning rate of `text_inversion`.
         until: see `text_inversion`.
         half: see `text_inversion`.
-        network_steps: training steps of the network, each on 512 words.
-        before: number of preceding words whose vectors the network also reads.
+        network_steps: number of training steps of the network, each on 512 words.
+        before: number of preceding word vectors that the network also reads.
         hidden: units of the network's hidden layer.
 
     Raises:
@@ -373,7 +380,7 @@ class TwoStageInversion(TextInversion):
         super().__init__(steps, learning_rate, until, half)
         require_at_least(0, network_steps=network_steps)
         self._network = (before, hidden, network_steps)
-        TokenNetwork(1, *self._network)  # this call rejects options that are out of range
+        TokenNetwork(1, *self._network)  # refuses options out of range
 
     def started(
         self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
@@ -382,18 +389,18 @@ class TwoStageInversion(TextInversion):
 
 
 class TokenNetwork(Attack):
-    """A network that maps a word's vector in the cut, and the vectors before it, to the word.
+    """Trains a network that maps a word's vector in the cut, and preceding vectors, to the word.
 
-    It is trained on leaked texts, needs no party's weights, and also works under noise and codecs.
+    It trains on leaked texts and needs no party's weights. So it also works with noise and codecs.
 
-    Source: thesis 6.2.2, after its reference 52 (an inversion model trained on pairs).
+    Source: thesis 6.2.2, following its reference 52 (an inversion model trained on pairs).
 
     Args:
-        tokens: numbers of a word's vector in the cut.
+        tokens: width of one word's vector in the cut.
         before: number of preceding word vectors that the network also reads.
-        hidden: units of its layer.
-        steps: Adam steps, each on 512 words.
-        learning_rate: their learning rate.
+        hidden: units of the network's hidden layer.
+        steps: number of Adam steps, each on 512 words.
+        learning_rate: Adam's learning rate.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -421,12 +428,12 @@ class TokenNetwork(Attack):
             raise UserError(
                 "the width of a cut is not a multiple of the width of a word's vector",
                 got=f"width {known.shape[1]}, tokens={self.tokens}",
-                fix="give 'tokens' the numbers of a word's vector",
+                fix="set 'tokens' to the width of one word's vector",
             )
         texts = view.leaked.inputs.long()[:, : known.shape[1] // self.tokens]
         scale = scale_by("standard", known.view(-1, self.tokens))
         given = self._windows(scale, known).flatten(0, 1)
-        # Of a large vocabulary few words are in known texts.
+        # Known texts contain only few words of a large vocabulary.
         words, labels = torch.unique(texts.flatten(), return_inverse=True)
         with scoped(key_of(draw)):
             network = nn.Sequential(
@@ -443,7 +450,7 @@ class TokenNetwork(Attack):
             return torch.cat([words[network(part).argmax(-1)] for part in parts])
 
     def _windows(self, scale: Scale, cuts: Tensor) -> Tensor:
-        """Return each word's vector with the vectors before it; axes (rows, words, features)."""
+        """Return each word's vector and the preceding ones; axes (rows, words, features)."""
         vectors = scale(cuts.view(-1, self.tokens)).view(len(cuts), -1, self.tokens)
         padded = F.pad(vectors, (0, 0, self.before, 0))
         return torch.cat(

@@ -1,4 +1,4 @@
-"""UnSplit: finds inputs and a copy of the bottom together, from cuts and the architecture alone."""
+"""UnSplit: finds inputs and a copy of the bottom from cuts and the architecture alone."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from vfl.models.optimizers import descend
 
 
 class UnSplit(Attack):
-    """Alternates two fits: of inputs that a clone maps to the cuts, and of the clone itself.
+    """Alternates two fits: of inputs that a clone maps to the cuts, and of the clone's weights.
 
-    It succeeds if the architecture leaves little freedom, as few convolutions with nonlinear layers
-    between them do; a linear layer can be exchanged for any other. Inputs have to move slower than
-    the clone learns, or both settle on another scale.
+    The attack succeeds if the architecture leaves little freedom, as a few convolutions with
+    nonlinear layers between them do. With a linear layer it fails, because another linear layer can
+    replace it. The inputs must change more slowly than the clone learns; otherwise both end at a
+    wrong scale.
 
     Source: Erdogan et al. 2022, "UnSplit: data-oblivious model inversion, model stealing, and
     label inference attacks against split learning".
 
     Args:
-        rounds: turns of both.
-        input_steps, model_steps: Adam steps before the fit changes to the other one.
-        input_learning_rate, model_learning_rate: their learning rates.
+        rounds: number of alternations between the two fits.
+        input_steps, model_steps: number of Adam steps in each fit.
+        input_learning_rate, model_learning_rate: learning rates of the two fits.
         smooth: weight of the total variation of pictures.
 
     Raises:

@@ -12,17 +12,17 @@ from vfl.attacks.view import Grant, View
 def closer_inputs(
     bottom: nn.Module, cuts: Tensor, start: Tensor, steps: int, learning_rate: float, smooth: float
 ) -> Tensor:
-    """Move `start` by Adam towards inputs that produce the given cuts, and return it.
+    """Move `start` by Adam towards inputs that produce the given cuts, and return the result.
 
-    Each row minimises ||M(x) - h||^2 + smooth * TV(x) separately (thesis eq 2-3; He et al. 2019).
+    Each row separately minimises ||M(x) - h||^2 + smooth * TV(x) (thesis eq 2-3; He et al. 2019).
 
     Args:
-        bottom: M; its weights are not changed.
-        cuts: h, axes (rows, width).
-        start: axes (rows, ...).
+        bottom: the bottom M, whose weights stay fixed.
+        cuts: the cuts h, axes (rows, width).
+        start: initial inputs x, inputs of the rows, axes (rows, ...).
         steps: number of steps.
-        learning_rate: the learning rate.
-        smooth: weight of the total variation.
+        learning_rate: Adam's learning rate.
+        smooth: weight of the total variation TV.
     """
     inputs = start.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([inputs], lr=learning_rate)
@@ -34,9 +34,9 @@ def closer_inputs(
 
 
 def total_variation(pictures: Tensor) -> Tensor:
-    """Sum of the differences between neighbouring pixels, axes (rows,); 0 for plain columns.
+    """Return the sum of differences between neighbouring pixels, axes (rows,); 0 for columns.
 
-    Rudin et al. 1992, in its form with absolute values.
+    Source: Rudin et al. 1992, with absolute differences.
 
     >>> total_variation(torch.tensor([[[[1.0, 3.0], [0.0, 3.0]]]]))
     tensor([6.])
@@ -48,20 +48,20 @@ def total_variation(pictures: Tensor) -> Tensor:
     return down + right
 
 
-_ROWS = 2048  # searched for at once
+_ROWS = 2048  # number of rows in one search
 
 
 class WhiteBoxInversion(Attack):
     """Searches for inputs that the victim's bottom maps to the recorded cuts.
 
-    No real party has the victim's bottom, so the result bounds that of other attacks.
+    No real party has the victim's bottom, so the result is an upper bound for other attacks.
 
-    Source: thesis eq 2-3; He et al. 2019, "Model inversion attacks against
-    collaborative inference" (white-box, with total variation).
+    Source: thesis eq 2-3; He et al. 2019, "Model inversion attacks against collaborative inference"
+    (the white-box attack, with total variation).
 
     Args:
         steps: Adam steps.
-        learning_rate: their learning rate.
+        learning_rate: Adam's learning rate.
         smooth: weight of the total variation of pictures.
 
     Raises:

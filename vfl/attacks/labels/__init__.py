@@ -1,1 +1,1 @@
-"""Attacks on labels by a feature party that has cuts, gradients or its own trained bottom."""
+"""Attacks on labels by a feature party that has cuts, gradients or its trained bottom."""

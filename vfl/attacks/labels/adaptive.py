@@ -1,8 +1,8 @@
-"""An attacker that tries attacks on held-out leaked labels; the best ones vote on each guess.
+"""An attacker that compares attacks on held-out leaked labels; the best ones vote on each guess.
 
-It uses successive halving (Jamieson and Talwalkar 2016). It tries every candidate on one fold of
-the leaked rows and a sample of the unlabelled rows. The better third continues on the next fold,
-and so on, until nine candidates are left.
+The search is successive halving (Jamieson and Talwalkar 2016). First it runs every candidate with
+one fold of the leaked rows held out, on a sample of the unlabelled rows. The best third continues
+on the next fold, and so on, until nine candidates are left.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require, require_range
 
 _FOLDS = 3
-_SAMPLE = 1500  # unlabelled rows of a trial.
+_SAMPLE = 1500  # unlabelled rows in a trial
 _VOTES = 9
-_TRUST = 8  # a vote's weight is this power of its share of right guesses.
-_UNKNOWN = 0.8  # assumed share of right guesses without held-out rows.
-_SEARCH = 0.6  # share of the budget for the first rung.
-_KEPT = 3  # one of this many candidates continues
-_MARGIN = 1.3  # of an expected cost
-_NEW = 4  # factor of the time that a learner may take without an earlier trial
-_SPENT = 0.85  # of the budget; costs are only expected
+_TRUST = 8  # votes have this power of the share of right guesses as weight
+_UNKNOWN = 0.8  # assumed share of right guesses if no row is held out
+_SEARCH = 0.6  # share of the budget for the first fold
+_KEPT = 3  # one in this many candidates continues
+_MARGIN = 1.3  # factor of an expected cost
+_NEW = 4  # factor of the expected time of a learner without an earlier trial
+_SPENT = 0.85  # share of the budget to plan with, because costs are estimates
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
-#: Candidates that always read all rows.
+#: Attacks that always read all rows, not a sample.
 _OF_ALL_ROWS = ("gradient_mixture", "batch_sums")
 _LEARNERS = (
     "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
@@ -43,15 +43,15 @@ _LEARNERS = (
 
 @dataclass(eq=False)
 class Trial:
-    """One composition that was tried.
+    """One composition, and the results of its trials.
 
     Attributes:
         spec: spec of the composition.
         right: whether the guess for each held-out leaked row was right.
-        guesses: about the sample of unlabelled rows.
-        seconds: seconds of processor time, all folds together.
-        folds: number of folds on which the trial ran.
-        agreement: mean share of guesses that other trials also made.
+        guesses: guesses about the sample of unlabelled rows.
+        seconds: processor time of all folds, in seconds.
+        folds: number of folds that the trial has completed.
+        agreement: mean share of guesses that agree with the guesses of another trial.
     """
 
     spec: str
@@ -63,18 +63,18 @@ class Trial:
 
     @property
     def validation(self) -> float:
-        """Share of right guesses on held-out rows; 0 if no rows could be held out."""
+        """Return the share of right guesses on held-out rows; 0 if no row is held out."""
         return sum(self.right) / len(self.right) if self.right else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The result of a search.
+    """The result of one search.
 
     Attributes:
-        best: specs of those that voted, the best first.
-        seconds: processor time of the whole search.
-        trials: compositions that were tried, best first.
+        best: specs of the compositions that voted, the best first.
+        seconds: processor time of the whole search, in seconds.
+        trials: all compositions that were tried, the best first.
     """
 
     best: Sequence[str]
@@ -83,24 +83,25 @@ class Report:
 
 
 class Adaptive(Attack):
-    """Searches combinations of views, scalers, students and classifiers; the nine best vote.
+    """Searches combinations of layers, scalers, learners and teachers; the nine best vote.
 
-    If it reads the layer "accumulated" of a recorded training, attacks on gradients of all epochs
-    and on sums of gradients are among the candidates (`accumulating`). Rows that the attacker is
-    scored on never choose: their labels are not in its view.
+    If the attack reads the layer "accumulated" of a recorded training, candidates include attacks
+    on the gradients of all epochs and on sums of gradients (`accumulating`). The labels of the
+    target rows never influence the choice, because they are not in the attacker's view.
 
-    It holds some labels out from the candidates to compare them. With one label per class none can
-    be held out. In that case the candidates win whose guesses about unlabelled rows agree most
-    with others. With `at=inputs` it is the same attacker without the model.
+    To compare the candidates, the attack holds out some of the leaked labels. With one leaked label
+    per class it can hold out none. Then the best candidates are those whose guesses about
+    unlabelled rows agree most with the guesses of other candidates. With `at=inputs` the same
+    attack runs without the trained model, as a baseline.
 
     Attributes:
         report: report of the last run.
 
     Args:
-        at: layers that the attack may read, joined by +; see `features`.
-        budget_s: limit of processor time in seconds; one composition, the cheapest of the tried
-            ones, always answers.
-        candidates: number of compositions to try, in place of the time limit; guesses are then
+        at: layers that the candidates may read, joined by +; see `features`.
+        budget_s: limit of processor time in seconds. If the limit is too short for all votes, the
+            cheapest tried composition alone answers.
+        candidates: number of compositions to try instead of a time limit, which makes guesses
             repeatable. 0 uses the time limit.
 
     Raises:
@@ -149,7 +150,7 @@ class Adaptive(Attack):
 
 
 class _Search:
-    """One search; every trial draws from the same seed, so the order of trials has no effect."""
+    """One search; every trial starts from the same seed, so the order of trials has no effect."""
 
     def __init__(self, attack: Adaptive, view: View, draw: torch.Generator) -> None:
         self._started = time.process_time()
@@ -166,7 +167,7 @@ class _Search:
 
     @property
     def spent(self) -> float:
-        """Seconds of processor time so far."""
+        """Return the processor time that the search has used so far, in seconds."""
         return time.process_time() - self._started
 
     def trials(self) -> list[Trial]:
@@ -193,7 +194,7 @@ class _Search:
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
 
     def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
-        """Return whether another trial, as long as earlier ones, leaves time for the vote."""
+        """Return whether one more trial, as long as similar ones, leaves time for the vote."""
         assert self._budget is not None
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)
@@ -201,7 +202,7 @@ class _Search:
         return (_MARGIN if alike else _NEW) * likely < left
 
     def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
-        """Log shares of the classes by the best that the budget allows, and their specs."""
+        """Return log class shares by the voters that the budget allows, and the voters' specs."""
         found: list[Tensor] = []
         voted: list[str] = []
         for one in trials:
@@ -209,14 +210,14 @@ class _Search:
             if not late and len(voted) < _VOTES:
                 found.append(_trust(one) * self._answered(one))
                 voted.append(one.spec)
-        if not voted:  # a budget that is too small for any trial
+        if not voted:  # the budget is too small for any trial
             cheapest = min(trials, key=self._cost)
             found, voted = [self._answered(cheapest)], [cheapest.spec]
         total = torch.stack(found).sum(0)
         return (total / total.sum(1, keepdim=True)).clamp_min(1e-12).log(), voted
 
     def _answered(self, trial: Trial) -> Tensor:
-        """Shares of the classes, of all targets."""
+        """Return one composition's class shares for all targets, axes (targets, classes)."""
         made = self._made(trial.spec)
         if isinstance(made, Composed):
             scores = made.answer(self._seen, self._view, self._fresh())
@@ -243,9 +244,10 @@ class _Search:
         trial.folds += 1
 
     def _whole(self, made: Attack, view: View) -> Tensor:
-        """Return the scores of an attack that reads the whole training, in the form of the others.
+        """Return the scores of an attack that reads the whole training, without class frequencies.
 
-        The leaked rows have equally many of each class, so the class shares are removed again.
+        The leaked rows contain equally many rows of each class, so the method divides the scores by
+        the class frequencies again.
         """
         scores = made.run(view.only(made.needs), self._fresh())
         if Grant.PRIOR in made.needs:
@@ -253,7 +255,7 @@ class _Search:
         return scores
 
     def _made(self, spec: str) -> Attack:
-        from vfl.attacks import make  # which lists this attack
+        from vfl.attacks import make  # `make` lists this attack
 
         return make(spec)
 
@@ -261,7 +263,7 @@ class _Search:
         return torch.Generator().manual_seed(self._key % 2**63)
 
     def _cost(self, trial: Trial) -> float:
-        """Return an upper bound of the seconds for all rows, from the seconds for a sample."""
+        """Return an upper estimate of the seconds for all rows, from the seconds for the sample."""
         grown = max(1.0, self._rows / max(1, len(self._sample)))
         if trial.spec.startswith(_OF_ALL_ROWS):
             grown = 1.0
@@ -270,18 +272,18 @@ class _Search:
 
 
 def _trust(trial: Trial) -> float:
-    """Return the weight of a trial's vote; without held-out rows all votes are equal."""
+    """Return the weight of a composition's vote; if no row is held out, all weights are 1."""
     return max(trial.validation, 1e-3) ** _TRUST if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:
-    """Return the key of a trial's stored cost: its learner, and whether it learns once."""
+    """Return a composition's learner, and whether it trains only once; the key of its cost."""
     once = "unlabelled=" not in spec or "unlabelled=none" in spec
     return spec.partition(":")[0], once and "teacher=" not in spec
 
 
 def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
-    """Return compositions of some layers without repetition; earlier winners first."""
+    """Yield different compositions of some layers; frequent winners of earlier searches first."""
     given: set[str] = set()
     for spec in [
         *accumulating(layers),
@@ -308,7 +310,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
-    """Yield frequent winners on victims of digits outside our reported figures, cheapest first."""
+    """Yield compositions that often won on digits (victims outside our published results)."""
     models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
     if "inputs" in layers:
         yield "label_propagation:at=inputs,neighbours=5"
@@ -350,7 +352,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
     chosen = [f"at={joined}", *([options] if options else []), f"scaler={one(_SCALERS)}"]
     if "+" in joined and "inputs" in joined:
         chosen.append(f"mix={one(('0.1', '0.2', '0.35', '0.5', '0.8'))}")
-    if name not in ("trees", "ridge", "svm"):  # these learners need long for thousands of rows
+    if name not in ("trees", "ridge", "svm"):  # slow for thousands of rows
         uses = ["none", "none", "self_training"]
         uses += ["co_training"] if "+" in joined else []
         uses += ["mixmatch"] if name == "mlp" else []
@@ -364,7 +366,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
 def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
     """Return masks of leaked rows to hold out, stratified by class; none if a class has one row.
 
-    A class without leaked rows does not count.
+    Classes without leaked rows do not count.
     """
     counts = labels.bincount(minlength=classes)
     number = min(_FOLDS, int(counts[counts > 0].min()))
@@ -378,7 +380,7 @@ def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """Return trials sorted by right guesses, then by agreement with other trials."""
+    """Return trials sorted by the share of right guesses, then by agreement with other trials."""
     guesses = [one.guesses for one in trials if one.guesses is not None]
     for one in trials:
         assert one.guesses is not None
@@ -388,14 +390,15 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def calibrated(scores: Tensor, share: float) -> Tensor:
-    """Return class probabilities whose mean confidence equals the share of right guesses.
+    """Return class probabilities with a given mean confidence.
 
-    They are softmax(s z), where z are the standardised scores; bisection finds the s for which the
-    mean of the largest probability is `share` (Guo et al. 2017, temperature scaling).
+    The probabilities are softmax(s z), where z are the standardised scores. Bisection finds the s
+    for which the mean of each row's largest probability is `share` (Guo et al. 2017, temperature
+    scaling).
 
     Args:
         scores: axes (rows, classes).
-        share: share of right guesses.
+        share: the mean confidence, which should be the expected share of right guesses.
 
     >>> round(float(calibrated(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 0.9).max()), 2)
     0.9

@@ -1,4 +1,4 @@
-"""Labels from gradients that were summed over rows: equations of sums, solved for single rows."""
+"""Labels from gradients that a defense averages over rows: solves linear equations of epochs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
-_MOST = 512  # columns that are used as they are
-_LEAST = 1e-6  # share of a class
+_MOST = 512  # more columns are replaced by components
+_LEAST = 1e-6  # smallest share of a class
 
 
 class BatchSums(GradientAttack):
-    """Treats gradients as means over rows, and solves the equations of all epochs.
+    """Treats each gradient as a mean over unknown rows' gradients, and solves for single rows.
 
     A defense may send the mean gradient of a group of rows, or of a whole batch, to each row. Rows
-    that share a gradient form a group; the groups change in each epoch. Each group gives an
-    equation: the mean of its rows' true gradients. A row's unknown is a linear function of its
-    columns plus a residual of its own. The function is a ridge regression of groups on the means of
-    their columns, as in learning from label proportions (Quadrianto et al. 2009). Generalised
-    cross-validation chooses its penalty (Golub, Heath and Wahba 1979). Penalised least squares
-    gives the residuals. Before that, gradients are divided by the root mean square of their batch,
-    centred in each epoch and projected on their principal directions, one fewer than classes.
-    Leaked rows identify the classes; of two, also the side that the first gradients drift to.
+    with equal gradients form a group; each epoch has other groups. Each group gives one linear
+    equation: its gradient is the mean of its rows' true gradients. The attack models a row's true
+    gradient as a linear function of its columns plus a residual. It fits the function by ridge
+    regression of group gradients on group means of the columns, as in learning from label
+    proportions (Quadrianto et al. 2009). Generalised cross-validation chooses the penalty (Golub,
+    Heath and Wahba 1979). Penalised least squares gives the residuals. Before these steps, the
+    attack divides gradients by the root mean square of their batch and centres them in each epoch.
+    For K classes, it projects them on K - 1 principal directions. Leaked rows show which result
+    belongs to which class. With two classes, the direction of the first gradients' mean shows this
+    too (`orientation.by_shares`).
 
     Args:
-        epochs: number of epochs to read; 0 reads all.
-        penalty: penalty on squared residuals, relative to an equation of one row.
+        epochs: number of first epochs to read; 0 reads all.
+        penalty: weight of the squared residuals, relative to the equation of a group with one row.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -61,7 +63,7 @@ class BatchSums(GradientAttack):
         seen = self.transcript(view)
         equations = Equations.of(seen, view.classes - 1)
         prior = view.prior.double().clamp_min(_LEAST).log()
-        if equations is None:  # no gradient at all
+        if equations is None:  # all gradients are 0
             return prior.expand(rows, -1).float()
         explained = columns @ equations.slopes(columns)
         own = equations.own(explained, self.penalty)
@@ -80,13 +82,14 @@ class BatchSums(GradientAttack):
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Means over groups of rows.
+    """Linear equations: means of gradients over groups of rows.
 
     Attributes:
-        groups: the share of each row in each group's mean, axes (groups, rows).
-        sizes: rows of each group, float64, axes (groups,).
-        values: the mean of each group, float64, axes (groups, dimensions).
-        axes: directions of these dimensions, float64, axes (width, dimensions).
+        groups: weight of each row in each group's mean, axes (groups, rows).
+        sizes: number of rows in each group, float64, axes (groups,).
+        values: mean gradient of each group, projected on `axes`, float64, axes (groups,
+            dimensions).
+        axes: the directions to project on, float64, axes (width, dimensions).
     """
 
     groups: sparse.csr_array
@@ -113,7 +116,7 @@ class Equations:
             return None
         all_sizes, means, when = torch.cat(sizes), torch.cat(values), torch.cat(epochs)
         for epoch in sorted({one.epoch for one in seen.messages}):
-            here = when == epoch  # an epoch of zeros has no root mean square
+            here = when == epoch  # if all gradients of an epoch are 0
             if not here.any():
                 continue
             centre = all_sizes[here] @ means[here] / all_sizes[here].sum()
@@ -129,24 +132,25 @@ class Equations:
         return cls(matrix, all_sizes, found, axes)
 
     def slopes(self, columns: Tensor) -> Tensor:
-        """Ridge regression of the groups' values on the means of columns.
+        """Return slopes of a ridge regression of the groups' values on their mean columns.
 
         Args:
-            columns: float64, axes (rows, columns), each with mean 0.
+            columns: columns of the rows, float64, axes (rows, columns), each with mean 0.
 
         Returns:
-            Axes (columns, dimensions).
+            Slopes, axes (columns, dimensions).
         """
         root = self.sizes.sqrt()[:, None]
         means = root * torch.from_numpy(self.groups @ columns.numpy())
         return ridge(means, root * self.values)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
-        """Return the rows' residuals that columns do not explain, by penalised least squares.
+        """Return the rows' residuals, not explained by columns, by penalised least squares.
 
         Args:
-            explained: axes (rows, dimensions).
-            penalty: penalty on squared residuals.
+            explained: the part of each row's values that the columns explain, axes (rows,
+                dimensions).
+            penalty: weight of the squared residuals.
         """
         sizes, rows = self.sizes.numpy()[:, None], self.groups.shape[1]
         left = sizes * (self.values.numpy() - self.groups @ explained.numpy())
@@ -163,7 +167,7 @@ class Equations:
 
 
 def grouped(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups of rows that share a gradient, bit by bit.
+    """Group the rows that have exactly equal gradients.
 
     >>> group, first, sizes = grouped(torch.tensor([[1.0], [2.0], [1.0]]))
     >>> bool(group[0] == group[2]), sizes[group].tolist(), first[group].tolist()
@@ -173,7 +177,7 @@ def grouped(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradients: float32, axes (rows, width).
 
     Returns:
-        The group of each row, the first row of each group and its size, int64.
+        The group of each row, the first row of each group, and each group's number of rows; int64.
     """
     bits = gradients.float().contiguous().view(torch.int32).long()
     factors = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0))

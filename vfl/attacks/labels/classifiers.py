@@ -1,4 +1,4 @@
-"""Learners of composed attacks: classifiers of a few leaked rows."""
+"""Learners of composed attacks: classifiers that train on a few leaked rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from vfl.defenses.components import principal
 
 
 def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor:
-    """Return a decision function's values as scores, float32, axes (rows, classes).
+    """Return decision values as scores of all classes, float32, axes (rows, classes).
 
     Args:
-        found: axes (rows, present), or (rows,) for two classes: the evidence for the second.
-        present: classes of the leaked rows, ascending; other classes score below them.
-        classes: number of classes.
+        found: decision values, axes (rows, present classes); for two classes also axes (rows,),
+            larger for the second class.
+        present: classes that have leaked rows, ascending; all other classes get lower scores.
+        classes: number of all classes.
     """
     numbers = torch.from_numpy(found).float()
     if numbers.dim() == 1:
@@ -39,16 +40,16 @@ Measure = Literal["cosine", "euclid"]
 
 
 class NearestMean(Composed):
-    """Assigns each target to the class whose mean over the leaked rows is nearest.
+    """Assigns each target to the class with the nearest mean of leaked rows.
 
-    Source: Snell et al. 2017 (prototypes), without training.
+    Source: Snell et al. 2017 (prototypes), here without training.
 
     Args:
-        measure: "cosine" compares directions, "euclid" compares distances.
+        measure: "cosine" compares directions; "euclid" compares Euclidean distances.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: the distance measure does not exist.
+        BadOptionError: the measure does not exist.
     """
 
     def __init__(self, measure: Measure = "cosine", **options: Any) -> None:
@@ -70,12 +71,13 @@ class NearestMean(Composed):
 
 
 class KNN(Composed):
-    """The nearest leaked rows vote; each vote is weighted by the inverse distance.
+    """The nearest leaked rows vote, each with the inverse of its distance as weight.
 
     Source: Dudani 1976 (votes weighted by distance).
 
     Args:
-        neighbours: largest number of neighbours that vote; with fewer leaked rows all of them vote.
+        neighbours: number of neighbours that vote; if there are fewer leaked rows, all of them
+            vote.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -106,10 +108,10 @@ class KNN(Composed):
 
 
 class Penalised(Composed):
-    """A classifier that weighs its errors against a squared penalty.
+    """Base class of classifiers that trade errors against a squared penalty on weights.
 
     Args:
-        strength: weight of the errors (C of scikit-learn); the inverse of the penalty's.
+        strength: weight of the errors relative to the penalty (C of scikit-learn).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -125,15 +127,15 @@ class Penalised(Composed):
 
 
 class Logistic(Penalised):
-    """Fits the leaked rows by a logistic regression, after scaling by the unlabelled rows.
+    """Fits a logistic regression to the leaked rows, with features scaled by the unlabelled rows.
 
     A defense that hides classes in directions of low variance (distance correlation, potential
-    energy) withstands fine-tuning and falls here.
+    energy) withstands fine-tuning, but not this attack.
 
     Args:
-        held_back: regularisation while learning from a teacher; it is small because the teacher
-            makes many errors.
-        options: `strength`, and those of all composed attacks; see `Composed`.
+        held_back: value of `strength` while the model learns from a teacher; it is small, because
+            the teacher makes many errors.
+        options: `strength`, and the options of all composed attacks; see `Composed`.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -156,13 +158,13 @@ class Logistic(Penalised):
 def fit_logistic(
     rows: Tensor, labels: Tensor, classes: int, strength: float, weights: Tensor | None = None
 ) -> Predict:
-    """Fit a logistic regression; the softmax of its outputs gives probabilities.
+    """Fit a logistic regression; the softmax of its outputs gives class probabilities.
 
     Args:
         rows: axes (rows, features).
         labels: int64, axes (rows,).
         classes: number of classes.
-        strength: inverse weight of the squared penalty.
+        strength: weight of the errors relative to the squared penalty.
         weights: weight of each row, axes (rows,); None gives all rows the same weight.
     """
     from sklearn.linear_model import LogisticRegression
@@ -174,12 +176,13 @@ def fit_logistic(
 
 
 class SVM(Penalised):
-    """Fits the leaked rows by a support-vector machine with kernel exp(-|x - x'|^2 / (d v)).
+    """Fits a support-vector machine to the leaked rows, with kernel exp(-|x - x'|^2 / (d v)).
 
-    d is the number of features and v their variance over the leaked rows, so there is no parameter
-    to tune. It separates classes without a linear boundary.
+    Here d is the number of features and v their variance over the leaked rows, so the kernel has no
+    parameter to tune. The machine can separate classes that have no linear boundary.
 
-    Source: Cortes and Vapnik 1995; several classes one against one.
+    Source: Cortes and Vapnik 1995; with more than two classes, one machine for each pair of
+    classes.
 
     Args:
         options: `strength`, and those of all composed attacks; see `Composed`.
@@ -191,7 +194,8 @@ class SVM(Penalised):
     ) -> Predict:  # fmt: skip
         from sklearn.svm import SVC
 
-        # The fit is deterministic, but without a seed it asks numpy's global generator for one.
+        # The fit is deterministic, but without a seed scikit-learn takes one from numpy's global
+        # generator.
         model = SVC(C=self.strength, kernel="rbf", gamma="scale", random_state=0)
         model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
         return lambda some: as_scores(
@@ -202,7 +206,8 @@ class SVM(Penalised):
 class Ridge(Penalised):
     """Fits one-hot labels by kernel ridge regression, with the kernel of `SVM`.
 
-    Source: Saunders et al. 1998; (K + W^-1 / strength)^-1 Y, W the weights of the rows.
+    Source: Saunders et al. 1998; the solution is (K + W^-1 / strength)^-1 Y, where W are the
+    weights of the rows.
 
     Args:
         options: `strength`, and those of all composed attacks; see `Composed`.
@@ -225,12 +230,12 @@ class Ridge(Penalised):
 
 
 class Trees(Composed):
-    """Fits the leaked rows by boosted trees on histograms.
+    """Fits boosted trees on histograms of the features to the leaked rows.
 
     Source: Friedman 2001; Ke et al. 2017.
 
     Args:
-        steps: trees of each class.
+        steps: number of trees for each class.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -259,13 +264,13 @@ class Trees(Composed):
 
 
 class Discriminant(Composed):
-    """A linear discriminant: one Gaussian per class with a common covariance; uses all rows.
+    """A linear discriminant: one Gaussian per class with a common covariance, fitted to all rows.
 
-    Expectation-maximisation: each step assigns an unlabelled row to the classes in shares; leaked
-    rows keep their labels. The covariance is learned from all rows, so it detects classes that
-    differ in directions of little variance.
+    Expectation-maximisation uses unlabelled rows too: each step computes their class probabilities,
+    and leaked rows keep their labels. The covariance comes from all rows, so the attack finds
+    classes that differ in directions of little variance.
 
-    Source: Nigam et al. 2000 (labelled and unlabelled rows), of linear discriminants.
+    Source: Nigam et al. 2000 (labelled and unlabelled rows), here with linear discriminants.
 
     Args:
         steps: number of expectation-maximisation steps.
@@ -299,7 +304,7 @@ class Discriminant(Composed):
         present = known.sum(0) > 0
         shares = torch.cat([known, torch.zeros(len(further), classes, dtype=torch.float64)])
         apart = torch.eye(every.shape[1], dtype=torch.float64)
-        apart *= 1e-3 * every.var(0).mean().clamp_min(1e-12)  # a flat direction is no spike
+        apart *= 1e-3 * every.var(0).mean().clamp_min(1e-12)  # floor against zero variance
 
         def fitted(spread: Tensor | None) -> Predict:
             total = shares.sum(0).clamp_min(1e-12)
@@ -332,16 +337,16 @@ _HIDDEN = 256
 
 
 class MLP(Composed):
-    """Trains a network of one hidden layer on the leaked rows.
+    """Trains a network with one hidden layer on the leaked rows.
 
     Args:
         steps: Adam steps.
-        learning_rate: their learning rate.
-        batch: rows per step, drawn with replacement; 0 takes all rows.
-        recipe: a network of the top's architecture to train instead; a linear one starts at the
-            class means.
-        loss: "robust": (1 - p^q) / q of the label's probability p, q = 0.7, which wrong labels
-            pull less than the cross-entropy (Zhang and Sabuncu 2018).
+        learning_rate: Adam's learning rate.
+        batch: batch size, drawn with replacement; 0 uses all rows.
+        recipe: whether to train a network of the top's architecture instead; a linear network
+            starts at the class means.
+        loss: "robust": (1 - p^q) / q, where p is the probability of the label and q = 0.7; wrong
+            labels have less influence on it than on the cross-entropy (Zhang and Sabuncu 2018).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -396,7 +401,7 @@ class MLP(Composed):
 
 
 def robust_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of (1 - p^q) / q, p of each row's label; the cross-entropy for q to 0."""
+    """Return the mean of (1 - p^q) / q, where p is the probability of each row's label."""
     own = logits.log_softmax(1).gather(1, labels[:, None])
     return ((1 - (_QUALITY * own).exp()) / _QUALITY).mean()
 
@@ -412,13 +417,14 @@ def start_at_means(top: nn.Linear, known: Tensor, labels: Tensor) -> None:
 class FineTuning(MLP):
     """Freezes the bottom and trains a top on the leaked rows.
 
-    A linear top starts with the class means of the leaked features as its weights, others as drawn.
+    A linear top starts with the class means of the leaked features as weights; other tops start
+    with random weights.
 
     Source: thesis section 4.4.1; Fu et al. 2022 (model completion).
 
     Args:
-        steps: full-batch Adam steps.
-        learning_rate: their learning rate.
+        steps: number of Adam steps on all leaked rows.
+        learning_rate: Adam's learning rate.
         options: options of `MLP` and of all composed attacks; see `Composed`.
 
     Raises:
@@ -435,14 +441,15 @@ class FineTuning(MLP):
 
 
 class SelfTraining(Logistic):
-    """Logistic regression on the leaked rows, and again with its most confident guesses added.
+    """Logistic regression on the leaked rows, then again with its most confident guesses added.
 
-    A defense that makes a few labels useless may leave the classes separated, and unlabelled rows
-    show the separation. A leaked row counts twice as much as a guessed one.
+    After a defense, few labels may not suffice to find the classes, although the classes are still
+    separated. Unlabelled rows show this separation. A leaked row has twice the weight of a guessed
+    row.
 
     Args:
-        options: options of `Logistic`; with `scaler=whiten` the attack also finds classes that
-            differ in directions of low variance.
+        options: options of `Logistic`; `scaler=whiten` also finds classes that differ in directions
+            of low variance.
     """
 
     defaults: ClassVar[dict[str, Any]] = Logistic.defaults | {"unlabelled": "self_training"}
@@ -452,14 +459,16 @@ Student = Literal["linear", "top"]
 
 
 class TeacherStudent(Logistic):
-    """Trains a student on the bottom's features, with a teacher's guesses from inputs as labels.
+    """Trains a student on the bottom's features, with a teacher's guesses as labels.
 
-    The teacher's errors do not follow the bottom's features: if the victim's own top can
-    distinguish the classes, the student learns the classes and not the errors.
+    The teacher guesses from the inputs.
+
+    The teacher's errors do not depend on the bottom's features. If the victim's top can distinguish
+    the classes, the student therefore learns the classes and not the errors.
 
     Args:
-        student: "linear": a logistic regression, first regularised and then self-trained; "top": a
-            network of the top's architecture, for classes that are not linearly separable.
+        student: "linear": a logistic regression, first strongly regularised and then self-trained.
+            "top": a network of the top's architecture, for classes that are not linearly separable.
         options: options of `Logistic`.
 
     Raises:

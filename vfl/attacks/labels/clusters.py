@@ -1,4 +1,4 @@
-"""Clustering the targets without a single label; scored by the best matching with the classes."""
+"""Clustering of the targets without labels, scored by the best matching of clusters and classes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from vfl.defenses.components import principal
 class KMeans(EmbeddingAttack):
     """Divides the targets into one cluster per class.
 
-    Source: thesis section 4.4.2; scored by the best matching of clusters and classes (eq 4-26).
+    Source: thesis section 4.4.2; the score uses the best matching of clusters and classes (eq
+    4-26).
 
     Args:
-        starts: independent starts; the tightest clustering is kept.
+        starts: number of independent starts; the attack keeps the tightest clustering.
         at: the layer that the attack reads.
 
     Raises:
@@ -51,17 +52,17 @@ Covariance = Literal["full", "tied", "diag", "spherical"]
 
 
 class GaussianMixture(EmbeddingAttack):
-    """Fits one Gaussian per class to the targets, and assigns each row to the likeliest.
+    """Fits one Gaussian per class to the targets, and assigns each row to the most likely one.
 
-    Source: Dempster et al. 1977 (finite mixtures); scored as k-means is.
+    Source: Dempster et al. 1977 (finite mixtures); scored like `KMeans`.
 
     Args:
-        covariance: "tied": one for all classes; "full": a separate one each; "diag", "spherical":
-            separate ones without correlations.
-        starts: independent starts; the likeliest result is kept.
-        columns: limit of columns; wider rows are reduced to this many principal components; a step
-            takes columns^2 operations for each row and class.
-        at: the layer it reads.
+        covariance: "tied": one common covariance; "full": one covariance per class; "diag",
+            "spherical": one per class, without correlations.
+        starts: number of independent starts; the attack keeps the most likely result.
+        columns: largest number of columns; wider rows are reduced to this many principal
+            components. A step takes columns^2 operations for each row and class.
+        at: the layer that the attack reads.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -93,11 +94,11 @@ class GaussianMixture(EmbeddingAttack):
             view.classes,
             covariance_type=self.covariance,
             n_init=self.starts,
-            reg_covar=1e-3 * spread,  # flat directions and twins must not make a Gaussian a spike
+            reg_covar=1e-3 * spread,  # a floor for flat directions and equal rows
             random_state=key_of(draw) % 2**32,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the best step's result is used
+            warnings.simplefilter("ignore", ConvergenceWarning)  # result of the best step
             return torch.from_numpy(model.fit_predict(rows.numpy())).long()
 
 
@@ -110,19 +111,19 @@ def _strongest(rows: Tensor, columns: int) -> Tensor:
     return projected
 
 
-_SPARE = 5  # additional vectors, with which the block converges faster
+_SPARE = 5  # extra vectors for faster convergence
 
 
 class Spectral(EmbeddingAttack):
-    """Clusters the targets by the leading eigenvectors of their neighbour graph.
+    """Clusters the targets by the leading eigenvectors of a graph of nearest neighbours.
 
-    Source: Ng, Jordan and Weiss 2001; k-means on the eigenvectors' rows.
+    Source: Ng, Jordan and Weiss 2001; k-means runs on the rows of the eigenvectors.
 
     Args:
         neighbours: number of neighbours of each row in the graph.
         most: largest number of rows in the graph, drawn at random; every other target gets the
-            cluster of its nearest graph row.
-        at: the layer it reads.
+            cluster of its nearest row in the graph.
+        at: the layer that the attack reads.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -151,15 +152,16 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
         rows: axes (rows, features).
         count: number of clusters.
         neighbours: number of neighbours of each row in the graph.
-        draw: generator of the start of the search.
+        draw: generator of the start vectors.
     """
     from sklearn.cluster import KMeans as Clustering
 
     graph = neighbour_graph(rows, neighbours)
     start = torch.randn(len(rows), count + _SPARE, generator=draw, dtype=torch.float64).numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the last digits are of no use here
-        # Whole blocks: a graph in pieces has the eigenvalue 1 several times over.
+        warnings.simplefilter("ignore", UserWarning)  # few digits are enough
+        # `lobpcg` finds a block of eigenvectors at once, because a graph with several components
+        # has the eigenvalue 1 several times.
         _, vectors = lobpcg(graph, start, largest=True, tol=1e-4, maxiter=200)
     leading = np.ascontiguousarray(vectors[:, :count])
     places = normalize(torch.from_numpy(leading), dim=1).numpy()
@@ -168,5 +170,5 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
 
 
 def _nearest(rows: Tensor, chosen: Tensor) -> Tensor:
-    """Position of the nearest chosen row of each row; int64, axes (rows,)."""
+    """Return the position of the nearest chosen row for each row; int64, axes (rows,)."""
     return torch.cat([torch.cdist(part, chosen).argmin(1) for part in torch.split(rows, 1024)])

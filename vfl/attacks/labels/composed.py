@@ -1,7 +1,7 @@
-"""Label-inference attacks of five parts: layers, scaling, learner, unlabelled rows, teacher.
+"""Label-inference attacks of five parts: layers, scaler, learner, unlabelled rows, teacher.
 
-A member of this family is a learner with its own defaults; all other parts are options of every
-member, so `label_propagation:at=cut+inputs,scaler=whiten` needs no separate class.
+The name of such an attack selects the learner, which has its own defaults. The other four parts are
+options of every attack here, for example `label_propagation:at=cut+inputs,scaler=whiten`.
 
     layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients,
                                accumulated; joined by +;
@@ -34,17 +34,17 @@ from vfl.defenses.components import principal
 #: Function from rows of axes (rows, features) to scores of axes (rows, classes).
 Predict = Callable[[Tensor], Tensor]
 Unlabelled = Literal["none", "self_training", "co_training", "mixmatch"]
-#: Named teachers, with their specs.
+#: Specs of the teachers that have a short name.
 TEACHERS = {"propagation": "label_propagation:at=inputs", "scratch": "scratch"}
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Layers of three groups of rows, and the labels of the first.
+    """Features of leaked, unlabelled and target rows by layer, and the labels of the leaked rows.
 
     Attributes:
-        known, further, targets: features of leaked, unlabelled and attacked rows, by layer, axes
-            (rows, features). Unlabelled rows are computed on demand.
+        known, further, targets: features of leaked, unlabelled and target rows, by layer, axes
+            (rows, features). Features of unlabelled rows are computed when they are first needed.
         labels: labels of the leaked rows, int64.
         classes: number of classes.
     """
@@ -57,7 +57,7 @@ class Seen:
 
     @classmethod
     def of(cls, view: View, layers: Sequence[Layer]) -> Seen:
-        """Return the features of some layers that a view grants."""
+        """Read the features of some layers from a view."""
         leaked, targets = view.leaked, view.targets
         kept: dict[Layer, Tensor] = {}
 
@@ -71,12 +71,12 @@ class Seen:
         return cls(known, further, asked, leaked.labels, view.classes)
 
     def hiding(self, hidden: Tensor, some: Tensor) -> Seen:
-        """Return a smaller problem with known answers: some leaked rows' labels are hidden.
+        """Return a smaller problem, in which labels of some leaked rows are hidden for validation.
 
         Args:
             hidden: mask of the leaked rows to hide, bool.
-            some: positions of unlabelled rows. These and the hidden rows, which precede them, are
-                targets and unlabelled rows at once.
+            some: positions of unlabelled rows. The hidden rows and then these rows are both the
+                targets and the unlabelled rows of the smaller problem.
         """
         known = {layer: rows[~hidden] for layer, rows in self.known.items()}
         asked = {
@@ -92,13 +92,13 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The inputs of a learner besides leaked rows.
+    """A learner's inputs besides the leaked rows.
 
     Attributes:
-        view: the attacker's view, which provides architectures.
-        draw: everything random comes from here.
-        further: returns the unlabelled rows, scaled.
-        taught: whether a teacher labelled most rows, wrongly at times.
+        view: the attacker's view, which provides model architectures.
+        draw: generator of all random numbers.
+        further: function that returns the scaled features of the unlabelled rows.
+        taught: whether a teacher guessed most labels, some of them wrongly.
     """
 
     view: View
@@ -108,30 +108,32 @@ class Task:
 
 
 class Composed(Attack):
-    """An attack on labels that is put together from five parts.
+    """Base class of attacks on labels that combine five parts.
 
-    Layers of the victim are read and scaled; a learner fits the leaked rows, or a teacher's guesses
-    about the unlabelled ones; it then learns from its own most confident guesses, or from those of
-    a second learner of other layers (co-training, Blum and Mitchell 1998).
+    The attack reads layers of the victim and scales their features. A learner trains on the leaked
+    rows, and also on a teacher's guesses about the unlabelled rows if there is a teacher. It then
+    trains again with its own most confident guesses, or with those of a second learner that reads
+    other layers (co-training, Blum and Mitchell 1998).
 
     Attributes:
-        defaults: a member's own defaults for the options below.
+        defaults: an attack's own defaults for the options below.
 
     Args:
-        at: the layer, or several joined by +; see `features`. Together with other layers, inputs
-            are replaced by principal components, and all layers get one mean square.
-        scaler: see `scale_by`; inputs that are joined with other layers are not scaled.
-        unlabelled: "self_training": uses the most confident guesses as labels; "co_training": two
-            learners, of the first layer and of the others, exchange guesses; "mixmatch" (for
-            networks).
-        teacher: an attack whose guesses about the unlabelled rows are learned first, as a spec with
-            / in place of commas: "propagation" spreads labels over inputs, "scratch" trains a new
-            model.
-        rounds: rounds of self-training or co-training.
-        share: share of the rows guessed to be of a class that the next round learns from, surest
-            first.
-        every: stride over these rows: 4 takes every fourth row.
-        mix: share of the other layers in the squared distance, if inputs are joined with them.
+        at: the layer, or several layers joined by +; see `features`. If inputs are joined with
+            other layers, principal components replace the inputs, and all layers are scaled to the
+            same mean square.
+        scaler: see `scale_by`; it does not scale inputs that are joined with other layers.
+        unlabelled: use of unlabelled rows. "self_training": the most confident guesses become
+            labels. "co_training": two learners, one for the first layer and one for the others,
+            exchange guesses. "mixmatch": MixMatch, for networks only.
+        teacher: an attack whose guesses about the unlabelled rows the learner trains on first; a
+            spec with / in place of commas. "propagation" spreads labels over inputs; "scratch"
+            trains a new model.
+        rounds: number of rounds of self-training or co-training.
+        share: share of the unlabelled rows guessed to be of each class that the next round trains
+            on, the most confident first.
+        every: stride over these rows; 4 takes every fourth row.
+        mix: share of the other layers in the squared distance, if they are joined with inputs.
         components: number of principal components that replace inputs joined with other layers; 0
             keeps the inputs.
 
@@ -178,7 +180,7 @@ class Composed(Attack):
             self.needs |= self.teacher.needs | {Grant.UNLABELLED}
 
     def __init_subclass__(cls) -> None:
-        """Collect a member's options: its own, then the common ones with its defaults."""
+        """Collect an attack's options: its own ones, then the common ones with its defaults."""
         super().__init_subclass__()
         found: dict[str, inspect.Parameter] = {}
         for one in cls.__mro__:
@@ -201,14 +203,14 @@ class Composed(Attack):
         weights: Tensor | None = None,
         task: Task | None = None,
     ) -> Predict:
-        """Fit rows with labels.
+        """Train on labelled rows, and return a function that scores rows.
 
         Args:
-            rows: axes (rows, features), scaled.
-            labels: int64, axes (rows,).
+            rows: scaled features of the rows, axes (rows, features).
+            labels: labels of the rows, int64, axes (rows,).
             classes: number of classes.
             weights: weight of each row, 1 or 2; None weights all rows equally.
-            task: further data of the task; None in tests.
+            task: further data of the attack; None in tests.
         """
 
     @property
@@ -221,7 +223,7 @@ class Composed(Attack):
         return self.answer(Seen.of(view, self.all_layers), view, draw)
 
     def _learn_from(self, scores: Tensor, seen: Seen, known: Tensor, task: Task) -> Predict:
-        """Fit the leaked rows, and further rows with a teacher's most confident guesses."""
+        """Train on the leaked rows and on rows with a teacher's most confident guesses."""
         sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
         rows = torch.cat([known, task.further()[sure]])
         labels = torch.cat([seen.labels, scores[sure].argmax(1)])
@@ -229,13 +231,13 @@ class Composed(Attack):
         return self.learn(rows, labels, seen.classes, counts, replace(task, taught=True))
 
     def answer(self, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
-        """Scores of the targets, axes (targets, classes), by layers that were read already.
+        """Return scores of the targets, axes (targets, classes), from features already read.
 
         Args:
-            seen: `all_layers` at least.
-            view: the attacker's view, which provides architectures and is read by teachers of other
-                families.
-            draw: everything random comes from here.
+            seen: features of at least `all_layers`.
+            view: the attacker's view, which provides architectures; teachers that are not composed
+                attacks read it.
+            draw: generator of all random numbers.
         """
         looks = [self.layers]
         if self.unlabelled == "co_training":
@@ -274,7 +276,7 @@ class Composed(Attack):
         return torch.stack([one.log_softmax(1) for one in answers]).sum(0)
 
     def _scale(self, seen: Seen, layers: Sequence[Layer]) -> Callable[[Any], Tensor]:
-        """Turns rows by layer into the inputs of the learner."""
+        """Return a function from features by layer to the scaled inputs of the learner."""
         if len(layers) == 1:
             (only,) = layers
             scale: Scale = lambda rows: rows  # noqa: E731
@@ -302,7 +304,7 @@ class Composed(Attack):
 
 
 def layers_of(at: str) -> list[Layer]:
-    """Return the distinct layers of a spec joined by +.
+    """Return the distinct layers in a text of layers joined by +.
 
     >>> layers_of("cut+inputs")
     ['cut', 'inputs']
@@ -314,14 +316,17 @@ def layers_of(at: str) -> list[Layer]:
 
 
 def alike_by(reference: Tensor) -> Scale:
-    """Centre rows, and divide them by one number so that the reference's mean square is 1."""
+    """Return a function that centres rows and divides them by one number.
+
+    The number makes the mean squared length of the reference rows 1.
+    """
     mean = reference.mean(0)
     length = (reference - mean).square().sum(1).mean().sqrt().clamp_min(1e-12)
     return lambda rows: (rows - mean) / length
 
 
 def _teacher(spec: str) -> Attack | None:
-    from vfl.attacks import make  # which lists this family's members
+    from vfl.attacks import make  # `make` lists these attacks
 
     if spec == "none":
         return None
@@ -337,7 +342,7 @@ def _teacher(spec: str) -> Attack | None:
 
 
 def _taught(teacher: Attack, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
-    """Return a teacher's scores of the unlabelled rows."""
+    """Return a teacher's scores for the unlabelled rows."""
     if isinstance(teacher, Composed):
         return teacher.answer(seen.asking(), view, draw)
     return teacher.run(view.only(teacher.needs | {Grant.UNLABELLED}).asking(), draw)

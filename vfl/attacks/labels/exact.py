@@ -1,4 +1,4 @@
-"""EXACT: chooses the class whose gradient through the label party's top equals the received one."""
+"""EXACT: chooses the class whose gradient through the label party's top is the received one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from vfl.core.registry import require_range
 
 
 class EXACT(Attack):
-    """Tries each class for each row, and takes the class whose gradient is nearest.
+    """Tries each class for each row, and takes the class with the nearest gradient.
 
     For a row's recorded cut h and each class c it computes the gradient of the cross-entropy of
-    top(h) with c. The score of c is minus the distance of this gradient from the received one. It
-    is a bound: The grant is counterfactual: a feature party does not have the label party's top.
-    The top is the final one, so the attack reads the last epochs. The attacking party must be the
-    only one that feeds the top.
+    top(h) with c. The score of class c is minus the distance between this gradient and the received
+    gradient. The result is an upper bound, because the grant of the label party's top is
+    counterfactual: no feature party has this top. The top has its final weights, so the attack
+    reads only the last epochs. The attacker must be the only party that feeds the top.
 
     Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
-    learning" (arXiv 2305.12997; before, "EXACT: extensive attack for split learning"). The source
-    also enumerates private columns of the label's owner; here only labels are enumerated.
+    learning" (arXiv 2305.12997; earlier title "EXACT: extensive attack for split learning"). The
+    paper also tries values of the label party's private columns; this class tries labels only.
 
     Args:
-        epochs: number of last epochs to read; distances are averaged.
+        epochs: number of last epochs to read; the attack averages their distances.
 
     >>> EXACT(epochs=2).goal
     'labels'
@@ -51,7 +51,7 @@ class EXACT(Attack):
         top = view.others_top().eval()
 
         def nearness(one: RecordedExchange) -> Tensor:
-            received = one.gradients * len(one.rows)  # the task's loss is a mean over the batch
+            received = one.gradients * len(one.rows)  # the task loss is a batch mean
             candidates = gradients_of_classes(top, one.cuts(), view.classes)
             distance: Tensor = (candidates - received[:, None]).norm(dim=2)
             return -distance
@@ -60,7 +60,7 @@ class EXACT(Attack):
 
 
 def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
-    """Return the gradient of each row's cross-entropy with every class.
+    """Return the gradients of each row's cross-entropy with every class, with respect to its cut.
 
     Args:
         top: function from cuts to logits, in evaluation mode.
@@ -68,7 +68,7 @@ def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
         classes: number of classes.
 
     Returns:
-        Axes (rows, classes, width).
+        Gradients, axes (rows, classes, width).
     """
     found = []
     for code in range(classes):

@@ -1,4 +1,4 @@
-"""Fine-tuning of both models on a few leaked labels; `classifiers` fine-tunes the top alone."""
+"""Fine-tuning of bottom and top on a few leaked labels; `classifiers` fine-tunes the top alone."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vfl.core.seeds import scoped
 
 
 class Unfreeze(Attack):
-    """Trains bottom and top together on the leaked rows, from the bottom's trained weights.
+    """Trains bottom and top together on the leaked rows, starting at the bottom's trained weights.
 
     A linear top starts at the class means of the bottom's outputs, other tops at random weights.
-    The bottom's output is used without noise and codec, which its owner can omit. Batch
-    normalisation keeps its statistics the statistics of the training: because those of a few leaked
-    rows are worse.
+    The attack reads the bottom's output without noise and codec, because the bottom's owner can
+    leave them out. Batch normalisation keeps the statistics of the victim's training, because
+    statistics of a few leaked rows are worse.
 
     Args:
-        steps: full-batch Adam steps.
-        learning_rate: their learning rate.
+        steps: number of Adam steps on all leaked rows.
+        learning_rate: Adam's learning rate.
 
     Raises:
         BadOptionError: an option is out of range.

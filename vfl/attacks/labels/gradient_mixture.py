@@ -1,4 +1,4 @@
-"""Labels from the gradients of all epochs: a mixture of classes, and a student on own columns."""
+"""Labels from the gradients of all epochs: a mixture of classes, and a student of columns."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 from vfl.defenses.components import principal
 
-#: Degrees of freedom of Student's law, for noise with heavy tails; None is normal.
+#: Degrees of freedom of the noise distribution: None is normal, a number is Student's t
+#: distribution with heavy tails.
 _TAILS = (None, 4.0)
-_LEAST = 1e-6  # share of a class
-_RIDGE = 1e-4  # of the mean variance
-_UNSURE = 0.1  # of the first guess, which the prior has
+_LEAST = 1e-6  # smallest share of a class
+_RIDGE = 1e-4  # relative to the mean variance
+_UNSURE = 0.1  # share of the prior in the first guess
 
 
 class GradientMixture(GradientAttack):
-    """Fits one mixture of classes to each row's gradients of all epochs.
+    """Fits one mixture of classes to the gradients of all rows in all epochs.
 
-    Noise that is drawn anew in every epoch averages out: n epochs leave 1/sqrt(n) of it. Gradients
-    of two classes are divided by the root mean square of their batch, for they shrink while a
-    network learns; those of more classes count by their directions. They are projected on the
-    principal directions of their means by row, one fewer than classes. Expectation maximisation
-    (Dempster, Laird and Rubin 1977) finds a mean of each class in each epoch, for the top moves,
-    and one spread around it; leaked rows keep their labels. They say which class is which; of two,
-    so do the side that the first gradients drift to and a regression on own columns. Noise may
-    be normal or heavy-tailed (Student's law, Peel and McLachlan 2000): that of the higher
-    likelihood counts, so that no label chooses. A student learns the posterior of all rows from the
-    attacker's own columns, and its answers are the prior of the rows in a second fit.
+    A defense's noise, drawn anew in every epoch, averages out: with n epochs, 1/sqrt(n) of it
+    remains. First the attack scales the gradients, which shrink while a network learns. With two
+    classes it divides them by the root mean square of their batch; with more classes it scales each
+    to length 1. Then it projects them on K - 1 principal directions for K classes.
+    Expectation-maximisation (Dempster, Laird and Rubin 1977) fits, in every epoch, one mean for
+    each class and a common spread; means change because the top changes. Leaked rows keep their
+    labels, which shows which class is which. With two classes, the mean of the first gradients and
+    a regression on the attacker's columns show this too. The attack fits normal and heavy-tailed
+    noise (Student's t distribution, Peel and McLachlan 2000), and keeps the fit with the higher
+    likelihood, which needs no labels. A student network learns the fitted class probabilities from
+    the attacker's columns. A second fit uses the student's outputs as priors of the rows.
 
-    Source: Li et al. 2022, "Label leakage and protection in two-party split learning", for the
-    directions of gradients of two classes.
+    Source: Li et al. 2022, "Label leakage and protection in two-party split learning", for the use
+    of gradient directions with two classes.
 
     Args:
-        epochs: number of epochs to read; 0 reads all.
-        rounds: rounds of expectation-maximisation in each of the two fits.
-        components: number of principal components of the columns that the student sees.
-        steps: Adam steps of the student model; 0 trains no student.
+        epochs: number of first epochs to read; 0 reads all.
+        rounds: number of expectation-maximisation rounds in the first fit; the second fit has half
+            as many.
+        components: number of principal components of the attacker's columns that the student reads.
+        steps: number of Adam steps of the student; 0 trains no student.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -73,7 +76,7 @@ class GradientMixture(GradientAttack):
             inputs = torch.cat([view.targets.inputs, leaked.inputs]).flatten(1)
             columns = components_of(inputs, self.components)
         points, seen, drift = _points(self.transcript(view), view.prior)
-        if not seen.any():  # no gradient at all: leaked rows teach the student
+        if not seen.any():  # without gradients, leaked rows alone teach the student
             found = prior.expand(rows + leaked.rows, -1)
         else:
             start = _first_guess(points, seen, known, view.prior.double(), columns, drift)
@@ -92,11 +95,11 @@ class GradientMixture(GradientAttack):
 
 
 def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return each row's gradients by epoch in a few dimensions, and a mask of rows with one.
+    """Return each row's projected gradients by epoch, a mask of rows with one, and a drift.
 
     Returns:
-        float64, axes (rows, epochs, dimensions), and bool, axes (rows, epochs); log odds that
-        class 1 of two has the higher points, see `by_shares`.
+        The points, float64, axes (rows, epochs, dimensions). The mask, bool, axes (rows, epochs).
+        The log odds that class 1 of two classes has the higher points, see `by_shares`.
     """
     classes = len(prior)
 
@@ -118,15 +121,18 @@ def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, 
 def _first_guess(
     points: Tensor, seen: Tensor, known: Tensor, prior: Tensor, columns: Tensor, drift: float
 ) -> Tensor:
-    """Shares of the classes by the nearest leaked rows; of two classes as many as the prior says.
+    """Return first class probabilities for the fit.
+
+    With two classes, the prior gives the number of rows in each. With more, each row gets the class
+    of the nearest mean of leaked rows.
 
     Args:
-        points: first result of `_points`.
-        seen: second result of `_points`.
-        known: codes of the last rows, one-hot, axes (leaked, classes).
-        prior: share of each class.
-        columns: the attacker's columns, or none, axes (rows, columns).
-        drift: third result of `_points`.
+        points: the points of `_points`.
+        seen: the mask of `_points`.
+        known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
+        prior: share of each class, axes (classes,).
+        columns: the attacker's columns, or no columns, axes (rows, columns).
+        drift: the log odds of `_points`.
     """
     if len(prior) == 2:
         above, there = (points.sum(1) / seen.sum(1, keepdim=True).clamp(min=1))[:, 0], seen.any(1)
@@ -143,16 +149,16 @@ def _first_guess(
 
 
 def nearness(points: Tensor, known: Tensor, rounds: int) -> Tensor:
-    """Return each row's nearness to each class's mean, axes (rows, classes): x m - m m / 2.
+    """Return each row's nearness x m - m m / 2 to each class's mean m, axes (rows, classes).
 
     >>> points = torch.tensor([[1.0], [-3.0], [2.0], [-2.0]])
     >>> nearness(points, torch.eye(2), rounds=0).argmax(1).tolist()
     [0, 1, 0, 1]
 
     Args:
-        points: axes (rows, dimensions).
-        known: codes of the last rows, one-hot, axes (leaked, classes).
-        rounds: number of k-means steps, which move the means to their nearest rows.
+        points: points of the rows, axes (rows, dimensions).
+        known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
+        rounds: number of k-means steps, in which each mean moves to the rows nearest to it.
     """
     classes, leaked = known.shape[1], points[-len(known) :]
     sums, counts = known.T @ leaked, known.sum(0)[:, None]
@@ -168,15 +174,15 @@ def nearness(points: Tensor, known: Tensor, rounds: int) -> Tensor:
 def fitted(
     points: Tensor, seen: Tensor, known: Tensor, prior: Tensor, start: Tensor, rounds: int
 ) -> Tensor:
-    """Logarithms of prior times likelihood under the mixture that fits best, axes (rows, classes).
+    """Return log(prior x likelihood) of each class, axes (rows, classes), for the best mixture.
 
     Args:
-        points: axes (rows, epochs, dimensions).
-        seen: whether a row has a point in an epoch, axes (rows, epochs).
-        known: codes of the last rows, one-hot, axes (leaked, classes).
-        prior: logarithms, axes (classes,) or (rows, classes).
-        start: shares of the classes to begin with, axes (rows, classes).
-        rounds: rounds of expectation-maximisation.
+        points: points of the rows, axes (rows, epochs, dimensions).
+        seen: mask of rows that have a point in an epoch, axes (rows, epochs).
+        known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
+        prior: log prior of each class, axes (classes,) or (rows, classes).
+        start: class probabilities at the start of the fit, axes (rows, classes).
+        rounds: number of expectation-maximisation rounds.
     """
     found: list[tuple[float, Tensor]] = []
     for tail in _TAILS:
@@ -193,7 +199,7 @@ def fitted(
 
 
 def densities(points: Tensor, shares: Tensor, tail: float | None) -> Tensor:
-    """Return log densities of points under classes with a common spread, axes (rows, classes).
+    """Return log densities of the points in each class, with a common spread; (rows, classes).
 
     >>> points = torch.tensor([[-1.0], [1.0]]).double()
     >>> shares = torch.eye(2).double() * 0.98 + 0.01
@@ -201,9 +207,9 @@ def densities(points: Tensor, shares: Tensor, tail: float | None) -> Tensor:
     [0, 1]
 
     Args:
-        points: axes (rows, dimensions).
+        points: points of the rows, axes (rows, dimensions).
         shares: posterior class probabilities of each row, axes (rows, classes).
-        tail: degrees of freedom of Student's law; None is normal.
+        tail: degrees of freedom of Student's t distribution; None is the normal distribution.
     """
     width, weights = points.shape[1], shares
     for _ in range(1 if tail is None else 2):

@@ -1,4 +1,4 @@
-"""Labels from gradients: by their norm, direction, similarity, training effect, and signs."""
+"""Labels from gradients: by norm, direction, similarity, a trained student, or signs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 
 _HIDDEN, _BATCH = 128, 256
-#: Below this probability a line continues the logarithm. A correction may make it negative, but the
-#: order of such rows is still informative.
+#: Below this probability, a straight line continues the logarithm. The correction can make a
+#: probability negative, but the order of such rows still carries information.
 _SMALL = 0.05
-_SHARES = 100.0  # leaked rows that quite unequal shares of classes are worth
+_SHARES = 100.0  # number of leaked rows whose evidence equals that of very unequal class shares
 
 
 class GradientAttack(Attack):
-    """An attack that reads the gradients of the first epochs of a training, or of all epochs.
+    """Base class of attacks that read the gradients of the first epochs, or of all epochs.
 
-    Without noise, early gradients reveal most: the gradient of a fitted row is small and depends
-    little on its label. With noise, every epoch adds information.
+    Without noise, early gradients reveal most, because the gradient of a row that the network has
+    fitted is small and depends little on its label. If gradients are noisy, each further epoch adds
+    information.
 
     Attributes:
-        uses: grants that the attack needs in addition to gradients.
-        fewest: smallest number of epochs that the attack must read; 0 means all epochs.
+        uses: grants that the attack needs besides gradients.
+        fewest: smallest allowed number of epochs; 0 also allows the value 0, which reads all
+            epochs.
 
     Args:
         epochs: number of epochs to read.
@@ -51,7 +53,7 @@ class GradientAttack(Attack):
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 
     def transcript(self, view: View) -> Transcript[RecordedExchange]:
-        """Return the messages of the epochs in use, for targets and leaked rows.
+        """Return the messages about targets and leaked rows in the epochs that the attack reads.
 
         Raises:
             DataError: the recording holds no training exchange.
@@ -70,15 +72,16 @@ def width_of(seen: Transcript[RecordedExchange]) -> int:
 
 
 def directions(one: RecordedExchange) -> Tensor:
-    """Return the gradients of an exchange, scaled to length 1; zero gradients stay zero."""
+    """Return the gradients of an exchange, each scaled to length 1; zero gradients stay zero."""
     return normalize(one.gradients, dim=1)
 
 
 class GradientNorm(GradientAttack):
     """Scores a row by the norm of its gradient relative to other rows of its batch.
 
-    A network has learned little about a rare class, so each of its rows has a larger loss. Several
-    epochs are averaged. The attack looks for the rarer class.
+    A network has learned little about a rare class, so rows of this class have larger losses and
+    gradients. The attack averages the scores over several epochs. A high score means the rarer
+    class.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
@@ -98,18 +101,18 @@ class GradientNorm(GradientAttack):
 
 
 def _loudness(one: RecordedExchange) -> Tensor:
-    """Return each row's norm divided by the mean of its batch, axes (rows, 1)."""
+    """Return each row's gradient norm divided by the mean norm of its batch, axes (rows, 1)."""
     norms: Tensor = one.gradients.norm(dim=1, keepdim=True)
     mean: Tensor = norms.mean().clamp(min=torch.finfo(norms.dtype).tiny)
     return norms / mean
 
 
 class GradientDirection(GradientAttack):
-    """Scores a row by the cosine between its gradient and those of leaked rows of the rarer class.
+    """Scores a row by the cosine of its gradient with those of leaked rows of the rarer class.
 
-    Gradients of one class have nearly the same direction, and those of the other class the opposite
-    one. Cosines are computed within an epoch, in which the top changes little, and averaged over
-    the epochs.
+    Gradients of rows of one class have nearly the same direction; gradients of the other class have
+    nearly the opposite direction. The attack compares gradients of the same epoch, in which the top
+    changes little, and averages the cosines over the epochs.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
@@ -143,13 +146,14 @@ class GradientDirection(GradientAttack):
 
 
 class GradientSimilarity(GradientAttack):
-    """Clusters rows by the cosine of their gradients, starting at the leaked rows of each class.
+    """Clusters rows by the cosine of their gradients; clusters start at each class's leaked rows.
 
-    Source: Liu et al. 2024, "Similarity-based label inference attack against training and
-    inference of split learning"; the centres then move as in k-means.
+    Source: Liu et al. 2024, "Similarity-based label inference attack against training and inference
+    of split learning". The cluster centres move as in k-means.
 
     Args:
-        epochs: number of epochs to read; the directions of a row in all of them are compared.
+        epochs: number of epochs to read; the attack compares a row's directions in all of these
+            epochs.
         rounds: number of updates of the centres.
 
     Raises:
@@ -167,9 +171,11 @@ class GradientSimilarity(GradientAttack):
         return self.clustered(view)[0][: view.targets.rows]
 
     def clustered(self, view: View) -> tuple[Tensor, Tensor]:
-        """Cosines to each class, axes (targets + leaked, classes), and which rows had a gradient.
+        """Return cosines to each class, axes (targets + leaked, classes), and a mask of rows.
 
-        A row with only zero gradients, or in no batch, has the same distance from every class.
+        The mask selects the rows that had a gradient other than zero.
+
+        A row with only zero gradients, or in no batch, has equal cosines to all classes.
         """
         rows, leaked = view.targets.rows, view.leaked
         found = self.transcript(view).by_epoch(directions).flatten(1)
@@ -184,21 +190,22 @@ class GradientSimilarity(GradientAttack):
 
 
 class GradientTeacher(GradientSimilarity):
-    """Trains a network on the attacker's columns with labels that gradients reveal for some rows.
+    """Trains a network on the attacker's columns, with labels that gradients reveal for some rows.
 
-    A defense may send gradients of few rows, or of labels that were randomised. The first leave
-    most rows to be guessed, by what the others look like; the second are wrong about single rows,
-    and right about all together. So the guesses of `gradient_similarity` are labels that a network
-    learns from the inputs; how often they are true follows from the shares of the classes among
-    them, and from leaked rows that had gradients. What the network believes is corrected for it
-    (Patrini et al. 2017, backward correction). Of a row with a gradient, both count. The side that
-    the first gradients drift to and leaked rows say which of two classes is which.
+    A defense may send gradients of few rows only, or gradients of randomised labels. With few rows,
+    the attack must guess most labels from the inputs. With randomised labels, single guesses may be
+    wrong, but together they still show the classes. So the attack trains a network on the inputs,
+    with the guesses of `gradient_similarity` as labels. It estimates the share of right guesses
+    from the class frequencies among them, and from the leaked rows that had gradients. This share
+    corrects the network's outputs (Patrini et al. 2017, backward correction). For a row with a
+    gradient, the answer combines the corrected output and the guess. With two classes, the mean of
+    the first gradients and the leaked rows show which class is which.
 
     Args:
         epochs: number of epochs to read.
         rounds: number of updates of the cluster centres.
-        components: number of principal components of the inputs that the network sees.
-        steps: number of Adam steps.
+        components: number of principal components of the inputs that the network reads.
+        steps: number of Adam steps of the network.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -223,10 +230,10 @@ class GradientTeacher(GradientSimilarity):
             guesses = self._upright(view, scores[:, 1] - scores[:, 0], has_gradient)
         known = has_gradient[:rows]
         right, weight = right_by_shares(guesses[:rows][known], view.prior.double())
-        # A row more of either kind, so that a few that agree are not taken for certainty.
+        # One right and one wrong row are added, so that a few right guesses do not mean certainty.
         agreed = (guesses[rows:] == truth)[has_gradient[rows:]].double()
         right = (agreed.sum() + 1 + weight * right) / (len(agreed) + 2 + weight)
-        right = right.clamp(min=1.1 / classes)  # guesses that are no better teach nothing anyway
+        right = right.clamp(min=1.1 / classes)  # avoids a division by nearly 0
         wrong = (1 - right) / (classes - 1)
         inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
         seen = components_of(inputs, self.components)
@@ -242,12 +249,12 @@ class GradientTeacher(GradientSimilarity):
         return (shares + answers.log()).float()
 
     def _upright(self, view: View, above: Tensor, has_gradient: Tensor) -> Tensor:
-        """Guesses of two classes, after the likelier of the two orders.
+        """Return guesses of two classes, in the more likely order of the classes.
 
         Args:
             view: the attacker's view.
-            above: similarity to class 1 less that to class 0, axes (rows,).
-            has_gradient: whether a row had a gradient, axes (rows,).
+            above: similarity to class 1 minus similarity to class 0, axes (rows,).
+            has_gradient: mask of rows that had a gradient, axes (rows,).
         """
         guesses, first = (above > 0).long(), self.transcript(view).first(1)
         sides = one_hot(guesses, 2).float()[has_gradient].T @ first.mean(directions)[has_gradient]
@@ -257,18 +264,21 @@ class GradientTeacher(GradientSimilarity):
 
 
 def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
-    """Share of right guesses where wrong ones are alike in all classes, and what it is worth.
+    """Estimate the share of right guesses from class frequencies, and the estimate's weight.
 
-    A class of share p is guessed with a share of p r + (1 - p)(1 - r)/(K - 1). Least squares over
-    the classes give r. Equal shares are no evidence.
+    The estimate assumes that all classes have the same share of wrong guesses.
+
+    With a share r of right guesses, a class of share p is guessed with frequency p r + (1 - p)(1 -
+    r)/(K - 1). Least squares over the K classes give r. If all classes have equal shares, the
+    frequencies are no evidence.
 
     >>> right, _ = right_by_shares(torch.tensor([1] * 26 + [0] * 74), torch.tensor([0.9, 0.1]))
     >>> round(float(right), 4)  # .1 * .8 + .9 * .2 is .26
     0.8
 
     Args:
-        guesses: codes, axes (rows,).
-        prior: share of each class.
+        guesses: guessed class codes, axes (rows,).
+        prior: share of each class, axes (classes,).
 
     Returns:
         The share of correct guesses, and the number of leaked rows that would give equal evidence.
@@ -284,7 +294,7 @@ def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
 
 
 def components_of(inputs: Tensor, count: int) -> Tensor:
-    """Return the first principal components, scaled to first variance 1; axes (rows, count)."""
+    """Return principal components, axes (rows, count), scaled to variance 1 of the first one."""
     centred, variances, axes = principal(inputs)
     kept = int((variances[:count] > 1e-9 * variances[0]).sum())
     return (centred @ axes[:, :kept] / variances[0].clamp_min(1e-12).sqrt()).float()
@@ -293,14 +303,14 @@ def components_of(inputs: Tensor, count: int) -> Tensor:
 def student(
     inputs: Tensor, labels: Tensor, classes: int, steps: int, draw: torch.Generator
 ) -> nn.Module:
-    """Train the attacker's own network, from columns to logits, on labels from gradients.
+    """Train the attacker's network from columns to logits, on labels inferred from gradients.
 
     Args:
-        inputs: axes (rows, features).
-        labels: int64 codes, axes (rows,), or shares of the classes, axes (rows, classes).
+        inputs: columns of the rows, axes (rows, features).
+        labels: class codes, int64, axes (rows,), or class probabilities, axes (rows, classes).
         classes: number of classes.
         steps: number of Adam steps.
-        draw: everything random comes from here.
+        draw: generator of all random numbers.
     """
     with scoped(key_of(draw)):
         hidden = nn.Linear(inputs.shape[1], _HIDDEN)
@@ -309,10 +319,10 @@ def student(
 
 
 class DirectLabel(GradientAttack):
-    """Reads the label as the class whose gradient entry is negative.
+    """Takes as label the class whose gradient entry is negative.
 
-    If cuts are summed and the sum is the output (`merge = "sum"`, `top = "identity"`), the gradient
-    of the cross-entropy is p - y, which is negative only at the true class.
+    If the sum of all cuts is the output (`merge = "sum"`, `top = "identity"`), the gradient of the
+    cross-entropy is p - y, which is negative only at the true class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
     federated learning"; Fu et al. 2022, "Label inference attacks against vertical federated

@@ -1,4 +1,4 @@
-"""MixMatch (Berthelot et al. 2019): training on labelled, unlabelled and mixed rows."""
+"""MixMatch (Berthelot et al. 2019): trains on labelled rows, unlabelled rows and their mixtures."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ def fit_mixmatch(
 ) -> None:
     """Train a network by MixMatch; the statistics of batch normalisation do not change.
 
-    As in Fu et al. 2022: a guessed label is the model's sharpened output for the row itself,
-    because no augmentation of a party's columns is known to preserve the class.
+    As in Fu et al. 2022: a guessed label is the model's sharpened output for the unchanged row,
+    because no known augmentation of a party's columns preserves the class.
 
     Args:
-        network: module that returns logits; it is trained in place and left in evaluation mode.
+        network: module that returns logits; the function trains it in place and leaves it in
+            evaluation mode.
         known: leaked rows.
         labels: their classes.
         further: rows without labels.
         classes: number of classes.
         steps: number of Adam steps.
-        learning_rate: its learning rate.
-        draw: everything random comes from here.
-        batch: leaked rows per step, drawn with replacement, and equally many unlabelled rows.
-        temperature: sharpening temperature: guessed probabilities are raised to the power of its
-            inverse (eq 7).
-        alpha: parameter of the Beta distribution from which the mixing share is drawn (eq 8).
+        learning_rate: Adam's learning rate.
+        draw: generator of all random numbers.
+        batch: number of leaked rows per step, drawn with replacement, and also the number of
+            unlabelled rows.
+        temperature: temperature of sharpening: the exponent of guessed probabilities is the inverse
+            of it (eq 7).
+        alpha: parameter of the Beta distribution from which the mixing weights are drawn (eq 8).
         weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
         optimizer: an optimiser to use instead of Adam over all weights.
     """
@@ -69,13 +71,13 @@ def fit_mixmatch(
 
 
 def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return each row mixed with a random other row; the row's own weight is larger (eq 8-11).
+    """Mix each row with a random other row; the row's own weight is the larger one (eq 8-11).
 
     Args:
-        inputs: axes (rows, ...).
-        wanted: class shares, axes (rows, classes).
-        alpha: parameter of the Beta distribution of the share. Share and partners are drawn from
-            torch's global generator.
+        inputs: inputs of the rows, axes (rows, ...).
+        wanted: target class probabilities, axes (rows, classes).
+        alpha: parameter of the Beta distribution of the mixing weight. The weight and the partners
+            come from torch's global generator.
     """
     share = float(torch.distributions.Beta(alpha, alpha).sample())
     share = max(share, 1 - share)
@@ -84,13 +86,13 @@ def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]
 
 
 def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) -> Tensor:
-    """Return the cross-entropy of the labelled rows and squared error of the others (eq 2-5).
+    """Return the cross-entropy of labelled rows plus squared error of the others (eq 2-5).
 
     Args:
         logits: axes (rows, classes).
-        wanted: class shares, axes (rows, classes).
-        labelled: number of rows with labels; these come first.
-        weight: weight of the unlabelled rows.
+        wanted: target class probabilities, axes (rows, classes).
+        labelled: number of labelled rows, which come first.
+        weight: weight of the unlabelled rows' squared error.
 
     >>> logits, wanted = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     >>> round(mixmatch_loss(logits, wanted, 1, 2.0).item(), 4)  # log 2 + 2 x 0.25

@@ -1,4 +1,4 @@
-"""Passive model completion: the bottom with a head of the attacker's own, trained by MixMatch."""
+"""Passive model completion: trains a head on the fixed bottom by MixMatch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from vfl.core.registry import require_range
 
 
 class ModelCompletion(Attack):
-    """Completes the trained bottom by an inference head, on leaked and unlabelled rows.
+    """Completes the trained bottom with a head, trained on leaked and unlabelled rows.
 
-    The head is a top of the known architecture; a linear one starts at the class means. Defaults
-    are those of the authors' program, except that the bottom is not trained: with few labels, mixed
-    inputs make it worse.
+    The head is a top of the known architecture; a linear head starts at the class means. Default
+    values are those of the authors' code, except that the bottom stays fixed: with few labels,
+    training on mixed inputs makes the bottom worse.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (passive
-    model completion); training by Berthelot et al. 2019.
+    model completion); the training follows Berthelot et al. 2019.
 
     Args:
         steps: Adam steps.
         learning_rate: learning rate of the head.
-        batch: leaked rows per step, drawn with replacement, and equally many unlabelled rows.
-        temperature: below 1 makes guessed labels surer: they are raised to the power of its
-            inverse (eq 7).
-        alpha: parameter of the Beta distribution from which the mixing share is drawn (eq 8).
+        batch: number of leaked rows per step, drawn with replacement, and also the number of
+            unlabelled rows.
+        temperature: temperature of sharpening; below 1, guessed labels become more certain. The
+            exponent of guessed probabilities is the inverse of it (eq 7).
+        alpha: parameter of the Beta distribution from which the mixing weights are drawn (eq 8).
         weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
         bottom_learning_rate: learning rate of the bottom; 0 trains the head alone.
 

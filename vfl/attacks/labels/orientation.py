@@ -1,4 +1,4 @@
-"""The order of two classes along a score: the evidence of leaked rows and of class shares."""
+"""Evidence on which of two classes has the higher scores: leaked rows and class shares."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from torch import Tensor
 
 from vfl.attacks.transcript import RecordedExchange, Transcript
 
-_EARLY = 10  # exchanges from the first, in which a new network still learns the classes' shares
+_EARLY = 10  # first exchanges, before a network knows the class shares
 _DISTANCE = 1.0  # prior deviation of the distance between classes, in deviations of a score
-_FIRST = 0.1  # deviation of a new network's mean probability from 1/2
-_DRIFT = 10.0  # prior variance of a drift, in variances of its estimate
-_ODDS = 4.0  # prior odds of a drift against none
-_OTHER = 0.02  # share of drifts that have another reason
+_FIRST = 0.1  # deviation from 1/2 of a new network's mean probability
+_DRIFT = 10.0  # prior variance of a drift, relative to its estimate's variance
+_ODDS = 4.0  # prior odds that a drift exists
+_OTHER = 0.02  # share of drifts with another cause
 _CERTAIN = 1e-6
 _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-2, 13))
 _NORMAL = NormalDist()
 
 
 def is_upward(parts: Sequence[Tensor], labels: Tensor, *further: float) -> bool:
-    """Return whether the rows of class 1 probably have the higher scores.
+    """Return whether rows of class 1 probably have higher scores than rows of class 0.
 
     Args:
-        parts: independent parts of the scores, leaked rows last; NaN where a row has none.
-        labels: codes of the leaked rows.
-        further: other evidence, as log odds.
+        parts: independent components of the scores, each with leaked rows last; NaN for a row
+            without a score.
+        labels: class codes of the leaked rows.
+        further: further evidence, as log odds that class 1 has the higher scores.
     """
     return sum(by_leaked(part, labels) for part in parts) + sum(further) >= 0
 
 
 def by_leaked(scores: Tensor, labels: Tensor) -> float:
-    """Log odds that class 1 has the higher scores, by the means of leaked rows.
+    """Return log odds that class 1 has the higher scores, from the mean scores of leaked rows.
 
-    The scores have one deviation in both classes. The distance between the classes is normal with
-    mean 0 a priori.
+    The model assumes that the scores have the same deviation in both classes. The prior of the
+    distance between the classes' means is normal with mean 0.
 
     >>> scores = torch.tensor([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     >>> round(by_leaked(scores, torch.tensor([0, 1])), 2), by_leaked(scores, torch.tensor([0, 0]))
     (1.34, 0.0)
 
     Args:
-        scores: axes (rows,), leaked rows last; NaN where a row has none.
-        labels: codes of the leaked rows.
+        scores: scores, axes (rows,), leaked rows last; NaN for a row without a score.
+        labels: class codes of the leaked rows.
     """
     known = scores[len(scores) - len(labels) :]
     sides = [known[(labels == code) & known.isfinite()] for code in (0, 1)]
@@ -64,17 +65,18 @@ def by_shares(
     axis: Tensor,
     share: float,
 ) -> float:
-    """Log odds that class 1 has the higher values along an axis, by the first gradients.
+    """Return log odds that class 1 has the higher values along an axis, from first gradients.
 
-    The gradient of a cross-entropy is (probability less label) times a direction. A new network
-    gives class 1 a probability near 1/2. So the mean of its first gradients lies on the side of the
-    more frequent class, until the network has learned the shares. A mean over whole batches has
-    little of the noise of single rows. Four of five trainings drift a priori. Shares of 1/2 are no
-    evidence.
+    The gradient of a cross-entropy is (predicted probability - label) times a direction. A new
+    network predicts a probability near 1/2 for class 1. So the mean of its first gradients points
+    to the side of the more frequent class, until the network has learned the class shares. A mean
+    over whole batches contains little noise of single rows. The prior assumes such a drift in four
+    of five trainings. With class shares of 1/2, the mean is no evidence.
 
     Args:
-        seen: messages of a training from its first exchange on.
-        value: returns gradients in the units of the axis, axes (rows of the message, width).
+        seen: messages of a training, starting with its first exchange.
+        value: function that returns a message's gradients in the units of the axis, axes (rows of
+            the message, width).
         axis: axes (width,).
         share: share of class 1.
     """
@@ -87,7 +89,7 @@ def by_shares(
         return 0.0
     drift = float(means.mean()) / error
     exponent = min(drift**2 * _DRIFT / (1 + _DRIFT) / 2, 700.0)
-    odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # with the Bayes factor
+    odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # updated by the Bayes factor
     exists = (1 - _OTHER) * odds / (1 + odds)
     learns = 2 * _NORMAL.cdf((share - 0.5) / _FIRST) - 1
     return _log_odds((1 + exists * learns * (2 * _NORMAL.cdf(drift) - 1)) / 2)
@@ -99,7 +101,9 @@ def _log_odds(chance: float) -> float:
 
 
 def ridge(inputs: Tensor, wanted: Tensor) -> Tensor:
-    """Ridge regression; generalised cross-validation chooses the penalty (Golub et al. 1979).
+    """Return ridge regression slopes; generalised cross-validation chooses the penalty.
+
+    Source: Golub et al. 1979.
 
     >>> ridge(torch.eye(3).double() * 100, torch.tensor([[100.0], [0], [0]]).double()).round()
     tensor([[1.],
@@ -107,8 +111,8 @@ def ridge(inputs: Tensor, wanted: Tensor) -> Tensor:
             [0.]], dtype=torch.float64)
 
     Args:
-        inputs: float64, axes (rows, columns).
-        wanted: float64, axes (rows, dimensions).
+        inputs: inputs, float64, axes (rows, columns).
+        wanted: target values, float64, axes (rows, dimensions).
 
     Returns:
         Slopes, axes (columns, dimensions).

@@ -1,4 +1,4 @@
-"""The principal direction of the cut, as a score of the rare class."""
+"""The principal direction of the cut as a score of the rarer class."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from vfl.defenses.components import principal
 
 
 class Principal(EmbeddingAttack):
-    """The spectral attack of Sun et al.: each target's projection on the first principal direction.
+    """The spectral attack of Sun et al.: projects each cut on the first principal direction.
 
-    In a binary task the top separates the classes, so the cut varies most in this direction. The
-    longer tail is assumed to be the rarer class, which the attack looks for.
+    In a task with two classes, the top separates the classes, so the cut varies most along this
+    direction. The attack assumes that the longer tail of the projections is the rarer class, and
+    gives this tail high scores.
 
     Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
-    federated learning" (after Tran et al. 2018). `spectral` is another attack, which clusters.
+    federated learning" (following Tran et al. 2018). The attack `spectral` is another one: it
+    clusters.
 
     Args:
-        at: the layer it reads.
+        at: the layer that the attack reads.
     """
 
     goal = "scores"

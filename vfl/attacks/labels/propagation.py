@@ -1,4 +1,4 @@
-"""Label propagation over a graph of nearest rows."""
+"""Label propagation over a graph of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from vfl.core.registry import require_range
 
 _Found = tuple[np.ndarray, np.ndarray]
 
-#: Nearest neighbours of rows that do not depend on the leak; attacks on one layer share them.
+#: Nearest neighbours of rows that do not depend on the leaked rows; attacks on the same layer share
+#: this cache.
 _KEPT: dict[tuple[bytes, int, int], _Found] = {}
 _KEPT_MOST = 24
-_LEAST = 1e-12  # of a score, before its logarithm
+_LEAST = 1e-12  # smallest score, before its logarithm
 
 
 def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr_array:
-    """Return D^-1/2 W D^-1/2 of the nearest-neighbour graph; float64, axes (rows, rows).
+    """Return D^-1/2 W D^-1/2 of a nearest-neighbour graph with edge weights W; (rows, rows).
 
     Two rows have an edge if one is among the nearest neighbours of the other. The edge's weight is
     exp(-|x - x'|^2 / (s s')), where s is a row's distance to its furthest neighbour (Zelnik-Manor
     and Perona 2004).
 
     Args:
-        rows: axes (rows, features).
-        neighbours: number of neighbours of each row, at most all other rows.
-        known: number of leaked rows, which come first. Neighbours of the others are cached for the
-            next leak.
+        rows: features of the rows, axes (rows, features).
+        neighbours: number of neighbours of each row; at most all other rows.
+        known: number of leaked rows, which come first. The function caches the neighbours of the
+            other rows for the next choice of leaked rows.
     """
     count = min(neighbours, len(rows) - 1)
     distance, near = _nearest(np.ascontiguousarray(rows.numpy()), count, known)
@@ -46,13 +47,14 @@ def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr
         (weights.ravel().astype(np.float64), near.ravel(), starts), shape=(len(rows), len(rows))
     )
     graph = graph.maximum(graph.T)
-    # A row whose neighbours are all copies of each other has only zero edges, and stays alone.
+    # If all neighbours of a row are copies of each other, all edges of the row are zero and it gets
+    # no label from others.
     root = sparse.diags_array(1 / np.sqrt(np.maximum(graph.sum(axis=1), np.finfo(float).tiny)))
     return sparse.csr_array(root @ graph @ root)
 
 
 def _nearest(rows: np.ndarray, count: int, known: int) -> _Found:
-    """Return distances and positions of each row's nearest others, axes (rows, count)."""
+    """Return distances and positions of each row's nearest other rows, axes (rows, count)."""
     leaked, others = rows[:known], rows[known:]
     if not known or not len(others):
         return _among(rows, count)
@@ -66,7 +68,7 @@ def _nearest(rows: np.ndarray, count: int, known: int) -> _Found:
 
 def _merged(parts: list[_Found], count: int) -> _Found:
     distance, near = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
-    order = np.lexsort((near, distance), axis=1)[:, :count]  # of equals the first row
+    order = np.lexsort((near, distance), axis=1)[:, :count]  # the first one of equal rows
     return np.take_along_axis(distance, order, 1), np.take_along_axis(near, order, 1)
 
 
@@ -81,12 +83,12 @@ def _among_kept(rows: np.ndarray, count: int) -> _Found:
 
 
 def forget_neighbours() -> None:
-    """Delete cached neighbours of the last rows, so that the next attack's time is comparable."""
+    """Delete the cached neighbours, so that the next attack's running time is comparable."""
     _KEPT.clear()
 
 
 def _among(rows: np.ndarray, count: int, of: np.ndarray | None = None) -> _Found:
-    """Find the nearest rows of each row of the same or another group; fewer in a small group."""
+    """Find each row's nearest rows in the same or in another group; fewer if the group is small."""
     from sklearn.neighbors import NearestNeighbors
 
     count, asked = min(count, len(rows) - (of is None)), rows if of is None else of
@@ -105,14 +107,14 @@ def propagate(
     spread: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Return (I - spread S)^-1 Y over the graph S of all rows; float32, axes (rows, classes).
+    """Return (I - spread S)^-1 Y with the graph S of all rows and labels Y; (rows, classes).
 
     Args:
-        rows: axes (rows, features); those with a known label first.
-        labels: labels of the first rows, int64.
+        rows: features of the rows, axes (rows, features); rows with a known label come first.
+        labels: labels of these first rows, int64.
         classes: number of classes.
         neighbours: number of neighbours of each row in the graph.
-        spread: 0 to below 1.
+        spread: weight of a row's neighbours, from 0 to below 1.
         weights: weight of each known label; None gives all the same weight.
     """
     graph = neighbour_graph(rows, neighbours, len(labels))
@@ -128,14 +130,15 @@ def propagate(
 class LabelPropagation(Composed):
     """Spreads the leaked labels over a graph of leaked, unlabelled and target rows.
 
-    It needs no classifier, only that neighbours share a class: With ``at=inputs`` it is the
-    strongest baseline without the bottom. With ``at=cut+inputs`` neighbours are near by both.
+    It needs no classifier; it assumes that neighbours share a class. With ``at=inputs`` it is the
+    strongest baseline without the bottom. With ``at=cut+inputs``, distances between rows combine
+    cuts and inputs.
 
-    Source: Zhou et al. 2004 (local and global consistency), its closed form.
+    Source: Zhou et al. 2004 (local and global consistency), in closed form.
 
     Args:
         neighbours: number of neighbours of each row in the graph.
-        spread: weight of a row's neighbours, 0 to below 1 (alpha).
+        spread: weight of a row's neighbours, from 0 to below 1 (alpha in the paper).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -168,14 +171,14 @@ class LabelPropagation(Composed):
 
 
 class JoinedPropagation(LabelPropagation):
-    """`LabelPropagation` over neighbours in the inputs and in a layer together.
+    """`LabelPropagation` with distances that combine the inputs and another layer.
 
-    With inputs alone, the result is the one that anyone with the inputs can get. A layer that is
-    read worse than those may still separate classes that the inputs do not.
+    With inputs alone, the attack reaches what anyone with the inputs can reach. A layer that alone
+    gives worse guesses than the inputs may still separate classes that the inputs do not separate.
 
     Args:
         at: the layer that is joined with the inputs.
-        share: share of the layer in a mean squared distance, 0 to 1 (`mix` of `Composed`).
+        share: share of the layer in the mean squared distance, 0 to 1 (`mix` of `Composed`).
         options: options of `LabelPropagation`.
 
     Raises:

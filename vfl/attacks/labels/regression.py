@@ -1,4 +1,4 @@
-"""Label inference for numeric labels: regresses the leaked labels on the attacker's evidence."""
+"""Label inference for numeric labels: regresses leaked labels on the attacker's evidence."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _STEPS, _LEARNING_RATE = 300, 1e-3
 
 
 class Regression(EmbeddingAttack):
-    """Predicts the label of each target from the leaked rows, by least squares or their neighbours.
+    """Predicts the label of each target from the leaked rows, by regression or nearest neighbours.
 
-    Leaked labels are centred and divided by their deviation first. With a single label, or if all
-    are equal, it predicts that number for every row.
+    First it centres the leaked labels and divides them by their standard deviation. With a single
+    leaked label, or if all are equal, it predicts this number for every row.
 
     Sources: Hoerl and Kennard 1970 (ridge), Saunders et al. 1998 (kernel), Dudani 1976 (votes
     weighted by distance).
 
     Args:
-        at: the layer; see `features`. "gradients" reads a recorded training, in which the gradient
-            of a squared error is the error times a row of the top.
-        learner: "ridge": linear; "kernel": ridge regression with kernel exp(-|x - x'|^2 / (d v)), d
-            features with variance v over the leaked rows; "neighbours": the mean of the five
-            nearest, each weighing the inverse of its distance; "scratch": an untrained bottom and
-            top learn the leaked rows, whatever `at` says, which is the attacker without a model.
-        scaler: see `scale_by`; fitted on unlabelled rows.
-        strength: inverse weight of the squared penalty of "ridge" and "kernel".
+        at: the layer that the attack reads; see `features`. "gradients" reads a recorded training.
+            There the gradient of a squared error is the error times a row of the top's weights.
+        learner: "ridge": linear ridge regression. "kernel": ridge regression with kernel exp(-|x -
+            x'|^2 / (d v)), for d features with variance v over the leaked rows. "neighbours": the
+            mean of the five nearest leaked rows, weighted by inverse distance. "scratch": an
+            untrained bottom and top learn the leaked rows from the inputs, whatever `at` is; this
+            is the baseline without the trained model.
+        scaler: scaling of the features, fitted on the unlabelled rows; see `scale_by`.
+        strength: inverse weight of the squared penalty, for "ridge" and "kernel".
 
     Raises:
         BadOptionError: an option is out of range.
@@ -89,16 +90,17 @@ class Regression(EmbeddingAttack):
 def predicted(
     known: Tensor, wanted: Tensor, asked: Tensor, learner: Learner = "ridge", strength: float = 1.0
 ) -> Tensor:
-    """Numbers of rows by those of known rows, axes (asked,), or (asked, numbers) of several each.
+    """Predict numbers of new rows from rows with known numbers; (asked,), or (asked, numbers).
 
     >>> rows = torch.tensor([[-1.0], [0.0], [1.0]])
     >>> predicted(rows, rows[:, 0], torch.tensor([[2.0]]), strength=1e6).round(decimals=3)
     tensor([2.])
 
     Args:
-        known: axes (rows, features).
-        wanted: their numbers, mean 0, axes (rows,) or (rows, numbers).
-        asked: axes (asked, features).
+        known: features of the rows with known numbers, axes (rows, features).
+        wanted: the known numbers, with mean 0, axes (rows,), or (rows, numbers) for several numbers
+            per row.
+        asked: features of the new rows, axes (asked, features).
         learner: "ridge", "kernel" or "neighbours"; see `Regression`.
         strength: inverse weight of the squared penalty.
     """

@@ -1,4 +1,4 @@
-"""The baseline as an attack: the same architecture, trained without the bottom."""
+"""The baseline as an attack: trains the same architecture without the trained bottom."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from vfl.attacks.labels.self_training import leaked_of_each, most_confident
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
-_BATCH = 128  # batch size for trainings on thousands of rows, where small batches are as good
+_BATCH = 128  # batch size of trainings on thousands of rows
 
 
 class Scratch(Attack):
-    """Trains an untrained bottom and top on the leaked rows: a baseline for the rows alone.
+    """Trains an untrained bottom and top on the leaked rows: a baseline without the trained model.
 
-    An attack with no better result has gained nothing from the trained bottom (thesis eq 4-2).
+    An attack that does not do better has gained nothing from the trained bottom (thesis eq 4-2).
 
     Args:
         steps: Adam steps.
-        learning_rate: their learning rate.
-        unlabelled: further trainings, `rounds` times: on leaked rows with weight two, and on every
-            fourth guess of the more confident half of the unlabelled rows.
-        rounds: see `unlabelled`.
+        learning_rate: Adam's learning rate.
+        unlabelled: whether to train `rounds` more times: on the leaked rows with weight two, and on
+            every fourth guess among the more confident half of the unlabelled rows.
+        rounds: number of these further trainings.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -50,7 +50,7 @@ class Scratch(Attack):
         return through(self.trained(view, draw), view.targets.inputs)
 
     def trained(self, view: View, draw: torch.Generator) -> nn.Module:
-        """Train and return the network from inputs to class scores."""
+        """Train a network from inputs to class scores, and return it."""
         inputs, labels = view.leaked.inputs, view.leaked.labels
         network = fit(untrained(view, draw), inputs, labels, self.steps, self.learning_rate, draw)
         for _ in range(self.rounds):

@@ -17,26 +17,27 @@ from vfl.core.errors import NonFiniteError
 from vfl.core.seeds import scoped
 from vfl.models.optimizers import descend
 
-_SETTLING = 10  # exchanges for the start of the surrogate before the replay
+_SETTLING = 10  # exchanges on which surrogates are compared
 _BALANCING = 5
 
 
 class Surrogate(GradientAttack):
-    """Replays the training with a surrogate top and soft labels to match the received gradients.
+    """Replays the training with a surrogate top and soft labels to match received gradients.
 
-    For each exchange it minimises the squared distance between the surrogate's gradient at the
-    recorded cut and the recorded gradient (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi 2021).
-    Given the top, the best soft labels follow in closed form from the distances of all classes, so
-    only the top is trained; they have the known share of each class, like ExPLoit's regularisation
-    by the prior. The exchanges are replayed in order, because the victim's top changes too. Classes
-    with equal shares can be exchanged without changing a gradient, so the results are clusters.
+    For each exchange it minimises the squared distance between two gradients at the recorded cut:
+    the surrogate's gradient and the recorded one (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi
+    2021). For a given top, the best soft labels follow in closed form from each row's distances for
+    all classes, so the attack trains only the top. The soft labels have the known class shares on
+    average, like ExPLoit's regularisation by the prior. The attack replays the exchanges in order,
+    because the victim's top changes too. If classes with equal shares are exchanged, no gradient
+    changes. So the attack returns clusters, not classes.
 
     Args:
         epochs: number of epochs to replay.
-        starts: number of random surrogates; the one that matches the first exchanges best is
-            trained further.
-        steps: Adam steps an exchange.
-        learning_rate: their learning rate.
+        starts: number of random surrogates; the attack continues with the one that matches the
+            first exchanges best.
+        steps: number of Adam steps for each exchange.
+        learning_rate: Adam's learning rate.
         temperature: temperature of the soft labels, in units of the mean squared gradient.
 
     Raises:
@@ -82,7 +83,7 @@ class Surrogate(GradientAttack):
     def _settled(
         self, view: View, exchanges: Sequence[RecordedExchange]
     ) -> tuple[nn.Module, Optimizer]:
-        """Fit a surrogate to these exchanges; return it and its optimiser."""
+        """Fit a surrogate to some exchanges; return the surrogate and its optimiser."""
         found: list[tuple[float, nn.Module, Optimizer]] = []
         for _ in range(self.starts):
             top = view.new_top(exchanges[0].gradients.shape[1])
@@ -97,9 +98,9 @@ class Surrogate(GradientAttack):
     def _follow(
         self, top: nn.Module, optimizer: Optimizer, one: RecordedExchange, prior: Tensor
     ) -> Tensor:
-        """Train some steps on one exchange; return its rows' distances, axes (rows, classes)."""
-        wanted = one.gradients * len(one.rows)  # the loss that was sent is a mean over the rows
-        sent = wanted != 0  # a sparse codec sends no values for the others
+        """Train for some steps on one exchange; return distances of axes (rows, classes)."""
+        wanted = one.gradients * len(one.rows)  # the sent loss is a batch mean
+        sent = wanted != 0  # zeros were not sent by a sparse codec
         cuts = one.cuts()
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
         for _ in range(self.steps):
@@ -111,10 +112,10 @@ class Surrogate(GradientAttack):
 
 
 def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
-    """Return the gradient of each row's cross-entropy by its cut, for every possible class.
+    """Return the gradient of each row's cross-entropy with each class, with respect to its cut.
 
     Returns:
-        Axes (rows, classes, width), with a graph to the top's weights.
+        Gradients, axes (rows, classes, width), with an autograd graph to the top's weights.
     """
     cuts = cuts.detach().requires_grad_()
     logits = top(cuts)
@@ -130,7 +131,7 @@ def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
 
 
 def balanced(scores: Tensor, prior: Tensor) -> Tensor:
-    """Return soft labels whose mean over the rows is close to the prior; axes (rows, classes).
+    """Return soft labels, axes (rows, classes), whose mean over the rows is close to the prior.
 
     >>> balanced(torch.tensor([[3.0, 0.0], [2.0, 0.0]]), torch.tensor([0.5, 0.5])).argmax(1)
     tensor([0, 1])

@@ -1,1 +1,1 @@
-"""Membership inference: whether a row was trained on."""
+"""Membership inference: whether a row was among the training rows."""

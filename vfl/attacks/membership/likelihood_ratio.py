@@ -1,4 +1,4 @@
-"""Membership by likelihood ratio: less surprised than networks that never saw the row."""
+"""Membership by likelihood ratio: compares the victim with networks not trained on the row."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from vfl.attacks.view import Grant, View
 from vfl.core.errors import TooFewRowsError
 from vfl.core.registry import require_range
 
-#: Rows of which a random half are still two.
+#: Fewest labelled rows: half of them are still two rows.
 _LEAST = 4
 
 
 class LikelihoodRatio(Attack):
-    """LiRA offline and light: compares the victim with shadow networks not trained on a row.
+    """LiRA, offline and light: compares the victim with shadow networks not trained on the row.
 
     Each shadow is trained on a random half of the attacker's own labelled rows. A row's score is
-    the victim's scaled confidence in its label minus the shadows' mean, in units of the shadows'
-    spread. With few shadows, all rows share one spread.
+    the victim's scaled confidence in the row's label, minus the shadows' mean confidence, in units
+    of the shadows' spread. All rows share one spread, because a few shadows cannot estimate it for
+    each row.
 
-    Source: Carlini et al. 2022, "Membership inference attacks from first principles" (LiRA
-    offline, with a global variance, on scaled confidences).
+    Source: Carlini et al. 2022, "Membership inference attacks from first principles" (offline LiRA,
+    with a global variance, on scaled confidences).
 
     Args:
         shadows: number of shadow networks.
-        steps: full-batch Adam steps of each.
-        learning_rate: their learning rate.
+        steps: number of full-batch Adam steps for each shadow.
+        learning_rate: Adam's learning rate.
 
     Raises:
-        BadOptionError: an option is out of range; fewer than two shadows have no spread.
-        TooFewRowsError: there are too few labelled rows to train a shadow.
+        BadOptionError: an option is out of range; `shadows` must be at least two, because one
+            shadow has no spread.
+        TooFewRowsError: the attacker has too few labelled rows to train a shadow.
     """
 
     goal = "scores"
@@ -77,7 +79,7 @@ class LikelihoodRatio(Attack):
 
 
 def scaled_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) of each row's own label, axes (rows,).
+    """Return log(p / (1 - p)) for the probability p of each row's label, axes (rows,).
 
     Args:
         outputs: logits, axes (rows, classes).

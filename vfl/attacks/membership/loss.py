@@ -14,8 +14,8 @@ class Membership(Attack):
     """Scores a row by its negative cross-entropy; members have higher scores.
 
     Source: Yeom et al. 2018, "Privacy risk in machine learning: analyzing the connection to
-    overfitting" (the attack on the loss). A threshold would be the only addition, and no score
-    needs one.
+    overfitting" (the attack on the loss). The paper's attack also chooses a threshold, which our
+    scores do not need.
     """
 
     goal = "scores"
