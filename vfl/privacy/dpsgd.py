@@ -24,7 +24,7 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: What a clip norm bounds: the gradient of all weights of the model together, or of each layer
+#: Scope of a clip norm: the gradient of all weights of the model together, or of each layer
 #: separately.
 Group = Literal["half", "layer"]
 #: Learning rate by which a clip norm moves towards a quantile (Andrew et al. 2021, section 3.1).

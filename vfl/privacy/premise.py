@@ -68,10 +68,10 @@ def prove(
 ) -> None:
     """Refuse a model that mixes the rows of a batch; the test leaves the model unchanged.
 
-    If the rules for layers gave the true row gradients for batches of every tested size, the
-    clipper uses these rules from then on. Otherwise it uses one backward pass per row, for example
-    for weights that a function also uses outside their layer, or for layers whose axis 0 is the
-    steps of a sequence.
+    If the rules for layers give the true row gradients at every tested batch size, the clipper uses
+    them afterwards. Otherwise it uses one backward pass per row. This happens, for example, with
+    weights that a function also uses outside their layer, or with layers whose axis 0 is the steps
+    of a sequence.
 
     Args:
         clipper: clipper of the model's gradients.

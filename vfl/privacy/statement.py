@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 
 from vfl.core.errors import PrivacyError
 
-#: What differs between two neighbouring data sets: one label, one record or one client.
+#: The unit in which two neighbouring data sets differ: one label, one record or one client.
 Unit = Literal["", "label", "record", "client"]
-#: How two neighbouring data sets differ: by the value of a record, or by its presence.
+#: Relation of two neighbouring data sets: they differ by the value or by the presence of a record.
 Relation = Literal["", "replace", "add or remove"]
 #: Adversaries, from the strongest to the weakest.
 Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
-#: What one epsilon covers.
+#: The span of time that one epsilon covers.
 Span = Literal["exchange", "epoch", "training"]
 
 #: Removal of a record when the number of rows is public, known as zero-out (Kairouz et al. 2021).
@@ -34,7 +34,7 @@ class PrivacyStatement:
         against: the attacker from whom the mechanism protects, in one sentence.
         epsilon, delta: parameters of differential privacy for one `unit`; None without a guarantee.
         unit: "label", "record" or "client"; empty without a guarantee.
-        per: what one epsilon covers: one "exchange", one "epoch" or the whole "training".
+        per: the span that one epsilon covers: one "exchange", one "epoch" or the whole "training".
         relation: "replace" or "add or remove"; empty without a guarantee.
         adversary: the strongest adversary that the guarantee covers; a "partner" sees messages
             about single rows, an "outsider" sees only the results of a training.

@@ -1,13 +1,13 @@
-"""Remote and shared tensors: torch code on values that this process does not have.
+"""Remote and shared tensors: run torch code on values that this process does not have.
 
     alice, bob, carol = vfl.tensors.virtual("alice", "bob", "carol")
     pointer = vfl.tensors.send(x, alice)
     shared = vfl.tensors.fix_precision(x).share(alice, bob, dealer=carol)
 
-Ordinary torch code runs on both. After `hook()`, tensors and modules have `send` and similar
-methods. Workers of `virtual` are in this process and protect no secret; workers of a `Pool` are
-other processes; a `Party` runs one program together with others. docs/tensors.md describes the
-protection of each.
+Ordinary torch code runs on both kinds of tensors. After `hook()`, torch's tensors and modules have
+the methods `send`, `share` and similar ones. Workers made by `virtual` are in this process and
+protect no secret; workers of a `Pool` are other processes; a `Party` runs the same program as all
+other parties. docs/tensors.md describes what each of these protects.
 
 Shares support:
 

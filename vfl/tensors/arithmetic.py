@@ -1,13 +1,13 @@
-"""Arithmetic of fixed-precision tensors: moves, sums, products, comparisons, choices.
+"""Arithmetic of fixed-precision tensors: reshaping, sums, products, comparisons, selection.
 
 Every function takes and returns `FixedPrecisionTensor`, with gradients, and discloses no value.
-Costs on shares of two holders without MACs, where a round is one message in each direction:
+Rounds on shares of two holders without MACs; a round is one message in each direction:
 
-moves, sums            no message;
-product                one round; one more to divide a factor that is a product itself;
-product with a number  no round, or that division;
-sign, comparison       five rounds;
-leading one            eight rounds.
+moves, sums            no message
+product                one round; one more to divide a factor that is a product
+product with a number  no round, or one to divide such a factor
+sign, comparison       five rounds
+leading one            eight rounds
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from vfl.tensors.fixed import FixedPrecisionTensor, Vjp, public
 from vfl.tensors.shares import Here, Ring
 
 FP: TypeAlias = FixedPrecisionTensor
-#: Fraction bits that a product may have beyond twice the precision.
+#: Fraction bits that a product may have in addition to twice the precision.
 _SLACK = 4
-#: Bits before the point that values may have, and the element's total number of bits.
+#: Bits before the point that values may have, and total number of bits of a ring element.
 MOST_BITS, ROOM_BITS = 26, 62
-#: Leading bits used of a small factor if the result keeps its fraction, and the bound for "small".
+#: Number of leading bits used of a small factor if the result keeps its fraction bits, and the
+#: largest factor that counts as small.
 _SHORT_BITS, _SMALL = 8, 1 / 8
 
 
 def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return a tensor over a ring; its gradient goes to the operands on the tape."""
+    """Return a tensor with this ring representation; gradients go to the operands on the tape."""
     found = FP(child, bits, like.precision)
     if torch.is_grad_enabled():
         found._tape = tuple(each for each in tape if each[0].requires_grad)
@@ -43,34 +44,34 @@ def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
 
 
 def with_gradient(value: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return the same elements with a separate gradient."""
+    """Return the same ring elements with gradients to other operands."""
     return made(value.child, value.bits, value, *tape)
 
 
 def mapped(a: FP, vjp: Vjp, name: str, *parameters: Any) -> FP:
-    """Apply a linear map of `vfl.tensors.shares.LINEAR`."""
+    """Apply a linear map, which a name in `vfl.tensors.shares.LINEAR` selects."""
     return made(a.child.linear(name, *parameters), a.bits, a, (a, vjp))
 
 
 def number(value: float, like: FP) -> FP:
-    """Encode a public number."""
+    """Encode a public number as a fixed-precision tensor."""
     return public(torch.tensor(value, dtype=torch.float64), like.precision, like.precision)
 
 
 def whole(values: Tensor, like: FP) -> FP:
-    """Encode public integers, or booleans."""
+    """Encode public integers or booleans as a fixed-precision tensor without fraction bits."""
     return public(values, 0, like.precision)
 
 
 def both(a: Any, b: Any) -> tuple[FP, FP]:
-    """Convert two operands to tensors; one of them may be a number."""
+    """Convert two operands to fixed-precision tensors; one of them may be a number."""
     like = a if isinstance(a, FP) else b
     one, two = (each if isinstance(each, FP) else number(each, like) for each in (a, b))
     return one, two
 
 
 def at_precision(a: FP, precision: int) -> FP:
-    """Return the same elements at another precision, without a gradient."""
+    """Return the same elements with another precision for products, without a gradient."""
     return FP(a.child, a.bits, precision)
 
 
@@ -85,7 +86,7 @@ def detached(a: FP) -> FP:
 
 
 def finer(a: FP, bits: int) -> FP:
-    """Return the tensor with more fraction bits."""
+    """Return the same values with more fraction bits."""
     if bits <= a.bits:
         return a
     return made(a.child.linear("scale", 1 << (bits - a.bits)), bits, a, (a, lambda g: g))
@@ -121,14 +122,14 @@ def sub(a: Any, b: Any, alpha: float = 1) -> FP:
 
 
 def summed_to(a: FP, shape: torch.Size) -> FP:
-    """Sum over the axes that a broadcast added."""
+    """Sum over the axes that a broadcast has added, to get the given shape."""
     if a.shape == shape:
         return a
     return mapped(a, lambda g: expand(g, a.shape), "sum_to", shape)
 
 
 def expand(a: FP, shape: torch.Size) -> FP:
-    """Broadcast to these axes."""
+    """Broadcast to the given shape."""
     if a.shape == shape:
         return a
     return mapped(a, lambda g: summed_to(g, a.shape), "expand", shape)
@@ -148,7 +149,7 @@ def mean(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> F
 
 
 def dimensions(a: FP, dim: Any) -> tuple[int, ...]:
-    """Return axes by their numbers; None means all."""
+    """Return the indices of axes; None means all axes."""
     if dim is None:
         return tuple(range(a.dim()))
     return tuple(each % a.dim() for each in ((dim,) if isinstance(dim, int) else dim))
@@ -173,10 +174,10 @@ def mul(a: Any, b: Any) -> FP:
 
 
 def scaled(a: FP, factor: float) -> FP:
-    """Multiply by a public number, using as many leading bits as a fraction has.
+    """Multiply by a public number, rounded to as many leading bits as the precision has.
 
-    Where the fraction is finer than a product's, as in an average of squares, a factor near 1 keeps
-    it so: a - a (1 - factor), for elements below 2^18.
+    If the tensor has more fraction bits than a product, as an average of squares has, a factor near
+    1 keeps these bits: the result is a - a (1 - factor), for elements below 2^18.
     """
     if factor == 0:
         return mapped(a, lambda g: scaled(g, 0), "scale", 0)
@@ -189,15 +190,15 @@ def scaled(a: FP, factor: float) -> FP:
 
 
 def scaled_briefly(a: FP, factor: float) -> FP:
-    """Multiply by a small public number, using eight of its leading bits; no message.
+    """Multiply by a small public number, rounded to eight leading bits; sends no message.
 
-    The result has at least the fraction of a product, so elements have to be below 2^(54 - bits).
+    The result has at least the fraction bits of a product, so elements must be below 2^(54 - bits).
     """
     return _times_ratio(a, *_ratio(factor, _SHORT_BITS), factor)
 
 
 def _ratio(factor: float, bits: int) -> tuple[int, int]:
-    """Return an integer, and by how many bits it exceeds the factor."""
+    """Return an integer and a shift with factor = integer / 2^shift, rounded to `bits` bits."""
     shift = bits - math.frexp(factor)[1]
     if float(factor).is_integer():
         shift = min(shift, 0) if abs(factor) >= 2.0**bits else 0
@@ -214,7 +215,7 @@ def _times_ratio(a: FP, ratio: int, shift: int, factor: float) -> FP:
 
 
 def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[Any] = ()) -> FP:
-    """Apply a bilinear map; the result has the fraction bits of both factors together."""
+    """Apply a bilinear map; the result has the sum of both factors' fraction bits."""
     most, left, right = 2 * a.precision + _SLACK, a, b
     if left.bits + right.bits > most:
         left = left.divided()
@@ -230,14 +231,14 @@ def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[
 
 
 def square(a: FP) -> FP:
-    """Return the square; it sends half the bytes of a product."""
+    """Return the square; it sends half as many bytes as a product."""
     plain = detached(a if 2 * a.bits <= 2 * a.precision + _SLACK else a.divided())
     found = times(plain, plain, "mul", neg, neg)
     return with_gradient(found, (a, lambda g: mul(mul(a, 2), g)))
 
 
 def power(a: FP, exponent: Any) -> FP:
-    """Return a power with a positive integer exponent."""
+    """Return the power of a tensor to a positive integer exponent."""
     if exponent == 1:
         return a
     if not float(exponent).is_integer() or exponent < 1:
@@ -248,7 +249,7 @@ def power(a: FP, exponent: Any) -> FP:
 
 
 def matmul(a: FP, b: FP) -> FP:
-    """Multiply matrices; leading axes are batches, as in torch."""
+    """Multiply matrices; leading axes are batch axes, as in torch."""
     if a.dim() == 1:
         found = matmul(reshape(a, 1, -1), b)
         return reshape(found, *found.shape[:-2], found.shape[-1])
@@ -267,7 +268,7 @@ def matmul(a: FP, b: FP) -> FP:
 
 
 def transposed(a: FP) -> FP:
-    """Exchange the last two axes; an opening for a product stays valid."""
+    """Exchange the last two axes; values already opened under masks for a product stay usable."""
     found = made(a.child.transposed(), a.bits, a, (a, transposed))
     if a._divided is not None:
         found._divided = FP(a._divided.child.transposed(), a._divided.bits, a.precision)
@@ -292,7 +293,7 @@ def _once(g: FP) -> FP:
     FP.refuse("a second derivative of a convolution")
 
 
-# Moves of elements.
+# Operations that only rearrange elements.
 
 
 def reshape(a: FP, *shape: Any) -> FP:
@@ -302,7 +303,7 @@ def reshape(a: FP, *shape: Any) -> FP:
 
 
 def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Replace -1 by the length that it stands for."""
+    """Replace -1 in a shape by the length that it stands for."""
     if -1 not in sizes:
         return tuple(sizes)
     rest = -math.prod(sizes)
@@ -310,7 +311,7 @@ def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
-    """Return elements in another order, or a selection with possible repetitions."""
+    """Return elements in another order, or a selection of elements with possible repetitions."""
     indices = pick(torch.arange(a.numel()).reshape(a.shape))
 
     def back(g: FP) -> FP:
@@ -320,7 +321,7 @@ def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
 
 
 def picked(a: FP, index: Any) -> FP:
-    """Return ``a[index]`` for slices, lists and public tensors of positions or booleans."""
+    """Return ``a[index]`` for slices, lists, and public tensors of indices or booleans."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(isinstance(each, FP) for each in parts):
         FP.refuse("a shared index, whose values the axes of the result would reveal")
@@ -328,7 +329,7 @@ def picked(a: FP, index: Any) -> FP:
 
 
 def stack(parts: Sequence[FP], dim: int = 0) -> FP:
-    """Stack tensors of the same axes along a new one."""
+    """Stack tensors of the same shape along a new axis."""
     return _joined(parts, dim, "stack", lambda at: lambda indices: indices.select(dim, at))
 
 
@@ -349,7 +350,7 @@ def _joined(
     bits = max(each.bits for each in parts)
     parts = [finer(each, bits) for each in parts]
     children = [each.child for each in parts]
-    # public parts become shares without a message: zero shares plus the part
+    # public parts become shares without a message: shares of zero plus the public part
     if shared is not None:
         children = [
             _blank(shared, each.shape).plus(each.elements) if isinstance(each, Here) else each
@@ -370,7 +371,7 @@ def _blank(shared: Any, shape: torch.Size) -> Any:
 
 
 def unbound(a: FP, dim: int = 0) -> list[FP]:
-    """Return slices along an axis."""
+    """Return all slices along an axis."""
     return [
         gathered(a, lambda indices, at=at: indices.select(dim, at))  # type: ignore[misc]
         for at in range(a.shape[dim])
@@ -378,7 +379,7 @@ def unbound(a: FP, dim: int = 0) -> list[FP]:
 
 
 def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = None) -> FP:
-    """Pad with public values; see `torch.nn.functional.pad`."""
+    """Pad with public values, as `torch.nn.functional.pad` does."""
     around = [int(each) for each in around]
     if mode != "constant" or min(around) < 0:
         FP.refuse("pad by another mode than constant, or to fewer elements")
@@ -393,7 +394,7 @@ def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = No
     return add(found, public((places < 0).double() * value, a.precision, a.precision))
 
 
-# Comparisons, and selection by them.
+# Comparisons, and selection by their results.
 
 
 def less(a: Any, b: Any) -> FP:
@@ -403,7 +404,7 @@ def less(a: Any, b: Any) -> FP:
 
 
 def negated(a: FP) -> FP:
-    """Return 1 - a for a comparison."""
+    """Return 1 - a, where a is the result of a comparison."""
     return sub(whole(torch.ones(()), a), a)
 
 
@@ -415,7 +416,7 @@ def different(a: Any, b: Any) -> FP:
 
 
 def chosen(condition: FP, a: Any, b: Any) -> FP:
-    """Return a where the condition is 1, and b where it is 0; one round."""
+    """Return a where the condition is 1, and b where it is 0; takes one round."""
     apart = sub(a, b) if isinstance(a, FP) or isinstance(b, FP) else number(a - b, condition)
     return add(mul(apart, condition), b)
 
@@ -427,18 +428,18 @@ def relu(a: FP, inplace: bool = False) -> FP:
 
 
 def sign(a: FP) -> FP:
-    """Return 1, 0 or -1."""
+    """Return the sign of each element: 1, 0 or -1."""
     below, above = unbound(less(stack([a, neg(a)]), 0))
     return sub(above, below)
 
 
 def absolute(a: FP) -> FP:
-    """Return the magnitude; at 0 the derivative is 1."""
+    """Return the absolute value; its derivative at 0 is 1."""
     return mul(a, sub(1.0, mul(less(a, 0), 2)))
 
 
 def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
-    """Clamp to bounds; both comparisons run at once."""
+    """Clamp to bounds; the comparisons with both bounds take place at once."""
     bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
     apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]
     beyond = unbound(less(stack([expand(each, a.shape) for each in apart]), 0))
@@ -451,16 +452,16 @@ def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
 def largest(
     a: FP, dim: int, *, smallest: bool = False, places: bool = False
 ) -> tuple[FP, FP | None]:
-    """Return the largest elements along an axis and their positions; ties give the first.
+    """Return the largest elements along an axis and their indices; a tie gives the first index.
 
-    For n elements it takes log2(n) times a comparison and a selection; positions take one more
-    selection each time.
+    For n elements it takes log2(n) times the rounds of a comparison and a selection; if indices are
+    returned, each time one further selection.
 
     Args:
         a: tensor with at least one element along the axis.
-        dim: the axis, which the result lacks.
+        dim: the axis to reduce; the result does not have it.
         smallest: whether to return the smallest elements instead.
-        places: whether to return positions.
+        places: whether to return the indices too.
     """
     value = gathered(a, lambda at: at.movedim(dim, 0))
     found: FP | None = None
@@ -488,12 +489,12 @@ def _with_rest(a: FP, rest: FP) -> FP:
 
 
 def maximum(a: Any, b: Any) -> FP:
-    """Return the larger of every two elements."""
+    """Return the larger of each pair of elements."""
     return chosen(less(a, b), b, a)
 
 
 def minimum(a: Any, b: Any) -> FP:
-    """Return the smaller of every two elements."""
+    """Return the smaller of each pair of elements."""
     return chosen(less(a, b), a, b)
 
 

@@ -1,12 +1,12 @@
-"""The chain of tensors: a torch tensor first, then the representations of its values.
+"""The chain of tensor objects: a torch tensor first, then the representations of its values.
 
-A `ChainTensor` is a torch tensor without content. torch passes every operation on it to
-`__torch_function__`, which calls `ChainTensor.operate` of its class. Its `child` represents the
-values. A new kind of link is one class with `operate`; see docs/tensors.md.
+A `ChainTensor` is a torch tensor without content. When torch code uses it, torch calls
+`__torch_function__`, which calls `ChainTensor.operate` of its class. The attribute `child` is the
+object that represents the values. To add a kind of link, write one class with the method `operate`;
+see docs/tensors.md.
 
-Operations have names, such as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS`
-lists all operations that a worker accepts: none of them shows a value, or returns anything but
-tensors.
+Operations have names such as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS` lists
+all operations that a worker accepts: none of them shows a value, or returns anything but tensors.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ def _operations() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
-#: Operations whose result may share memory with their first operand, and those that change it.
+#: Operations whose result may share memory with their first operand, and operations that change
+#: this operand.
 VIEWS = frozenset(name for name in OPERATIONS if name.rpartition(".")[2] in _VIEWS.split())
 IN_PLACE = frozenset(name for name in OPERATIONS if name[-1] == "_" != name[-2])
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
-# the functions behind == and != in Python
+# the functions that Python calls for == and !=
 _NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}
 
 
 class ChainTensor(Tensor):
-    """A tensor whose values are elsewhere, or in another representation.
+    """A tensor whose values are elsewhere or in another representation.
 
     Attributes:
         child: the next link of the chain.
-        parent: the link above, if there is one and it still exists.
-        shape: axes of the represented values.
+        parent: the previous link of the chain, if there is one and it still exists.
+        shape: shape of the represented values.
     """
 
     child: Any = None
@@ -77,7 +78,7 @@ class ChainTensor(Tensor):
 
     @staticmethod
     def __new__(cls: type[ChainTensor], *args: object, **kwargs: object) -> ChainTensor:
-        """Make a head without content."""
+        """Make the torch tensor at the front of the chain; it has no content."""
         return torch.Tensor._make_subclass(cls, _EMPTY)
 
     @classmethod
@@ -88,7 +89,7 @@ class ChainTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Entry point that torch calls instead of an operation."""
+        """Method that torch calls in place of an operation on this tensor."""
         name = _NAME_OF.get(func)
         if name is not None:
             return cls.operate(name, args, kwargs or {})
@@ -97,8 +98,8 @@ class ChainTensor(Tensor):
         owner = getattr(func, "__self__", None) if func.__name__ == "__get__" else func
         cls.refuse(getattr(owner, "__name__", func.__name__))
 
-    # This calls the operation directly: torch's default `__torch_function__` takes as long as the
-    # rest.
+    # The operation is called directly here, because torch's default `__torch_function__` takes as
+    # long as all the rest.
 
     def __add__(self, other: Any) -> Any:
         return self.operate("tensor.add", (self, other), {})
@@ -114,7 +115,7 @@ class ChainTensor(Tensor):
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation by its name; each class of the chain overrides this.
+        """Run the operation with this name; each class of the chain overrides this method.
 
         Raises:
             UserError: the class does not support the operation.
@@ -123,7 +124,7 @@ class ChainTensor(Tensor):
 
     @classmethod
     def refuse(cls, name: str) -> NoReturn:
-        """Raise an error for an unsupported operation."""
+        """Raise the error for an unsupported operation."""
         raise UserError(
             f"{cls.kind} does not support this operation",
             got=name,
@@ -131,14 +132,14 @@ class ChainTensor(Tensor):
         )
 
     def link(self, child: Any) -> None:
-        """Put a link below this one."""
+        """Make another object the next link of the chain."""
         self.child = child
         if isinstance(child, ChainTensor | Link):
             child._parent = weakref.ref(self)
 
     @property
     def parent(self) -> Any:
-        """The link above."""
+        """The previous link of the chain."""
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
@@ -155,7 +156,7 @@ class ChainTensor(Tensor):
     __hash__ = torch.Tensor.__hash__
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the axes, or the length of one axis."""
+        """Return the shape, or the length of one axis."""
         return self._shape if dim is None else self._shape[dim]
 
     def dim(self) -> int:
@@ -186,22 +187,22 @@ class ChainTensor(Tensor):
 
 
 class Link:
-    """A link of the chain that is not a torch tensor itself."""
+    """A link of the chain that is not itself a torch tensor."""
 
     _parent: Callable[[], Any] | None = None
 
     @property
     def parent(self) -> Any:
-        """The link above."""
+        """The previous link of the chain."""
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """Return this link; the tensors that it refers to are at workers."""
+        """Return a list of this link alone; the tensors that it refers to are at workers."""
         return [self]
 
 
 def axes(shape: Sequence[int]) -> str:
-    """Format a shape for a repr.
+    """Format a shape for use in `repr`.
 
     >>> axes((5, 3)), axes(())
     ('5x3', 'scalar')

@@ -1,8 +1,8 @@
-"""Workers in browser pages: a server delivers the page, which connects by a web socket.
+"""Workers in browser pages: a server delivers the page, which then connects by a web socket.
 
-The page (`page.html`) holds shares and computes on them as a holder of
-`vfl.mpc.many.members.Member` does, by the same messages; it accepts no other requests. The server
-listens only on this machine, because a web socket here has no TLS. Each page has a secret address.
+The page (`page.html`) holds shares and computes on them. It exchanges the same messages as a holder
+in `vfl.mpc.many.members.Member`, and accepts no other requests. The server listens only on this
+machine, because its web sockets have no TLS. The address of each page contains a secret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLICY = (
 
 
 class PageLink:
-    """A pool's end of a page's connection; see `vfl.transport.PolledLink`."""
+    """The pool's link to a page; see `vfl.transport.PolledLink`."""
 
     patience_s = 600.0
 
@@ -39,20 +39,20 @@ class PageLink:
         self._ended: LostPeerError | None = None
         self._say: Any = None
 
-    # Server side, in a separate thread.
+    # Methods that the web server calls in its own thread.
 
     def attach(self, say: Any) -> None:
-        """Register a connected page; `say` sends it bytes."""
+        """Register a connected page; the function `say` sends bytes to the page."""
         self._say = say
         self.attached.set()
 
     def came(self, raw: bytes) -> None:
-        """Receive a message of the page."""
+        """Handle a message that came from the page."""
         self._frames.append(raw)
         os.write(self._write, b"x")
 
     def left(self) -> None:
-        """Register that the page has disconnected."""
+        """Record that the page has disconnected."""
         self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
         os.write(self._write, b"x")
 
@@ -66,7 +66,7 @@ class PageLink:
             raise LostPeerError(f"the page of {self.name} was not opened")
         try:
             self._say(bytes(frame.payload))
-        except Exception:  # each server raises different errors for a closed tab
+        except Exception:  # the web server raises various errors for a closed tab
             self.left()
             raise LostPeerError(f"the page of {self.name} was closed") from None
 
@@ -99,10 +99,10 @@ class PageLink:
 
 
 class Pages:
-    """The server of a pool's pages, in its own thread; it listens only on this machine.
+    """The web server for a pool's pages, in its own thread; it listens only on this machine.
 
     Raises:
-        MissingPackageError: the package of the web server is not installed.
+        MissingPackageError: a package that the web server needs is not installed.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Pages:
         self._server.start(listening, "vfl-pages")
 
     def add(self, name: str) -> tuple[str, PageLink]:
-        """Return a page's address, and its link."""
+        """Return the address of a new page, and the pool's link to this page."""
         token = secrets.token_urlsafe(24)
         link = self._links[token] = PageLink(name)
         return f"http://127.0.0.1:{self._port}/{token}", link
@@ -171,7 +171,7 @@ class Pages:
         """Wait until every page has connected.
 
         Raises:
-            MissingPartyError: a page did not connect; the error names it.
+            MissingPartyError: a page did not connect in time; the error names it.
         """
         deadline = time.monotonic() + timeout_s
         for link in self._links.values():
@@ -182,5 +182,5 @@ class Pages:
                 )
 
     def close(self) -> None:
-        """Stop the server, and thereby the pages' connections."""
+        """Stop the server, which closes the connections of all pages."""
         self._server.stop()

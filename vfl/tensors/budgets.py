@@ -1,4 +1,4 @@
-"""Privacy budget that trainings with noise have spent of a worker's tables, on its disk."""
+"""Privacy budgets that noisy trainings have spent on a worker's tables, stored on disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vfl.privacy.accountants import GaussianSteps
 from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-#: Most kinds of steps, by noise and rate, that a budget counts separately.
+#: Most pairs of noise and sampling rate that a budget counts separately.
 MOST_KINDS = 32
-#: Larger than any grant: spending that a restored store may have lost.
+#: An epsilon above any grant; it stands for spending that a restored store may have lost.
 _ALL_EPSILON = 1e9
 
 
 class Steps(Settings):
-    """Steps of one kind; see `GaussianSteps`."""
+    """Noise steps of one kind; see `GaussianSteps`."""
 
     noise: float = Field(gt=0, le=1e6)
     steps: int = Field(gt=0, le=1 << 40)
@@ -28,11 +28,12 @@ class Steps(Settings):
 
 
 class Table(Settings):
-    """A table of a worker.
+    """Spending on one table of a worker.
 
     Attributes:
-        run: name under which a leader finds the table.
-        spent: steps that were taken, or may have been taken before the worker was killed.
+        run: name by which a leader finds the table.
+        spent: noise steps that were taken; also steps that may have been taken before the worker
+            was killed.
     """
 
     run: str
@@ -40,21 +41,22 @@ class Table(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """None, because steps of several kinds do not add up; see `Budget`."""
+        """Always None, because epsilons of several kinds of steps cannot be added; see `Budget`."""
         return None
 
 
 class BudgetLedger(Spending[Table]):
-    """Budgets of one worker's tables; they persist when the process ends.
+    """Spending on one worker's tables, which is kept when the process ends.
 
-    A table is identified by its name: A changed file under the same name has the same budget.
+    A table is identified by its name: if another file is loaded under a name, the spent budget of
+    this name stays.
     """
 
     kind, form = "privacy of a worker's tables", Table
     restored_by = "vfl worker TICKET --store FOLDER --restored"
 
     def spent(self, name: str) -> list[GaussianSteps]:
-        """Return the steps taken on a table.
+        """Return the noise steps that were taken on a table.
 
         Raises:
             UserError: the name cannot be used as a file name.
@@ -77,11 +79,11 @@ class BudgetLedger(Spending[Table]):
         return [GaussianSteps(one.noise, one.steps, one.sampling_rate) for one in taken]
 
     def restored(self) -> None:
-        """Record that the store was restored from a copy; it then grants no budget any more."""
+        """Record that the store was restored from a copy; from then on, it grants no budget."""
         self.witness.restored(_ALL_EPSILON)
 
     def keep(self, name: str, spent: Sequence[GaussianSteps]) -> None:
-        """Write steps to the disk."""
+        """Write the spent steps of a table to the disk."""
         kinds = [
             Steps(noise=one.noise, steps=one.steps, sampling_rate=one.sampling_rate)
             for one in spent

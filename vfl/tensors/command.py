@@ -1,4 +1,4 @@
-"""``vfl worker``: holds tensors for a leader in a separate process."""
+"""``vfl worker``: a separate process that holds tensors for a leader."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def worker(
 ) -> None:
     """Run a worker of vfl.tensors; it holds tensors, and keeps the tables of `--load` secret.
 
-    The leader makes a ticket for each worker and hands it over as a secret. The worker connects,
+    The leader makes a ticket for each worker; tickets must stay secret. The worker connects,
     executes requests of a fixed list, and ends when the leader ends. `tensors.find(worker, NAME)`
     finds a loaded table; no other process can read the table or values computed from it. With
-    `--epsilon` a training may take noisy gradients from it until that budget is spent. With
-    `--store` the budget of a table's name is kept for good; without it, only in this process.
+    `--epsilon`, a training may compute noisy gradients from the table until this budget is spent.
+    With `--store`, the spent budget of a table's name is kept when the worker ends; otherwise it is
+    lost then.
 
-    The leader forwards the public keys with which workers encrypt for each other. With `--key` a
-    worker prints a fingerprint; with a `--peer` for every other worker, it detects false keys.
+    The leader forwards the public keys with which workers encrypt messages for each other. With
+    `--key`, a worker prints the fingerprint of its key; with a `--peer` for every other worker, it
+    detects false keys.
     """
     from vfl.core.address import Address
     from vfl.core.seeds import use_one_thread
@@ -79,7 +81,7 @@ def worker(
 
 
 def _load(here: Worker, load: list[str], epsilon: float, delta: float) -> None:
-    """Load tables, and grant the budget of each."""
+    """Load tables, and grant the privacy budget of each table."""
     import numpy as np
     import torch
 
@@ -102,7 +104,7 @@ def _load(here: Worker, load: list[str], epsilon: float, delta: float) -> None:
 
 
 def _named(text: str, form: str) -> tuple[str, str]:
-    """Split a text at the equals sign."""
+    """Split an option's text at the equals sign."""
     name, equals, rest = text.partition("=")
     if not equals:
         raise typer.BadParameter(form)

@@ -1,7 +1,7 @@
-"""Convolutions as products of matrices, on elements of any ring, with any axes in front.
+"""Convolutions as matrix products, on elements of any ring, with any axes in front.
 
-A convolution and its two gradients are bilinear. Parties open the plain images and filters under
-masks; each party extracts the windows of its images by itself.
+A convolution and its two gradients are bilinear maps. Parties open the images and filters under
+masks, before windows are taken; each party then takes the windows of its images by itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ NUMBERS = 15
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The axes of a convolution.
+    """The shapes and options of a convolution.
 
     Attributes:
-        images: axes (rows, channels, height, width).
-        filters: axes (outputs, channels of a group, height, width).
-        stride, padding, dilation: values for height and width.
-        groups: number of groups of channels.
+        images: shape (rows, channels, height, width).
+        filters: shape (output channels, input channels of a group, height, width).
+        stride, padding, dilation: values for (height, width).
+        groups: number of channel groups.
     """
 
     images: tuple[int, ...]
@@ -65,11 +65,11 @@ class Geometry:
 
     @property
     def result(self) -> tuple[int, ...]:
-        """Axes of the result."""
+        """Shape of the result."""
         return (self.images[0], self.filters[0], *self.size)
 
     def numbers(self) -> list[int]:
-        """Return the geometry as integers, for a request."""
+        """Return the geometry as a list of integers, for a request."""
         pairs = (*self.stride, *self.padding, *self.dilation)
         return [*self.images, *self.filters, *pairs, self.groups]
 
@@ -89,7 +89,10 @@ class Geometry:
         )  # fmt: skip
 
     def windows(self, images: Tensor) -> Tensor:
-        """Return every window of the images; axes (*, groups, rows x places, inputs of a place)."""
+        """Return all windows of the images.
+
+        The axes are (*, groups, rows x positions, inputs of a position).
+        """
         front, (rows, channels, *_) = images.shape[:-4], self.images
         down, right = self.padding
         padded = functional.pad(images, (right, right, down, down))
@@ -104,7 +107,7 @@ class Geometry:
         )
 
     def images_of(self, windows: Tensor) -> Tensor:
-        """Add windows at their positions in the images; the transpose of `windows`."""
+        """Add windows to the images at their positions; this map is the transpose of `windows`."""
         front, (rows, channels, high, wide) = windows.shape[:-3], self.images
         down, right = self.padding
         places = windows.reshape(
@@ -128,9 +131,9 @@ class Geometry:
         return total.movedim(-5, -4).reshape(*front, *self.images)
 
     def rows_of(self, results: Tensor) -> Tensor:
-        """Convert a result to one matrix per group.
+        """Convert the result of a convolution to one matrix for each group.
 
-        The axes are (*, groups, rows x positions, outputs of a group).
+        Its axes are (*, groups, rows x positions, outputs of a group).
         """
         front, at = results.shape[:-4], results.dim() - 4
         parts = results.reshape(*front, self.images[0], self.groups, -1, *self.size)
@@ -146,9 +149,9 @@ class Geometry:
         return parts.permute(*range(at), *order).reshape(*front, *self.result)
 
     def columns_of(self, filters: Tensor) -> Tensor:
-        """Convert filters to one matrix per group.
+        """Convert filters to one matrix for each group.
 
-        The axes are (*, groups, inputs of a position, outputs of a group).
+        Its axes are (*, groups, inputs of a position, outputs of a group).
         """
         front = filters.shape[:-4]
         parts = filters.reshape(*front, self.groups, self.filters[0] // self.groups, -1)
@@ -164,13 +167,13 @@ class Geometry:
 
 @lru_cache(maxsize=256)
 def convolution(kind: Kind, geometry: Geometry) -> Composed:
-    """Return a bilinear map of a convolution.
+    """Return one of the three bilinear maps of a convolution.
 
     Args:
         kind: "conv2d" maps images and filters to the result; "conv2d_input" maps a result's
             gradient and filters to the images' gradient; "conv2d_weight" maps images and a result's
             gradient to the filters' gradient.
-        geometry: axes of the convolution.
+        geometry: shapes and options of the convolution.
     """
     one = geometry
     if kind == "conv2d":

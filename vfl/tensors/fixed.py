@@ -1,10 +1,10 @@
-"""Fixed-precision tensors: reals as local ring elements or as shares, with gradients.
+"""Fixed-precision tensors: real numbers as local ring elements or as shares, with gradients.
 
-A real x is represented by round(x 2^bits). A product has the fraction bits of both factors
-together. It is divided back to the tensor's precision, which takes a round, only when the next
-product or `get` needs that; sums, signs and selections do not. Gradients use a separate tape,
-because torch's tape would need floats. `vfl.tensors.arithmetic`, `vfl.tensors.functions` and
-`vfl.tensors.layers` define the operations.
+A real number x is represented by the integer round(x 2^bits). A product has the sum of both
+factors' fraction bits. Dividing it back to the tensor's precision takes a round. This division is
+delayed until the next product or `get` needs it; sums, signs and selections do not need it.
+Gradients are recorded on a tape of their own, because torch's tape would need floats.
+`vfl.tensors.arithmetic`, `vfl.tensors.functions` and `vfl.tensors.layers` define the operations.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from vfl.tensors.base import ChainTensor, axes
 from vfl.tensors.pointers import ME, PointerTensor
 from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
 
-#: Operands of these operations are positions, and are not converted.
+#: Operations whose operands are indices, which are not converted.
 _WITH_PLACES = frozenset({"__getitem__", "gather", "index_select"})
-#: Maps a result's gradient to an operand's gradient.
+#: Function that maps the gradient of a result to the gradient of an operand.
 Vjp = Callable[["FixedPrecisionTensor"], "FixedPrecisionTensor"]
 
 
 class FixedPrecisionTensor(ChainTensor):
-    """Real numbers with a given number of bits after the point.
+    """Real numbers with a given number of fraction bits.
 
     Args:
-        child: their ring elements.
+        child: the ring elements that represent the numbers.
         bits: fraction bits of the elements.
-        precision: fraction bits to which products are divided back.
+        precision: fraction bits that a product has after its division.
     """
 
     kind = "a fixed-precision tensor"
-    #: Operations by name; `vfl.tensors.methods` adds those of `vfl.tensors.layers`.
+    #: Functions by name of the operation; `vfl.tensors.methods` adds the operations of
+    #: `vfl.tensors.layers`.
     operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __init__(self, child: Ring, bits: int, precision: int) -> None:
@@ -63,7 +64,8 @@ class FixedPrecisionTensor(ChainTensor):
         }
         try:
             return operation(*taken, **named)
-        except (RuntimeError, IndexError, TypeError):  # the text of torch's error may hold values
+        # The text of torch's error may contain values.
+        except (RuntimeError, IndexError, TypeError):
             raise UserError(
                 "these operands cannot be combined, or an option is not supported here",
                 where=name,
@@ -72,7 +74,7 @@ class FixedPrecisionTensor(ChainTensor):
             ) from None
 
     def lifted(self, value: Any) -> Any:
-        """Convert a public torch tensor to this class; return other values unchanged."""
+        """Convert a public torch tensor to this class; return any other value unchanged."""
         if _is_list(value):
             return [self.lifted(each) for each in value]
         if isinstance(value, PointerTensor):
@@ -87,29 +89,30 @@ class FixedPrecisionTensor(ChainTensor):
         return value
 
     def get(self, requester: str = ME) -> FixedPrecisionTensor:
-        """Return a local tensor with only `precision` fraction bits, if every holder allows it.
+        """Return a local tensor with `precision` fraction bits, if all holders allow the requester.
 
         Raises:
-            ConsentError: a holder does not allow it.
-            LostPeerError: a holder has ended.
+            ConsentError: a holder does not allow the requester to read its share.
+            LostPeerError: a holder's process has ended.
         """
-        told = self.divided()  # lower bits of a product would reveal its factors
+        told = self.divided()  # the lower bits of a product would disclose its factors
         result = FixedPrecisionTensor(Here(told.child.reveal(requester)), told.bits, told.precision)
         return result.requires_grad_(self._wants_grad)
 
     def float_precision(self) -> Tensor:
-        """Return a torch tensor, for elements that are local."""
+        """Return a torch tensor of floats, if the elements are local."""
         if not isinstance(self.child, Here):
             self.refuse("float_precision before get")
         return decode(self.child.elements, self.bits).float()
 
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
-        """Share the local elements additively among 2 to 8 workers.
+        """Split the local elements into additive shares for 2 to 8 workers.
 
         Args:
-            holders: workers that each receive a share.
-            dealer: worker that deals for products and sees no value.
-            mac: whether shares carry MACs, which detect a false share.
+            holders: workers, each of which receives a share.
+            dealer: worker that deals random material for products; it sees no value.
+            mac: whether shares have MACs (message authentication codes), which detect a false
+                share.
         """
         if not isinstance(self.child, Here):
             self.refuse("share of a shared tensor")
@@ -118,7 +121,7 @@ class FixedPrecisionTensor(ChainTensor):
         return result.requires_grad_(self._wants_grad)
 
     def pointers(self) -> Sequence[PointerTensor]:
-        """Return pointers to all parts of this tensor at workers."""
+        """Return pointers to all tensors at workers that represent this tensor."""
         return self.child.pointers if isinstance(self.child, Shares) else []
 
     @property
@@ -127,13 +130,13 @@ class FixedPrecisionTensor(ChainTensor):
         return self._wants_grad or bool(self._tape)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Record gradients for this tensor."""
+        """Set whether operations on this tensor record gradients."""
         self._wants_grad = requires_grad
         return self
 
     @property  # type: ignore[override]
     def grad(self) -> FixedPrecisionTensor | None:
-        """The gradient, shared as the tensor is."""
+        """The gradient, in the same representation as the tensor."""
         return self._gradient
 
     @grad.setter
@@ -141,7 +144,7 @@ class FixedPrecisionTensor(ChainTensor):
         self._gradient = value
 
     def backward(self) -> None:  # type: ignore[override]
-        """Add the gradients of a scalar to the leaves that it depends on."""
+        """Compute the gradients of this scalar, and add them to the leaf tensors it depends on."""
         if self.numel() != 1:
             raise UserError("backward needs a single value", got=axes(self._shape), want="one")
         order: list[FixedPrecisionTensor] = []
@@ -170,9 +173,10 @@ class FixedPrecisionTensor(ChainTensor):
                         grads[id(operand)] = part if before is None else before + part
 
     def divided(self, bits: int | None = None) -> FixedPrecisionTensor:
-        """Return the tensor with at most `bits` fraction bits; by default, its precision.
+        """Return the tensor with at most `bits` fraction bits (by default, its precision).
 
-        It takes one round, once: The result is cached. It discloses no value.
+        The division takes one round, only once, because the result is cached. It discloses no
+        value.
         """
         wanted = self.precision if bits is None else bits
         if self.bits <= wanted:
@@ -181,14 +185,14 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        # otherwise a reference cycle through the tape would keep the tensor alive
+        # otherwise a reference cycle through the tape would keep the tensor in memory
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
             found._tape = ((self, lambda g: g),)
         return found
 
     def become(self, other: FixedPrecisionTensor) -> Self:
-        """Replace this tensor's values by another tensor's, in place."""
+        """Replace this tensor's values in place by another tensor's values."""
         self.link(other.child)
         self.bits, self._divided = other.bits, None
         return self
@@ -202,9 +206,9 @@ def _is_list(value: Any) -> bool:
 
 
 def public(values: Tensor, bits: int, precision: int) -> FixedPrecisionTensor:
-    """Encode public values with fraction bits.
+    """Encode public values with a given number of fraction bits.
 
     Raises:
-        RingRangeError: a value does not fit.
+        RingRangeError: a value does not fit into the ring.
     """
     return FixedPrecisionTensor(Here(elements_of(values, bits, precision)), bits, precision)

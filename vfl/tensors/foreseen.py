@@ -1,9 +1,9 @@
-"""Form of an operation's result, derived from the axes and types of its operands only.
+"""Form (shape and type) of an operation's result, from the forms of its operands only.
 
-A worker reports the axes of a result to its leader, and whether torch could compute it at all. For
-secret tensors neither may depend on a value: `x[x > t]`, or an error about a label out of range,
-would compare a secret. So the operation runs first on tensors without values (torch's "meta"
-device), and an operation that needs values is refused.
+A worker reports to its leader the shape of a result, and whether torch could compute the result at
+all. For secret tensors, neither may depend on a value: the shape of `x[x > t]`, or an error about a
+label out of range, would disclose a comparison with a secret. So the operation runs first on
+tensors without values (torch's "meta" device), and is refused if it needs values.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Errors that torch raises for operands that do not fit; their texts may contain values.
+#: Errors that torch raises for operands that do not fit together; their texts may contain values.
 UNFIT = (RuntimeError, IndexError, TypeError, ValueError)
 
 
 class Form(NamedTuple):
-    """Description of a tensor without its values; hashable."""
+    """Shape, type and options of a tensor, without its values; hashable."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -44,32 +44,33 @@ def foreseen(
     kwargs: Mapping[str, Any],
     hidden: Collection[int],
 ) -> Form:
-    """Return the form of ``call(*args, **kwargs)``; it is the same for all values of its tensors.
+    """Return the form of ``call(*args, **kwargs)``, which may not depend on hidden values.
 
     Args:
         call: an operation of torch.
         args: its operands.
-        kwargs: its named operands.
-        hidden: `id` of the tensors whose values must have no effect; other index values may.
+        kwargs: keyword arguments of the operation.
+        hidden: `id` of each tensor whose values must not affect the form; values of other index
+            tensors may.
 
     Raises:
-        ValueError: torch cannot compute the result, or its form depends on values.
+        ValueError: torch cannot compute the result, or its form depends on hidden values.
     """
     try:
         if call is Tensor.__getitem__ and not any(id(one) in hidden for one in _tensors(args[1:])):
             return Form.of(call(Form.of(args[0]).empty(), *args[1:]))
         named = tuple((key, _frozen(value)) for key, value in sorted(kwargs.items()))
         return _foreseen(call, _frozen(tuple(args)), named, torch.is_grad_enabled())
-    except Exception:  # torch has various errors without values
+    except Exception:  # torch raises various errors if values are missing
         raise ValueError("this form does not exist without values") from None
 
 
 def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:
-    """Return the substitute for a result that its operands' values prevented: NaN, or 0.
+    """Return a substitute, NaN or 0, for a result that torch could not compute from the values.
 
     Args:
         form: form of the result.
-        operands: tensors that gradients reach as they would through the result.
+        operands: tensors that receive gradients from the substitute as they would from the result.
     """
     made = torch.zeros(form.shape, dtype=form.dtype)
     if not form.dtype.is_floating_point:
@@ -98,7 +99,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a hashable value, equal only for equal types: here 1 differs from True."""
+    """Return a hashable copy of a value that also compares types: here 1 differs from True."""
     if isinstance(value, Tensor):
         return Form.of(value)
     if isinstance(value, list | tuple):

@@ -1,13 +1,13 @@
-"""Functions of fixed-precision tensors, by polynomials, powers of two and squarings.
+"""Functions of fixed-precision tensors, computed by polynomials, powers of two and squarings.
 
-Each docstring states the range in which the error is that of docs/results/tensor_operations.csv,
-and the rounds on shares of two holders without MACs. No function discloses a value: an argument
-beyond the range is not detected, and its result is wrong.
+Each docstring states the range of arguments for which the errors in
+docs/results/tensor_operations.csv hold, and the rounds on shares of two holders without MACs. No
+function discloses a value: an argument beyond the range is not detected, and its result is wrong.
 
-For 1 / x, log, sqrt and similar functions, the argument x is first scaled to [1/2, 1) by its
-leading one; there the function is a polynomial. A polynomial of degree 7 or 15 takes three or four
-sequential products (Paterson and Stockmeyer 1973), in a variable from -1 to 1. The polynomials
-interpolate at Chebyshev's points.
+For 1 / x, log, sqrt and similar functions, the argument x is first scaled to [1/2, 1) by the
+position of its leading one; on this interval the function is computed as a polynomial. A polynomial
+of degree 7 or 15 takes three or four sequential products (Paterson and Stockmeyer 1973); its
+variable runs from -1 to 1. The polynomials interpolate the function at Chebyshev points.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ from vfl.tensors.arithmetic import (
     with_gradient,
 )
 
-#: Fraction bits within polynomials, whose values are below 8.
+#: Fraction bits inside polynomials, whose values are below 8.
 _INNER_BITS = 26
-#: An argument that is scaled to [1/2, 1) must be from 2^-precision to 2^16.
+#: Largest e of 2^e in an argument that is scaled to [1/2, 1): it must be from 2^-precision to 2^16.
 _MOST_POWER = 15
-#: Number of squarings for an exponential, and its fraction bits: the result is below 2^(62 - 2
-#: bits).
+#: Number of squarings for an exponential, and fraction bits of the exponential; its result is below
+#: 2^(62 - 2 bits).
 _SQUARINGS, _EXP_BITS = 7, 22
-#: Arguments beyond which curves are set to their limits 0 and 1.
+#: Arguments beyond which a curve is replaced by its limits 0 and 1.
 _ENDS = {"sigmoid": 11.0, "normal": 5.0}
-#: Beyond this argument the normal density is set to 0.
+#: Argument beyond which the normal density is replaced by 0.
 _FLAT = 8.0
-#: Fraction bits of an inverse in a product, of that product, and of powers of two in roots.
+#: Fraction bits of an inverse in a product, of this product, and of powers of two in roots.
 _QUOTIENT_BITS, _SCALED_BITS, _ROOT_BITS = 20, 28, 24
-#: Fraction bits of an argument with a leading one, and of its lowest bit used for a root.
+#: Fraction bits of an argument whose leading one is searched, and offset of its lowest bit that a
+#: root uses.
 _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 
@@ -69,7 +70,9 @@ _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 @lru_cache(maxsize=32)
 def coefficients(name: str, degree: int, low: float, high: float) -> tuple[float, ...]:
-    """Return coefficients in t from -1 to 1, for x from `low` to `high`; the constant first.
+    """Return the coefficients of the polynomial in t from -1 to 1, for x from `low` to `high`.
+
+    The constant term comes first.
 
     >>> [round(each, 3) for each in coefficients("reciprocal", 3, 0.5, 1.0)]
     [1.331, -0.444, 0.166, -0.055]
@@ -91,16 +94,16 @@ _CURVES: dict[str, Callable[[float], float]] = {
 
 
 def polynomial(t: FP, weights: Sequence[float]) -> FP:
-    """Evaluate a polynomial of 8 or 16 coefficients: five or seven rounds.
+    """Evaluate a polynomial with 8 or 16 coefficients; takes five or seven rounds.
 
     Args:
-        t: shared values from -1 to 1; their precision is that of the powers.
-        weights: coefficients, the constant first.
+        t: shared values from -1 to 1; the powers of t have the same precision.
+        weights: coefficients; the constant term comes first.
     """
     power = square(t)
     parts = [_line(t, *weights[at : at + 2]) for at in range(0, len(weights), 2)]
     while len(parts) > 1:
-        odds = stack([*parts[1::2], power]).divided()  # all of them in one division
+        odds = stack([*parts[1::2], power]).divided()  # all powers in one division
         power = picked(odds, -1)
         found = unbound(mul(odds if len(parts) > 2 else picked(odds, slice(0, -1)), power))
         parts, power = [add(*pair) for pair in zip(parts[::2], found, strict=False)], found[-1]
@@ -108,24 +111,25 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
 
 
 def _line(t: FP, constant: float, slope: float) -> FP:
-    """Return a line with the fraction bits of a product, for any slope."""
+    """Return constant + slope t with the fraction bits of a product, for any slope."""
     bits = t.bits + t.precision
     child = t.child.linear("scale", round(slope * 2.0**t.precision))
     return made(child.plus(torch.tensor(round(constant * 2.0**bits))), bits, t)
 
 
-# Arguments with a leading one.
+# Scaling an argument by its leading one.
 
 
 @dataclass(frozen=True)
 class Octave:
-    """A magnitude x' 2^(e + 1) with x' in [1/2, 1), as shares of both.
+    """A magnitude x' 2^(e + 1) with x' in [1/2, 1); x' and e are both shared.
 
     Attributes:
-        t: 4 x' - 3, from -1 to 1.
-        leading: 1 at the argument's e, else 0; axes (powers, *axes of the argument).
-        to_one: factor that scaled the argument, 2^-(e + 1) with its sign.
-        low: the least e.
+        t: 4 x' - 3, which runs from -1 to 1.
+        leading: one-hot vector of e: 1 at the argument's e, else 0; axes (powers, *axes of the
+            argument).
+        to_one: factor by which the argument was scaled, 2^-(e + 1), with the argument's sign.
+        low: the smallest possible e.
     """
 
     t: FP
@@ -134,11 +138,11 @@ class Octave:
     low: int
 
     def curve(self, name: str, bits: int = _INNER_BITS) -> FP:
-        """Return a function of x', with an error of at most 3e-6; six rounds."""
+        """Return the named function of x', with an error of at most 3e-6; takes six rounds."""
         return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
 
     def weighted(self, weight: Callable[[int], float], bits: int) -> FP:
-        """Return a weight from its e; no message."""
+        """Return weight(e) for the shared e; sends no message."""
         weights = [round(weight(self.low + at) * 2.0**bits) for at in range(len(self.leading))]
         column = torch.tensor(weights).reshape(-1, *[1] * (self.leading.dim() - 1))
         child = self.leading.child.linear("by", column, "mul", False).linear("sum", [0], False)
@@ -146,13 +150,13 @@ class Octave:
 
 
 def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool = False) -> Octave:
-    """Scale a magnitude to [1/2, 1): ten rounds, or eleven with a sign.
+    """Scale a magnitude to [1/2, 1); takes ten rounds, or eleven with a sign.
 
     Args:
-        x: values of magnitude from 2^low to 2^(high + 1).
+        x: values with magnitudes from 2^low to 2^(high + 1).
         low: the smallest e; by default minus the precision of `x`.
         high: the largest e.
-        signed: whether an element may be below 0.
+        signed: whether elements may be negative.
     """
     x = x.divided(max(2 * x.precision, _FINEST_BITS))
     low = -min(x.precision, x.bits) if low is None else low
@@ -167,7 +171,7 @@ def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool 
 
 
 def exact(a: FP, b: FP) -> FP:
-    """Multiply two values whose product is known to fit, at any fraction bits; one round."""
+    """Multiply two values with any fraction bits if the product surely fits; takes one round."""
     found = times(FP(a.child, 0, a.precision), FP(b.child, 0, b.precision), "mul", neg, neg)
     return FP(found.child, a.bits + b.bits, a.precision)
 
@@ -176,9 +180,9 @@ def exact(a: FP, b: FP) -> FP:
 
 
 def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
-    """Return a / b for a below 2^24 and a quotient below 2^17.
+    """Return a / b, for a below 2^24 and a quotient below 2^17.
 
-    It takes ten rounds, or four with the inverse.
+    It takes ten rounds, or four if the inverse of b is given.
     """
     inverse = b.curve("reciprocal", _QUOTIENT_BITS) if inverse is None else inverse
     scaled = exact(a.divided(max(a.precision, _QUOTIENT_BITS)), inverse).divided(_SCALED_BITS)
@@ -186,7 +190,9 @@ def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
 
 
 def div(a: Any, b: Any) -> FP:
-    """Return a / b; for a tensor b from 2^-precision to 2^16 in magnitude, 21 rounds.
+    """Return a / b; a tensor b must be from 2^-precision to 2^16 in magnitude.
+
+    With such a tensor b, it takes 21 rounds.
 
     If b is 0, the result is 0.
 
@@ -212,7 +218,7 @@ def div(a: Any, b: Any) -> FP:
 
 
 def reciprocal(a: FP) -> FP:
-    """Return 1 / a for 2^-precision to 2^16 in magnitude; 18 rounds. For 0 the result is 0."""
+    """Return 1 / a, for 2^-precision to 2^16 in magnitude; 18 rounds. For 0 the result is 0."""
     with torch.no_grad():
         divisor = octave(a, signed=True)
         found = at_precision(exact(divisor.curve("reciprocal"), divisor.to_one), a.precision)
@@ -220,9 +226,9 @@ def reciprocal(a: FP) -> FP:
 
 
 def sqrt(a: FP) -> FP:
-    """Return the square root for 2^-precision to 2^16; 17 rounds. For 0 the result is 0.
+    """Return the square root, for a from 2^-precision to 2^16; 17 rounds. For 0 the result is 0.
 
-    If the fraction is finer than a product's, the least argument is 2^(8 - bits).
+    If the tensor has more fraction bits than a product, the smallest argument is 2^(8 - bits).
     """
     with torch.no_grad():
         fine = a.bits > 2 * a.precision
@@ -232,7 +238,7 @@ def sqrt(a: FP) -> FP:
 
 
 def rsqrt(a: FP) -> FP:
-    """Return 1 / sqrt(a) for 2^-precision to 2^16; 17 rounds. For 0 the result is 0."""
+    """Return 1 / sqrt(a), for a from 2^-precision to 2^16; 17 rounds. For 0 the result is 0."""
     with torch.no_grad():
         found = _root(octave(a), "rsqrt", -0.5, a)
 
@@ -251,7 +257,7 @@ def _root(argument: Octave, name: str, power: float, like: FP) -> FP:
 
 
 def exp(a: FP) -> FP:
-    """Return e^a for -115 to 12: (1 + t + t^2 / 2)^128 with t = a / 128; 16 rounds.
+    """Return e^a for a from -115 to 12: (1 + t + t^2 / 2)^128 with t = a / 128; 16 rounds.
 
     >>> from vfl.tensors import fix_precision
     >>> torch.exp(fix_precision(torch.tensor([-1.0]))).get().float_precision()
@@ -272,9 +278,9 @@ def _exponential(a: FP) -> FP:
 
 
 def log(a: FP) -> FP:
-    """Return the natural logarithm for 2^-precision to 2^16.
+    """Return the natural logarithm, for a from 2^-precision to 2^16.
 
-    It takes 16 rounds. For 0 or less the result is arbitrary.
+    It takes 16 rounds. For a of 0 or less the result is arbitrary.
     """
     with torch.no_grad():
         found = _logarithm(octave(a), a)
@@ -287,9 +293,11 @@ def _logarithm(argument: Octave, like: FP) -> FP:
 
 
 def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
-    """Return exp(a) over its sum along an axis; elements may be at most 115 below the largest.
+    """Return exp(a) divided by its sum along an axis.
 
-    For n elements it takes log2(n) comparisons and selections, and 36 rounds.
+    Elements may be at most 115 below the largest element.
+
+    For n elements it takes the rounds of log2(n) comparisons and selections, and 36 more.
     """
     with torch.no_grad():
         found = _shares_of_sum(a, dim)[0]
@@ -301,7 +309,7 @@ def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
 
 
 def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
-    """Return the logarithm of `softmax`, at the same cost; its gradient uses the softmax."""
+    """Return the logarithm of `softmax`, with as many rounds; its gradient uses the softmax."""
     with torch.no_grad():
         above, parts, sums = _exponentials(a, dim)
         found = sub(above, _logarithm(sums, a))
@@ -314,7 +322,7 @@ def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
 
 
 def _exponentials(a: FP, dim: int) -> tuple[FP, FP, Octave]:
-    """Return a minus its largest element, the exponentials of that, and their sum."""
+    """Return a minus its largest element, the exponentials of these differences, and their sum."""
     a = detached(a)
     most, _ = largest(a, dim)
     above = sub(a, unsqueezed(most, dim))
@@ -337,7 +345,7 @@ def unsqueezed(a: FP, dim: int) -> FP:
 
 
 def sigmoid(a: FP) -> FP:
-    """Return 1 / (1 + exp(-a)), for any a; 16 rounds."""
+    """Return 1 / (1 + exp(-a)), for any a; takes 16 rounds."""
     with torch.no_grad():
         found = _step(detached(a), "sigmoid")
         slope: list[FP] = []
@@ -356,12 +364,12 @@ def tanh(a: FP) -> FP:
 
 
 def silu(a: FP, inplace: bool = False) -> FP:
-    """Return a sigmoid(a); two rounds more than `sigmoid`."""
+    """Return a sigmoid(a); takes two rounds more than `sigmoid`."""
     return mul(a, sigmoid(a))
 
 
 def gelu(a: FP, approximate: str = "none") -> FP:
-    """Return a times the normal distribution function, for any a; 18 rounds."""
+    """Return a times the normal distribution function at a, for any a; takes 18 rounds."""
     if approximate != "none":
         return mul(a, sigmoid(mul(add(a, mul(power(a, 3), 0.044715)), math.sqrt(8 / math.pi))))
     with torch.no_grad():
@@ -379,18 +387,19 @@ def erf(a: FP) -> FP:
 
 
 def _density(g: FP, a: FP) -> FP:
-    """Return a gradient times exp(-a^2 / 2) / sqrt(2 pi)."""
+    """Return the gradient g times exp(-a^2 / 2) / sqrt(2 pi)."""
     squares = square(clamp(detached(a), -_FLAT, _FLAT))
     return mul(g, mul(exp(mul(squares, -0.5)), 1 / math.sqrt(2 * math.pi)))
 
 
 def _step(a: FP, name: str) -> FP:
-    """Return a curve with f(-x) = 1 - f(x): a polynomial up to its end, then 0 and 1."""
+    """Return a curve with f(-x) = 1 - f(x): a polynomial near 0, and its limits 0 and 1 beyond."""
     end = _ENDS[name]
     a = a.divided()
     flags = less(stack([a, add(a, end), sub(end, a)]), 0)
     below, left, right = unbound(flags)
-    inside = add(sub(sub(whole(torch.ones(()), a), mul(below, 2)), right), left)  # with its sign
+    # The comparison with its sign.
+    inside = add(sub(sub(whole(torch.ones(()), a), mul(below, 2)), right), left)
     magnitude = at_precision(mul(a, inside), _INNER_BITS)
     t = sub(mul(magnitude, 2 / end), 1.0).divided()
     curve = polynomial(t, coefficients(name, 15, 0.0, end)).divided(_INNER_BITS)

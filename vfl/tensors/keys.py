@@ -1,8 +1,9 @@
-"""Keys of workers: public keys for sealing, and proof that a key belongs to a worker.
+"""Keys of workers: public keys for encryption, and proofs of which worker a key belongs to.
 
-Every worker has an X25519 key while its process lives; the leader forwards the public keys. A
-worker with an Ed25519 key in a file signs its X25519 key with it. Other workers that received its
-fingerprint through another channel than the leader accept no other key for it.
+Every worker has an X25519 key as long as its process runs; the leader forwards the public keys. A
+worker that has an Ed25519 key in a file signs its X25519 key with this key. Another worker that
+received the fingerprint of this key through a channel other than the leader accepts no other key
+for that worker.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _FINGERPRINT_DIGITS, _GROUP = 32, 4
 
 
 class WorkerKeys:
-    """The keys of one worker, and the known fingerprints of other workers.
+    """The keys of one worker, and the fingerprints of other workers that it knows.
 
     Args:
         name: name of the worker.
-        signing: the permanent key; None signs nothing.
-        known: fingerprints of other workers, by name. With one or more, the worker seals only for
-            these workers, and joins computations only with them.
+        signing: the permanent signing key; with None, nothing is signed.
+        known: known fingerprints of other workers, by name. If there is at least one, the worker
+            encrypts only for these workers, and joins computations only with them.
 
     Raises:
         UserError: a text is not a fingerprint.
@@ -60,9 +61,9 @@ class WorkerKeys:
 
     @property
     def public(self) -> bytes:
-        """Public X25519 key, 32 bytes.
+        """Public X25519 key of 32 bytes, perhaps with a signature.
 
-        With a permanent key, that key and its signature follow, 96 bytes.
+        If there is a permanent key, its public key and its signature follow, 96 bytes.
         """
         own = self._key.public
         if self._signing is None:
@@ -71,7 +72,7 @@ class WorkerKeys:
         return own + self._signing.public_key().public_bytes_raw() + signed
 
     def require_of(self, name: str, key: bytes) -> None:
-        """Refuse a public key of another worker, if fingerprints are known.
+        """If fingerprints are known, refuse a public key that is not the named worker's.
 
         Raises:
             AuthenticationError: the worker is unknown, or the key does not belong to it.
@@ -99,15 +100,15 @@ class WorkerKeys:
             )
 
     def agreed(self, key: bytes, about: str) -> bytes:
-        """Derive a common key for one purpose with the worker that owns a public key."""
+        """Derive the key that this worker and the owner of a public key share for one purpose."""
         own, other = self._key.public, key[:PUBLIC_BYTES]
         return self._key.key(other, _info(min(own, other), max(own, other), about))
 
     def unseal(self, parcel: bytes) -> bytes:
-        """Open a parcel of `seal`; each parcel opens once.
+        """Decrypt a message that `seal` encrypted for this worker; each message can be opened once.
 
         Raises:
-            AuthenticationError: the parcel is for another worker, was changed, or was opened
+            AuthenticationError: the message is for another worker, was changed, or was opened
                 before.
         """
         once, nonce, rest = (
@@ -128,7 +129,7 @@ class WorkerKeys:
         return content
 
     def _owner(self, key: bytes) -> str:
-        """Return the known worker that owns a key."""
+        """Return the name of the known worker that owns a key."""
         for name in [*self._known, self._name]:
             if self._is_of(name, key):
                 return name
@@ -154,17 +155,17 @@ class WorkerKeys:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Seal bytes for the worker of a public key, each time under a new key."""
+    """Encrypt bytes for the owner of a public key, each time with a new key."""
     once, nonce = Agreeing(), secrets.token_bytes(NONCE_BYTES)
     cipher = AESGCM(once.key(key[:PUBLIC_BYTES], _info(once.public, key[:PUBLIC_BYTES])))
     return once.public + nonce + cipher.encrypt(nonce, content, None)
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
-    """Read a key file, or create it if it is missing; only its owner can read it.
+    """Read a key file, or create the file if it is missing; only its owner can read it.
 
     Raises:
-        UserError: the file does not contain such a key.
+        UserError: the file does not contain an Ed25519 key.
     """
     if not path.exists():
         write_bytes(path, Ed25519PrivateKey.generate().private_bytes_raw())
@@ -183,7 +184,7 @@ def _statement(name: str, key: bytes) -> bytes:
 
 
 def _info(once: bytes, key: bytes, about: str = "seal") -> bytes:
-    """Return the data to which a key is bound."""
+    """Return the data on which a derived key depends."""
     return b"vfl.tensors " + about.encode() + once + key
 
 

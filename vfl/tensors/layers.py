@@ -36,7 +36,7 @@ from vfl.tensors.arithmetic import (
 from vfl.tensors.convolution import Geometry
 from vfl.tensors.shares import Here
 
-#: Padding value of images for max pooling; it is below every value that fits.
+#: Padding value of images for max pooling, below every value that can be represented.
 _LOWEST = -(2.0**25)
 
 
@@ -59,7 +59,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> FP:
-    """Convolve; plain images and filters are opened under masks in one round."""
+    """Return the convolution; images and filters are opened under masks, in one round."""
     if isinstance(padding, str):
         FP.refuse("conv2d with a padding by name")
     geometry = Geometry(
@@ -72,7 +72,7 @@ def conv2d(
 def _windows(
     x: FP, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], around: float
 ) -> FP:
-    """Return windows; axes (rows, channels, high, wide, window)."""
+    """Return the windows of images; axes (rows, channels, height, width, elements of a window)."""
     if any(padding):
         x = ar.padded(x, (padding[1], padding[1], padding[0], padding[0]), value=around)
     return gathered(
@@ -89,7 +89,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> FP:
-    """Return means of windows; no message."""
+    """Return the mean of each window; sends no message."""
     if ceil_mode or (not count_include_pad and padding):
         FP.refuse("avg_pool2d with ceil_mode or without its padding")
     size = _pair(kernel_size)
@@ -106,7 +106,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> FP:
-    """Return largest values of windows; see `largest`."""
+    """Return the largest value of each window; see `largest` for the rounds."""
     if ceil_mode or return_indices or _pair(dilation) != (1, 1):
         FP.refuse("max_pool2d with ceil_mode, dilation or indices")
     size = _pair(kernel_size)
@@ -115,7 +115,7 @@ def max_pool2d(
 
 
 def adaptive_avg_pool2d(x: FP, output_size: Any) -> FP:
-    """Return means of windows that divide the image."""
+    """Return the means of windows of equal size that divide the image."""
     wanted = [size or x.shape[at - 2] for at, size in enumerate(_pair(output_size))]
     size = [x.shape[at - 2] // each for at, each in enumerate(wanted)]
     if any(x.shape[at - 2] % each for at, each in enumerate(wanted)):
@@ -127,11 +127,12 @@ def adaptive_avg_pool2d(x: FP, output_size: Any) -> FP:
 
 
 def _normalised(x: FP, dims: Sequence[int], eps: float) -> tuple[FP, FP, FP]:
-    """Normalise to mean 0 and variance 1 along axes; return also the mean and the variance."""
+    """Normalise along axes to mean 0 and variance 1; also return the mean and the variance."""
     middle = mean(x, dims, keepdim=True)
     apart = sub(x, middle)
     variance = mean(square(apart), dims, keepdim=True)
-    # At least half a unit of the fraction, so that the square root has a positive argument.
+    # The variance gets at least half a unit of the last fraction bit, so that the square root has a
+    # positive argument.
     found = mul(apart, fn.rsqrt(add(variance, max(eps, 2.0**-x.precision))))
     return found, middle, variance
 
@@ -144,7 +145,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> FP:
-    """Normalise over the last axes; variances up to 2^16."""
+    """Normalise over the last axes; variances may be at most 2^16."""
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     found = _normalised(x, dims, eps)[0]
     found = found if weight is None else mul(found, weight)
@@ -162,9 +163,10 @@ def batch_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> FP:
-    """Normalise over all axes but the second; variances up to 2^16.
+    """Normalise over all axes except the second; variances may be at most 2^16.
 
-    In training the running mean and variance are updated; they are shares, as the parameters are.
+    In training, the function updates the running mean and variance, which are shares like the
+    parameters.
     """
     kept = (1, -1, *[1] * (x.dim() - 2))
     if training or running_mean is None:
@@ -191,7 +193,7 @@ def _move(running: Any, value: FP, momentum: float, factor: float) -> None:
 
 
 def dropout(x: FP, p: float = 0.5, training: bool = True, inplace: bool = False) -> FP:
-    """Set elements to zero at public random positions."""
+    """Set elements to zero at random positions, which are public."""
     if not training or p == 0:
         return x
     kept = torch.rand(x.shape) >= p
@@ -212,7 +214,7 @@ def _reduced(values: FP, reduction: str, count: float | None = None) -> FP:
 
 
 def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Return squared differences."""
+    """Return the squared differences, reduced."""
     a, b = ar.both(a, b)
     if a.shape != b.shape:
         FP.refuse("mse_loss of unequal shapes")
@@ -220,19 +222,19 @@ def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
 
 
 def l1_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Return magnitudes of differences."""
+    """Return the absolute differences, reduced."""
     return _reduced(ar.absolute(sub(a, b)), reduction)
 
 
 def one_hot(labels: FP, classes: int) -> FP:
-    """Convert integers to one-hot rows; shared integers are compared with every class."""
+    """Convert integer labels to one-hot rows; shared labels are compared with every class."""
     places = torch.arange(classes)
     if isinstance(labels.child, Here):
         return whole(labels.child.elements[..., None] == places, labels)
     return negated(different(fn.unsqueezed(labels, labels.dim()), whole(places, labels)))
 
 
-#: The label that torch ignores by default; no label has this value.
+#: The label that torch ignores by default; no valid label has this value.
 _IGNORED = -100
 
 
@@ -263,9 +265,9 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> FP:
-    """Cross-entropy of labels: public or shared integers, or one row of probabilities each.
+    """Return the cross-entropy of labels: public or shared integers, or rows of probabilities.
 
-    Labels that are shared as one row each, such as one-hot rows, need no comparison.
+    Labels that are shared as rows, such as one-hot rows, need no comparison.
     """
     if weight is not None or label_smoothing or ignore_index != _IGNORED:
         FP.refuse("cross_entropy with weights, label smoothing or an ignored label")
@@ -316,7 +318,7 @@ def binary_cross_entropy(
     return _reduced(ar.neg(total(mul(fn.log(both), hits), 0)), reduction)
 
 
-# Operations that have several forms of results under one name in torch.
+# Operations for which torch has several return types under one name.
 
 
 def _extreme(smallest: bool) -> Callable[..., Any]:
@@ -358,7 +360,7 @@ def _kept(a: Any, dim: int, keepdim: bool) -> Any:
 
 
 def _gather(a: FP, dim: int, index: Any, **_: Any) -> FP:
-    """Return elements at public positions along an axis."""
+    """Return the elements at public indices along an axis."""
     if isinstance(index, FP):
         FP.refuse("gather at shared places")
     return gathered(a, lambda at: at.gather(dim, index))
@@ -388,7 +390,7 @@ def _addcdiv(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
 
 
 def _addcmul(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
-    """Add value b c; for a small value, keep the product's fraction as Adam needs."""
+    """Return a + value b c; a small value keeps the product's fraction bits, as Adam needs."""
     found = square(b) if b is c else mul(b, c)
     return add(a, ar.scaled_briefly(found, value) if abs(value) <= 1 / 8 else mul(found, value))
 
@@ -418,7 +420,7 @@ def _zeros(a: FP, **_: Any) -> FP:
 
 
 def _moving(name: str) -> Callable[..., FP]:
-    """Return an operation of torch that only moves elements."""
+    """Return an operation of torch that only rearranges elements."""
     operation = getattr(torch.Tensor, name)
     return lambda a, *args, **kwargs: gathered(a, lambda at: operation(at, *args, **kwargs))
 

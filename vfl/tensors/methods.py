@@ -1,4 +1,4 @@
-"""`fix_precision`, `share` for modules, and the methods that `hook` gives to torch's classes."""
+"""`fix_precision`, `share` for modules, and the methods that `hook` adds to torch's classes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _METHODS: dict[type, dict[str, Any]] = {}
 
 
 def fix_precision(tensor: Any, bits: int = BITS) -> Any:
-    """Convert reals to fixed-precision numbers; for a pointer, see `share`.
+    """Convert real numbers to fixed-precision numbers; for a pointer, see `Unshared.share`.
 
     Args:
-        tensor: a torch tensor, or a pointer whose worker will share the values.
-        bits: number of bits after the point, 8 to 20.
+        tensor: a torch tensor, or a pointer to a tensor that its worker will share.
+        bits: number of fraction bits, 8 to 20.
     """
     require_range("bits", bits, 8, 20)
     if isinstance(tensor, PointerTensor):
@@ -37,11 +37,11 @@ def fix_precision(tensor: Any, bits: int = BITS) -> Any:
 
 
 class Unshared:
-    """Values of a pointer that its worker is going to share.
+    """Values of a pointer whose worker is going to share them.
 
     Args:
         pointer: pointer to a torch tensor.
-        bits: number of bits after the point.
+        bits: number of fraction bits.
     """
 
     def __init__(self, pointer: PointerTensor, bits: int) -> None:
@@ -51,9 +51,9 @@ class Unshared:
         return f"<{self.bits} bits, not shared yet: {self.pointer!r}>"
 
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
-        """Let the worker split its values among the holders.
+        """Ask the pointer's worker to split the values into shares for the holders.
 
-        Its reading rule applies to every share.
+        The values' reading rule applies to every share.
         """
         session, owner = Session.of(holders, dealer, mac), self.pointer.location
         if owner.remote != dealer.remote:
@@ -69,11 +69,12 @@ class Unshared:
 
 
 class Party:
-    """Shared tensors for a program that all parties run in separate processes.
+    """Shared tensors for a program that all parties run, each in a process of its own.
 
     Args:
-        member: this party, with agreed keys; see `vfl.mpc.many.members.Member`.
-        bits: number of bits after the point.
+        member: this party, with the keys that the parties agreed on; see
+            `vfl.mpc.many.members.Member`.
+        bits: number of fraction bits.
 
     >>> from vfl.mpc.many.members import LocalMembers
     >>> x = torch.tensor([1.5, -2.0])
@@ -91,12 +92,12 @@ class Party:
         self._session, self.bits = PartySession(member), bits
 
     def share(self, owner: int, shape: Sequence[int], values: Tensor | None) -> Any:
-        """Share values of one holder; no message.
+        """Share the values of one holder; sends no message.
 
         Args:
-            owner: role of the holder.
-            shape: their axes, which all parties know.
-            values: values at the owner; None elsewhere.
+            owner: role number of the holder that has the values.
+            shape: shape of the values, which all parties know.
+            values: the values at their owner; None at the other parties.
 
         Raises:
             RingRangeError: a value does not fit.
@@ -114,11 +115,11 @@ def share(
     """Replace a module's parameters by shares; return the module itself.
 
     Args:
-        module: module of layers that shared tensors support.
+        module: module whose layers shared tensors support.
         holders: 2 to 8 workers.
-        dealer: another worker that deals.
-        bits: number of bits after the point.
-        mac: whether shares carry MACs, which detect a false share.
+        dealer: another worker, which deals random material and sees no value.
+        bits: number of fraction bits.
+        mac: whether shares have MACs (message authentication codes), which detect a false share.
     """
     return on_parameters(
         module, lambda each: fix_precision(each, bits).share(*holders, dealer=dealer, mac=mac)
@@ -126,7 +127,7 @@ def share(
 
 
 def hook() -> None:
-    """Give torch's tensors and modules the methods `send`, `fix_precision`, `share` and `get`."""
+    """Add the methods `send`, `fix_precision`, `share` and `get` to torch's tensors and modules."""
     if not _METHODS:
         _METHODS[torch.Tensor] = {"send": send, "fix_precision": fix_precision}
         _METHODS[torch.nn.Module] = {"send": send, "share": share, "get": get}
@@ -136,7 +137,7 @@ def hook() -> None:
 
 
 def unhook() -> None:
-    """Remove the methods that `hook` gave."""
+    """Remove the methods that `hook` added."""
     for where, methods in _METHODS.items():
         for name in methods:
             delattr(where, name)

@@ -1,7 +1,7 @@
-"""Pointers to tensors at workers, and a worker's records by number; below workers and shares.
+"""Pointers to tensors at workers, and the records that a worker keeps of its tensors.
 
-A rule lists who may read a record. A `PointerTensor` passes every operation to its worker; the
-worker deletes the tensor when its last pointer is deleted.
+The rule of a record lists who may read its tensor. A `PointerTensor` sends every operation to its
+worker. When its last pointer is deleted, the worker deletes the tensor.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from vfl.tensors.base import ChainTensor, axes
 #: Name of the requester in this process.
 ME = "me"
 _EVERYBODY: frozenset[str] | None = None
-#: Handle of a tensor at a worker: its number there and its axes.
+#: Handle of a tensor at a worker: its number there and its shape.
 Handle = tuple[int, torch.Size]
 
 
 @dataclass(slots=True)
 class Rule:
-    """Permitted readers; all tensors on the same memory share one object.
+    """The names that may read a tensor; tensors that share memory share one rule object.
 
     Attributes:
-        readers: names, or None for everyone.
+        readers: names, or None if everyone may read.
     """
 
     readers: frozenset[str] | None = _EVERYBODY
 
     @property
     def hides(self) -> bool:
-        """Return whether some requesters may not read."""
+        """Return whether some requesters may not read the tensor."""
         return self.readers is not None
 
     def narrow(self, other: Rule) -> None:
-        """Remove readers that a second rule does not allow."""
+        """Remove the readers that a second rule does not allow."""
         if other.readers is not None:
             self.readers = other.readers if self.readers is None else self.readers & other.readers
 
 
 @dataclass(slots=True)
 class Held:
-    """A tensor at a worker, or a share.
+    """A worker's record of a tensor or of a share.
 
     Attributes:
         value: the tensor or share.
@@ -69,12 +69,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A dealer's mask, under which another worker hides values.
+    """A random mask at the dealer; another worker uses it to hide values.
 
     Attributes:
-        elements: elements of the field.
-        tokens: one token for each holder; only the dealer, that holder and the mask's receiver know
-            it.
+        elements: elements of the prime field.
+        tokens: one token for each holder; only the dealer, this holder and the receiver of the mask
+            know it.
     """
 
     elements: Tensor
@@ -82,7 +82,7 @@ class Mask:
 
     @property
     def shape(self) -> torch.Size:
-        """Axes of the mask."""
+        """Shape of the mask."""
         return self.elements.shape
 
 
@@ -95,18 +95,18 @@ class MaskShare:
 
     @property
     def shape(self) -> torch.Size:
-        """Axes of the share."""
+        """Shape of the share."""
         return self.shared.share.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Values minus a mask, sent to one holder.
+    """Values minus a mask, as one holder receives them.
 
     Attributes:
-        elements: elements of the field.
-        token: token of that holder and mask; it proves that its sender received the mask.
-        readers: names that may read the values, set by their owner.
+        elements: elements of the prime field.
+        token: token of this holder for this mask; it proves that the sender had received the mask.
+        readers: names that may read the values; the owner of the values set them.
     """
 
     elements: Tensor
@@ -115,18 +115,18 @@ class Masked:
 
     @property
     def shape(self) -> torch.Size:
-        """Axes of the values."""
+        """Shape of the values."""
         return self.elements.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """A teacher's votes and the terms of their counting; see `private.pate`.
+    """A teacher's votes, and the conditions for counting them; see `private.pate`.
 
     Attributes:
-        ones: axes (rows, classes).
-        sigma: standard deviation of the noise on a count.
-        name: identifier of these votes, which may be counted once.
+        ones: one-hot votes, axes (rows, classes).
+        sigma: standard deviation of the noise that each count must get.
+        name: identifier of these votes, which may be counted only once.
     """
 
     ones: Tensor
@@ -135,16 +135,16 @@ class Votes:
 
     @property
     def shape(self) -> torch.Size:
-        """Rows and classes."""
+        """Numbers of rows and classes."""
         return self.ones.shape
 
 
 class PointerTensor(ChainTensor):
-    """A pointer to a tensor at a worker.
+    """A tensor without values that points to a tensor at a worker.
 
     Args:
         location: the worker.
-        number: its number at the worker.
+        number: number of the tensor at the worker.
         shape: its axes.
     """
 
@@ -155,7 +155,7 @@ class PointerTensor(ChainTensor):
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the operation at the worker; the result is a pointer too."""
+        """Run an operation at the worker; the result is a pointer too."""
         first = args[0]
         if not isinstance(first, PointerTensor):
             first = _pointer_in([*args, *kwargs.values()])
@@ -170,26 +170,26 @@ class PointerTensor(ChainTensor):
         return [self]
 
     def get(self, requester: str = ME) -> Tensor:
-        """Return the tensor, if its owner allows it.
+        """Return the tensor, if its owner allows the requester to read it.
 
         Args:
-            requester: name of the requester; a worker in another process knows it from the
-                connection.
+            requester: name of the requester; a worker in another process takes the name from the
+                connection instead.
 
         Raises:
-            ConsentError: the owner does not allow it.
+            ConsentError: the owner does not allow the requester to read it.
             LostPeerError: the worker has ended.
         """
         found: Tensor = self.location.read(self.number, requester)
         return found
 
     def move(self, worker: Any) -> PointerTensor:
-        """Move the tensor to another worker under the same rule; its gradient is not moved.
+        """Move the tensor to another worker with the same rule; its gradient is not moved.
 
-        The message is sealed, so that the leader cannot read it.
+        The message is encrypted, so that the leader cannot read it.
 
         Raises:
-            ConsentError: the owner does not allow this worker to read it.
+            ConsentError: the owner does not allow the other worker to read the tensor.
         """
         parcel = self.location.pack(self.number, worker.name, worker.public_key())
         return PointerTensor(worker, *worker.accept(parcel))
@@ -199,7 +199,7 @@ class PointerTensor(ChainTensor):
         self.location.backward(self.number)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Record gradients for this tensor."""
+        """Set whether operations on this tensor record gradients."""
         self.location.require_grad(self.number, requires_grad)
         return self
 
@@ -216,7 +216,7 @@ class PointerTensor(ChainTensor):
 
     @property  # type: ignore[override]
     def grad(self) -> PointerTensor | None:
-        """A pointer to the gradient."""
+        """A pointer to the gradient, or None."""
         handle = self.location.gradient(self.number)
         return None if handle is None else PointerTensor(self.location, *handle)
 
@@ -243,10 +243,10 @@ def _pointer_in(values: Iterable[Any]) -> PointerTensor:
 
 
 def require_reader(rule: Rule, requester: str, owner: str, shape: torch.Size) -> None:
-    """Refuse a tensor to a requester that its rule does not name.
+    """Refuse a tensor to a requester that the tensor's rule does not allow.
 
     Raises:
-        ConsentError: the rule does not name the requester.
+        ConsentError: the rule does not allow the requester.
     """
     if rule.readers is not None and requester not in rule.readers:
         raise ConsentError(

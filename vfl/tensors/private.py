@@ -1,9 +1,10 @@
-"""Learning from workers' rows with noise: DP-SGD at the worker, and teachers' votes (PATE).
+"""Learning from workers' rows with noise: DP-SGD at the worker, and voting teachers (PATE).
 
 The rows stay with their workers. `PrivateTraining` lets a worker draw a batch of its own rows, clip
-each row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`. Only then do gradients
-leave the worker, within the budget that its owner granted. `pate` labels public rows by teachers'
-votes (Papernot et al. 2018): an aggregator counts them and reveals the winner of the noisy counts.
+each row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`. Only noisy gradients leave
+the worker, and only within the budget that the worker's owner granted. `pate` labels public rows by
+teachers' votes (Papernot et al. 2018): an aggregator counts the votes, adds noise to the counts and
+reveals the class with the largest noisy count.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vfl.tensors.base import axes
 from vfl.tensors.budgets import MOST_KINDS
 from vfl.tensors.pointers import Held, PointerTensor, Ref, Votes
 
-#: Layers of a network that a worker makes from its description, and their arguments.
+#: Layers that a description of a network may contain, and the arguments of each layer.
 _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "linear": (nn.Linear, ("in_features", "out_features")),
     "conv2d": (nn.Conv2d, ("in_channels", "out_channels", "kernel_size", "stride", "padding")),
@@ -39,10 +40,10 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Steps that a budget writes to disk in advance; a killed worker loses them.
+#: Number of steps that a budget writes to disk in advance; a worker that is killed loses them.
 _RESERVE = 64
-#: Returns the gradient of each row's loss at the output, from outputs and labels of axes (rows,
-#: width).
+#: Function that returns the gradient of each row's loss at the output, from outputs and labels of
+#: axes (rows, width).
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
     "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, *out.shape),
@@ -56,7 +57,7 @@ def _one_hot(truth: Tensor, rows: int, width: int) -> Tensor:
 
 
 def described(module: nn.Module) -> list[Any]:
-    """Describe a network of known layers as plain data.
+    """Describe a network of known layers as plain data, for a request.
 
     Raises:
         UserError: the network has an unsupported layer, or is not an `nn.Sequential`.
@@ -78,7 +79,7 @@ def described(module: nn.Module) -> list[Any]:
 
 
 def built(layers: Sequence[Any]) -> nn.Sequential:
-    """Build the network of a description; its initial weights do not matter.
+    """Build a network from a description; its initial weights are arbitrary.
 
     Raises:
         UserError: the description is invalid.
@@ -103,10 +104,11 @@ class Budget:
     """Privacy budget of one table for training with noise.
 
     Attributes:
-        epsilon, delta: differential privacy of one of its rows, for all uses together.
-        spent: steps that were taken.
-        version: torch's count of changes to the table at the time of the grant.
-        keep: called with the steps before they are spent, to write them to disk.
+        epsilon, delta: epsilon and delta for one row of the table, over all uses of the table
+            together.
+        spent: noise steps that were taken.
+        version: torch's counter of in-place changes to the table, at the time of the grant.
+        keep: function that writes the given steps to disk; called before they are spent.
     """
 
     epsilon: float
@@ -118,10 +120,10 @@ class Budget:
     _reserved: int = 0
 
     def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
-        """Count steps before they are taken; count all or none.
+        """Count steps before they are taken; either all of them are counted, or none.
 
         Raises:
-            ConsentError: the steps would cost more than the owner grants.
+            ConsentError: the steps would cost more than the owner's grant.
         """
         last = self.spent[-1] if self.spent else None
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
@@ -146,17 +148,18 @@ class Budget:
             )
         self._left -= steps
         self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
-        if self.spent[-1].steps > self._reserved:  # one write per step would double a step's time
+        # Writing to disk in every step would double the time of a step.
+        if self.spent[-1].steps > self._reserved:
             self._reserved = self.spent[-1].steps + min(_RESERVE, self._left)
             self.keep([*self.spent[:-1], replace(self.spent[-1], steps=self._reserved)])
 
     def settle(self) -> None:
-        """Return reserved steps that were not taken."""
+        """Write the steps to disk without those that were reserved but not taken."""
         if self._reserved:
             self.keep(self.spent)
 
     def _affordable(self) -> int:
-        """Return how many steps of the last kind the remaining budget allows."""
+        """Return how many steps of the last kind fit into the budget after the earlier kinds."""
         *before, new = self.spent
         if not before:
             rate, noise = new.sampling_rate, new.noise
@@ -177,9 +180,9 @@ class Budget:
 
 
 def promise_of(budget: Budget) -> PrivacyStatement:
-    """Return the guarantee of a budget for each record, however the budget is spent.
+    """Return a budget's privacy guarantee for each record, however the budget is spent.
 
-    Removing a record changes one vote of a teacher, as does changing its value.
+    Removing a record changes one vote of a teacher, just as changing its value does.
     """
     return PrivacyStatement(
         protects="records",
@@ -196,7 +199,7 @@ def promise_of(budget: Budget) -> PrivacyStatement:
 
 
 class Plan:
-    """A network as a worker uses it in one training; see `sanitised_gradients`."""
+    """The network of one training at a worker, with clip bound, noise and sampling rate."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.model = built(request["layers"])
@@ -211,23 +214,24 @@ class Plan:
 
     @property
     def law(self) -> kernel.NoisySum:
-        """The clipped sum of a batch and its noise."""
+        """Parameters of the noise that is added to the clipped sum of a batch."""
         return kernel.NoisySum(self.clip, self.noise * self.clip, sum(self.sizes))
 
     def gradients(
         self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Return gradients of a fresh batch: the noisy clipped sum over the expected rows.
+        """Return gradients of a new batch: the noisy clipped sum over the expected batch size.
 
         Args:
             inputs: all rows.
             labels: labels of the rows.
-            weights: weights for the gradients; by default the plan's own network.
+            weights: weights at which to compute the gradients; by default, the weights of the
+                plan's network.
 
         Raises:
             ValueError: the shapes of the weights differ from the network's.
         """
-        # torch treats an input with a missing axis as one row
+        # torch treats an input with one axis too few as a single row
         if inputs.shape[1:] not in self._proved:
             prove(self.clipper, self._rows_out, [inputs.shape[1:]], "the network to train")
             self._proved.add(inputs.shape[1:])
@@ -245,7 +249,7 @@ class Plan:
 
     @torch.no_grad()
     def _load(self, weights: Sequence[Tensor]) -> None:
-        """Load weights that the leader chose: their shapes must equal the network's own."""
+        """Load weights that the leader chose; their shapes must equal those of the network."""
         if [each.shape for each in weights] != [each.shape for each in self.weights]:
             raise ValueError("weights")
         for weight, new in zip(self.weights, weights, strict=True):
@@ -256,9 +260,10 @@ class Plan:
         return output.flatten(1) if output.dim() > 1 else output[:, None]
 
     def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
-        """Clip row by row: in a batch, the rounding of a row's products depends on its position.
+        """Return the clipped sum, computed row by row.
 
-        An attacker that chooses the weights could make such rounding decide every row's gradient.
+        In a batch, the rounding of a row's products depends on the row's position. An attacker who
+        chooses the weights could make such rounding decide every row's gradient.
         """
         passes: list[Pass] = []
         for row, one in zip(torch.split(batch, 1), torch.split(truth, 1), strict=True):
@@ -270,14 +275,15 @@ class Plan:
 
 
 def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]:
-    """At a worker: return noisy gradients of a batch of its rows; every requester may read them.
+    """Return noisy gradients of a batch of a worker's rows, which every requester may read.
 
     Args:
-        worker: worker that has the rows.
-        request: request of `PrivateTraining`; weights are tensors, or numbers of tensors here.
+        worker: worker that holds the rows.
+        request: request of `PrivateTraining`; its weights are tensors, or numbers of tensors at
+            this worker.
 
     Raises:
-        ConsentError: the owner allows no training with noise, or the budget is used up.
+        ConsentError: the owner allows no training with noise, or its budget is spent.
     """
     plan: Plan | None = worker.plans.get(request["plan"])
     if plan is None:
@@ -292,7 +298,7 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
     given = [_weight(worker, each) for each in request["weights"]]
     try:
         return plan.gradients(inputs, labels, given)
-    # the text of torch's error may hold values
+    # the text of torch's error may contain values
     except (RuntimeError, IndexError, TypeError, ValueError):
         raise UserError(
             "the network does not fit these rows",
@@ -303,7 +309,7 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
 
 
 def _weight(worker: Any, given: Any) -> Tensor:
-    """Return a weight that all parties may read, because gradients disclose facts about it."""
+    """Return a weight if all parties may read it, because gradients disclose facts about it."""
     if not isinstance(given, Ref):
         assert isinstance(given, Tensor), "a request holds tensors"
         return given
@@ -326,7 +332,8 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
             fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for what has a tag",
         )
-    if held.value._version != budget.version:  # after this change, one record may be in every row
+    # After a change of the table, one record may be in every row.
+    if held.value._version != budget.version:
         raise ConsentError(
             "this table was changed after its owner granted training with noise",
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
@@ -337,17 +344,17 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
 
 
 class PrivateTraining:
-    """DP-SGD over workers: in each step one random worker computes a noisy gradient.
+    """DP-SGD over several workers: in each step, a random worker computes a noisy gradient.
 
     Args:
-        module: `nn.Sequential` of layers that workers know; its weights are local, or at the only
-            table's worker.
-        inputs: for each worker, a pointer to its rows.
-        labels: pointers to the labels of these rows.
+        module: `nn.Sequential` of layers that workers know; its weights are in this process, or,
+            with a single table, at that table's worker.
+        inputs: pointers to the rows, one for each worker.
+        labels: pointers to the labels of these rows, one for each worker.
         loss: "mse", "cross_entropy" or "bce" (of logits).
-        clip: bound of a row's gradient (2-norm).
-        noise: standard deviation of the noise divided by `clip`.
-        batch_size: mean number of rows of a batch; each row is sampled independently.
+        clip: bound of the norm of each row's gradient (2-norm).
+        noise: standard deviation of the noise, divided by `clip`.
+        batch_size: expected number of rows in a batch; each row is drawn independently.
 
     >>> (alice,) = __import__("vfl").tensors.virtual("alice")
     >>> x, y = (alice.load(torch.ones(50, each), tag=f"{each}") for each in (3, 1))
@@ -383,10 +390,10 @@ class PrivateTraining:
         self._steps = [0] * len(inputs)
 
     def step(self) -> None:
-        """Leave a noisy gradient at every weight, for any optimiser.
+        """Set a noisy gradient at every weight, for any optimiser.
 
         Raises:
-            ConsentError: an owner's budget is spent.
+            ConsentError: the budget that an owner granted is spent.
         """
         at = secrets.randbelow(len(self._tables))
         inputs, labels = self._tables[at]
@@ -410,7 +417,7 @@ class PrivateTraining:
                 weight.grad = grad
 
     def statement(self, delta: float = 1e-5) -> PrivacyStatement:
-        """Return the guarantee of the steps so far for each row of every worker."""
+        """Return the privacy guarantee of the steps so far, for each row of every worker."""
         kinds = [
             GaussianSteps(self._noise, steps, rate)
             for steps, rate in zip(self._steps, self._rates, strict=True)
@@ -438,12 +445,12 @@ def _ref(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A network that votes.
+    """A network that votes for the class of public rows.
 
     Attributes:
-        network: network that returns a score of each class for a row.
-        aggregator: name of the only worker that may count this teacher's votes.
-        budget: budget for disclosure about its owner's records by its votes.
+        network: network that returns a score for each class of a row.
+        aggregator: name of the only worker that may count the teacher's votes.
+        budget: privacy budget of the teacher's records for all its votes.
     """
 
     network: nn.Module
@@ -451,10 +458,10 @@ class Teacher:
     budget: Budget
 
     def vote(self, rows: Tensor, sigma: float, where: str) -> Votes:
-        """Return one-hot votes for rows; they may be counted once, with noise.
+        """Return one-hot votes for rows; they may be counted only once, and with noise.
 
         Raises:
-            ConsentError: the owner's budget allows no more votes.
+            ConsentError: the owner's budget does not allow these votes.
         """
         with torch.no_grad():
             scores = self.network(rows)
@@ -464,14 +471,14 @@ class Teacher:
 
 
 def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
-    """At the aggregator: return the class with most noisy votes, or -1 if too few agree.
+    """Return the class with the largest noisy count of votes, or -1 if that count is too small.
 
-    Source: Papernot et al. 2018, section 3 (GNMax), with the largest noise that a teacher requires.
-    The threshold uses the same noisy counts, so it costs no further privacy.
+    Source: Papernot et al. 2018, section 3 (GNMax). The noise is the largest that any teacher
+    requires. The threshold is compared with the same noisy counts, so it costs no further privacy.
 
     Raises:
-        UserError: a row's votes are not one-hot; huge votes would make rounding remove votes and
-            noise.
+        UserError: the votes for a row are not one-hot. Huge votes would make rounding remove other
+            votes and the noise.
     """
     for each in votes:
         ones = each.ones
@@ -498,24 +505,27 @@ def pate(
     threshold: float = 0.0,
     delta: float = 1e-5,
 ) -> tuple[Tensor, PrivacyStatement]:
-    """Label public rows by secret votes of teachers; return the labels and the guarantee.
+    """Label public rows by secret votes of teachers; return labels and the privacy guarantee.
 
-    A teacher's owner decides who may count its votes, and the privacy budget of its records:
-    ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes are counted once. A record is in
-    the data of one teacher. Another value of it moves one vote, so counts differ by sqrt(2) at
-    most. Gaussian noise on all counts then bounds the cost for any votes (proposition 8). If
-    teachers agree, the true cost is smaller, but that cost would itself be secret.
+    A teacher's owner decides which worker may count the teacher's votes, and which privacy budget
+    the records have: ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes can be counted
+    only once. The guarantee assumes that a record is in the data of one teacher only. Changing a
+    record moves one vote to another class, so the counts change by at most sqrt(2). Gaussian noise
+    on all counts then bounds the privacy cost, whatever the votes are (proposition 8). If the
+    teachers agree, the true cost is smaller, but this smaller cost would itself have to stay
+    secret.
 
     Args:
-        teachers: workers, each with the name of its network.
-        rows: public rows, as the networks accept them.
-        aggregator: another worker, which counts votes and keeps the counts.
-        sigma: standard deviation of the noise on a count.
-        threshold: noisy votes necessary for an answer; with fewer, a row's label is -1.
-        delta: delta of the statement.
+        teachers: workers, each with the name of its voting network.
+        rows: public rows, in the form that the networks accept.
+        aggregator: another worker, which counts the votes and keeps the counts secret.
+        sigma: standard deviation of the noise on each count.
+        threshold: smallest noisy count for an answer; if the largest count is below it, the label
+            of the row is -1.
+        delta: delta of the privacy guarantee.
 
     Returns:
-        Labels, axes (rows,), and the statement.
+        Labels, axes (rows,), and the privacy guarantee.
     """
     require("sigma", sigma, "above 0", 0 < sigma < math.inf)
     pairs = list(teachers.items() if isinstance(teachers, Mapping) else teachers)

@@ -1,4 +1,4 @@
-"""Registration of `vfl.tensors` with the kernel."""
+"""Registration of `vfl.tensors` with the kernel of vfl."""
 
 from __future__ import annotations
 

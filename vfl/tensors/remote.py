@@ -1,11 +1,11 @@
-"""Workers in other processes: the pool to which they connect, and a worker's loop.
+"""Workers in other processes: the pool to which they connect, and the loop of a worker.
 
-The leader listens; each worker connects with its ticket, by the frames, the handshake and the TLS
-of `vfl.transport`. A request is the name of one of `requests.REQUESTS` and plain data (see `wire`);
-the answer is data, or an error that keeps its type. Messages between workers in a computation pass
-through the leader, sealed with keys that two workers agree on, so it cannot read them. The leader
-also forwards the workers' public keys. Workers that know each other's fingerprints detect false
-ones.
+The leader listens, and each worker connects with its ticket. Both use the frames, the handshake and
+the TLS of `vfl.transport`. A request consists of a name in `requests.REQUESTS` and plain data (see
+`wire`); the answer is data, or an error with its class. Messages between two workers in a
+computation pass through the leader. They are encrypted with keys that the two workers agree on, so
+the leader cannot read them. The leader also forwards the workers' public keys. Workers that know
+each other's fingerprints detect false public keys.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ _STEP_S, _IDLE_S = 600.0, 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Data that a worker needs to connect; its bearer is accepted as that worker.
+    """Data with which a worker connects; any process with the ticket is accepted as that worker.
 
     Attributes:
-        host, port: address on which the leader listens.
-        session: session of the pool.
+        host, port: address and port on which the leader listens.
+        session: identifier of the pool's session.
         name: name of the worker.
-        token: secret of this worker.
-        ca: certificate authority of the leader's TLS, PEM; empty for none, on one machine.
+        token: secret token of this worker.
+        ca: CA certificate for the leader's TLS, PEM; empty without TLS, which is possible only on
+            one machine.
     """
 
     host: str
@@ -84,7 +85,7 @@ class Ticket:
     ca: str = field(default="", repr=False)
 
     def write(self, path: Path) -> None:
-        """Write a file that only its owner can read."""
+        """Write the ticket to a file that only its owner can read."""
         path.touch(mode=0o600)
         path.chmod(0o600)
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -94,7 +95,7 @@ class Ticket:
         """Read a ticket from a file.
 
         Raises:
-            UserError: the file holds no ticket.
+            UserError: the file does not contain a ticket.
         """
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
@@ -107,23 +108,24 @@ class Ticket:
 
 
 class PoolLink(PolledLink, Protocol):
-    """Methods of a worker's link that a pool needs."""
+    """The methods of a worker's link that a pool uses."""
 
 
 class Pool:
-    """The workers in other processes, as this process reaches them; a context manager.
+    """The workers in other processes, as the leader reaches them; use it as a context manager.
 
     Args:
         names: names of the workers.
-        host, port: address to listen on; port 0 takes a free one.
-        tls: whether to encrypt, by a certificate that this pool makes; without it workers must be
-            on this machine.
-        rejoin_window_s: seconds in which a cut connection may reconnect.
-        store: folder for the largest count of every worker's store (`vfl worker --store`), which
-            detects a store restored from a copy; without a folder this is not detected.
+        host, port: address and port to listen on; port 0 takes any free port.
+        tls: whether to use TLS, with a certificate that the pool makes; without TLS, all workers
+            must be on this machine.
+        rejoin_window_s: seconds within which a broken connection may be restored.
+        store: folder that records the largest count of every worker's store (`vfl worker --store`).
+            By these counts the leader detects a store that was restored from a copy; without a
+            folder, it does not.
 
     Attributes:
-        tickets: each worker's ticket, by name.
+        tickets: each worker's ticket, by name of the worker.
 
     >>> with Pool("alice", "bob") as pool:
     ...     sorted(pool.tickets), pool.tickets["bob"].host
@@ -160,12 +162,12 @@ class Pool:
         )
 
     def write_tickets(self, folder: Path) -> None:
-        """Write a file for each worker: NAME.ticket."""
+        """Write a ticket file for each worker: NAME.ticket."""
         for name, ticket in self.tickets.items():
             ticket.write(Path(folder) / f"{name}.ticket")
 
     def page(self, name: str) -> str:
-        """Return the address of a page that acts as this worker, in a browser on this machine."""
+        """Return the address of a page that acts as this worker in a browser on this machine."""
         from vfl.tensors.browser import Pages
 
         if self._browser is None:
@@ -177,7 +179,7 @@ class Pool:
         """Wait for all workers to connect, and return them.
 
         Raises:
-            MissingPartyError: a worker did not connect; the error names it.
+            MissingPartyError: a worker did not connect in time; the error names it.
             RolledBackError: the store of a worker was restored from a copy.
         """
         if self._browser is not None:
@@ -189,15 +191,15 @@ class Pool:
         return list(self._workers.values())
 
     def ask(self, what: str, asked: Sequence[tuple[RemoteWorker, Sequence[Any]]]) -> list[Any]:
-        """Send requests to several workers at once; return each worker's answer.
+        """Send requests to several workers at once; return the answer of each worker.
 
         Raises:
             LostPeerError: a worker has disconnected.
-            VFLError: a worker failed; this is the first error.
+            VFLError: a worker failed; the first error is raised.
         """
         for worker, _ in asked:
             worker.require_alive()
-        # all are packed before the first is sent
+        # all requests are packed before the first one is sent
         requests = [worker.message(what, args) for worker, args in asked]
         for (worker, _), request in zip(asked, requests, strict=True):
             self._send(worker.name, request)
@@ -218,14 +220,17 @@ class Pool:
                 waiting.discard(name)
                 answers[name] = message["answer"]
                 continue
-            for other in waiting:  # workers that wait for the failed one
+            for other in waiting:  # workers that wait for a message of the failed worker
                 self._send(other, {"drop": errors[-1].what})
         if errors:
             raise min(errors, key=_rank)
         return [answers[worker.name] for worker, _ in asked]
 
     def _compare(self) -> None:
-        """Compare and store the counts of the workers' stores; pages have no stores."""
+        """Compare the counts of the workers' stores with recorded counts, and record them.
+
+        Pages have no stores.
+        """
         if self._witness is None:
             return
         here = [
@@ -240,8 +245,8 @@ class Pool:
                 self._witness.admit(worker.name, count)
 
     def close(self) -> None:
-        """Inform every worker of the pool's end, and stop listening."""
-        with suppress(VFLError):  # a disconnected worker sends no reply
+        """Notify every worker that the pool ends, and stop listening."""
+        with suppress(VFLError):  # a worker that has disconnected sends no reply
             self._compare()
         for name, worker in self._workers.items():
             if name in self._links and worker.lost is None:
@@ -252,7 +257,7 @@ class Pool:
         self._hub.close()
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-        """See `Worker.begin_session`; all workers must be of this pool."""
+        """See `Worker.begin_session`; all workers must belong to this pool."""
         everybody = (*holders, dealer)
         if any(worker.pool is not self for worker in everybody):
             raise UserError(
@@ -271,7 +276,7 @@ class Pool:
     def _next(
         self, waiting: set[str], errors: list[VFLError]
     ) -> tuple[str, Mapping[str, Any] | None]:
-        """Return the next message, or None for a worker that is lost."""
+        """Return the next message, or None if its worker is lost."""
         links = {name: self._links[name] for name in waiting}
         try:
             name, frame = receive_any(links)
@@ -311,7 +316,7 @@ class Pool:
         roles = [worker.name for worker in session]
         to = message["to"]
         if name not in roles or not 0 <= to < len(roles):
-            return  # not to the workers of the same computation
+            return  # not to workers of the same computation
         self._send(
             roles[to],
             {"relay": message["relay"], "from": roles.index(name), "frame": message["frame"]},
@@ -325,14 +330,14 @@ class Pool:
 
 
 class RemoteWorker:
-    """A worker in another process; it answers `requests.REQUESTS` like a `Worker`.
+    """A worker in another process; it answers `requests.REQUESTS`, as a `Worker` does.
 
     Args:
-        pool: pool to which it is connected.
-        name: the worker's name in messages and rules.
+        pool: pool to which the worker is connected.
+        name: the worker's name in messages and reading rules.
 
     Attributes:
-        lost: reason for the disconnection.
+        lost: error with which the worker disconnected; None while it is connected.
     """
 
     remote = True
@@ -364,11 +369,11 @@ class RemoteWorker:
         return self.pool.begin_session(holders, dealer, mac)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Delete tensors with the next request; callers may use this at any time."""
+        """Delete tensors together with the next request; safe to call at any time."""
         self._forgotten.extend(numbers)
 
     def message(self, what: str, args: Sequence[Any]) -> bytes:
-        """Pack a request as bytes."""
+        """Encode a request as bytes."""
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         grad = torch.is_grad_enabled()
         return packed(
@@ -392,11 +397,11 @@ class RemoteWorker:
 
 
 def serve(worker: Worker, ticket: Ticket) -> None:
-    """Act as a worker for the leader that made the ticket, until it ends the session.
+    """Act as a worker of the leader that made the ticket, until that leader ends the session.
 
     Args:
-        worker: worker with the tables that its owner has loaded.
-        ticket: ticket of this worker.
+        worker: worker, with the tables that its owner has loaded.
+        ticket: the ticket of this worker.
 
     Raises:
         LostPeerError: the leader has disconnected.
@@ -415,10 +420,10 @@ def serve(worker: Worker, ticket: Ticket) -> None:
 
 
 class _WorkerEnd:
-    """A worker's end of its connection.
+    """The worker's side of its connection to the leader.
 
     Args:
-        worker: worker that executes the requests.
+        worker: worker that executes requests.
         link: link to the leader.
     """
 
@@ -441,10 +446,10 @@ class _WorkerEnd:
         self._link.send(Frame(Kind.PROTOCOL, 0, packed(message)))
 
     def relayed(self, session: str, role: int) -> bytes:
-        """Return the next message of another worker in a computation.
+        """Return the next message that another worker sent in a computation.
 
         Raises:
-            PeerFailedError: the computation failed at another worker.
+            PeerFailedError: another worker failed in the computation.
         """
         waiting = self._relayed[session, role]
         while not waiting:
@@ -472,13 +477,13 @@ class _WorkerEnd:
             self._worker.forget(message.get("forget", ()))
             if what not in REQUESTS or not isinstance(args, list):
                 raise UserError("a worker has no request of this name", where=self._worker.name)
-            if what == "read":  # the connection identifies the requester
+            if what == "read":  # the connection determines who the requester is
                 args = [args[0], ME]
             with torch.set_grad_enabled(bool(message.get("grad", True))):
                 return {"answer": getattr(self._worker, what)(*args)}
         except VFLError as error:
             return {"error": {key: text for key, text in error.record().items() if text}}
-        except Exception as error:  # the text of the error may hold values
+        except Exception as error:  # the text of the error may contain values
             problem = ProtocolError(
                 "a worker could not execute the request",
                 where=f"{what} at {self._worker.name}",
@@ -489,10 +494,11 @@ class _WorkerEnd:
     def _join_session(
         self, session: str, role: int, holders: int, mac: bool, peers: Sequence[Sequence[Any]]
     ) -> None:
-        """Join a computation on shares, with keys of every pair.
+        """Join a computation on shares, with a key for each pair of workers.
 
-        Keys belong to this computation and these roles. A second computation with the same name, or
-        with other roles, would seal other messages under one key and nonce.
+        The keys are valid only for this computation and these roles. Otherwise, a second
+        computation with the same name or with other roles would encrypt other messages under the
+        same key and nonce.
         """
         keys = self._worker.keys
         if session in self._worker.members:
@@ -513,7 +519,7 @@ class _WorkerEnd:
 
 
 class _Sealed:
-    """A link to another worker through the leader, which cannot read the messages."""
+    """A link to another worker through the leader; the leader cannot read its messages."""
 
     def __init__(self, end: _WorkerEnd, session: str, role: int, other: int, key: bytes) -> None:
         self._end, self._session, self._other = end, session, other
@@ -541,7 +547,7 @@ class _Sealed:
 
 
 def _error_of(record: object, name: str) -> VFLError:
-    """Restore a worker's error with its type."""
+    """Convert a worker's error record back to an error of the same class."""
     texts = read_record(record, name)
     kinds = {kind.code: kind for kind in _kinds(VFLError)}
     kind = kinds.get(texts.pop("code"), ProtocolError)
@@ -553,7 +559,7 @@ def _kinds(kind: type[VFLError]) -> list[type[VFLError]]:
 
 
 def _rank(error: VFLError) -> int:
-    """Rank errors so that a cause precedes its consequences at other workers."""
+    """Return a rank by which a cause comes before its consequences at other workers."""
     if isinstance(error, LostPeerError):
         return 0
     return 2 if isinstance(error, PeerFailedError) else 1

@@ -1,9 +1,10 @@
 """Requests that a leader may send to a worker, and the range of every number in them.
 
-A request is a method of the worker that `asked` marks; its arguments are that method's parameters,
-and their types are defined here: each number has a least and a greatest value. Calls from this
-process and from other processes pass the same check. The parameters of a step on shares are in
-`STEPS` and `MAPS`, by step. Operands of torch's operations are values and positions in them.
+A request is a method of the worker that the decorator `asked` marks. Its arguments are that
+method's parameters, and their types are defined here: each number has a smallest and a largest
+value. Requests from this process and from other processes pass the same check. `STEPS` and `MAPS`
+define the parameters of each step on shares. Operands of torch's operations are tensors, numbers,
+slices, and nested lists of these.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from vfl.tensors.pointers import Ref
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: All requests of a worker, with the check of their arguments.
+#: All requests that a worker accepts, each with the check of its arguments.
 REQUESTS: dict[str, TypeAdapter[Any]] = {}
 
 _MOST_AXES, _MOST_ELEMENTS = 16, 1 << 32
 _MOST_NUMBER = (1 << 53) - 1
-#: Depth of nested lists that an operand may have.
+#: Largest depth of nested lists in an operand.
 _DEPTH = 8
 _ANY = ConfigDict(arbitrary_types_allowed=True)
 
@@ -64,10 +65,10 @@ Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Field(strict=True, max_length=1 << 16)]
 Parcel = Annotated[bytes, Strict()]
 Values = Annotated[Tensor, WithJsonSchema({"type": "tensor"})]
-#: Number of a tensor at the worker.
+#: Number of a tensor at a worker.
 Number = Annotated[int, Field(strict=True, ge=1, le=_MOST_NUMBER)]
 Numbers = list[Number]
-#: Count of a store.
+#: Counter of a store.
 Count = Annotated[int, Field(strict=True, ge=0, lt=MOST_COUNT)]
 At = Annotated[Ref, AfterValidator(_numbered), WithJsonSchema({"type": "tensor"})]
 Readers = list[Text] | None
@@ -87,11 +88,11 @@ Convolution = Literal["conv2d", "conv2d_input", "conv2d_weight"]
 Axes = Annotated[list[Annotated[int, Field(strict=True, ge=0, le=1 << 20)]],
                  Field(min_length=NUMBERS, max_length=NUMBERS)]  # fmt: skip
 Place = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
-#: For a computation on shares: a role in it, and the number of holders.
+#: Role number in a computation on shares, and number of holders.
 Role = Annotated[int, Field(strict=True, ge=0, le=MOST_HOLDERS)]
 Holders = Annotated[int, Field(strict=True, ge=2, le=MOST_HOLDERS)]
 Peers = Annotated[list[tuple[Text, Parcel]], Field(min_length=3, max_length=MOST_HOLDERS + 1)]
-#: Noise of a training divided by its clip bound, and noise of a count of votes.
+#: Noise of a training divided by its clip bound, and noise on a count of votes.
 Noise = Annotated[float, Field(strict=True, ge=0.01, le=1e6)]
 Clip = Annotated[float, Field(strict=True, ge=1e-6, le=1e6)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -102,7 +103,7 @@ Layer = Annotated[list[Text | Flag | list[Width | tuple[Width, ...]]], Field(max
 
 
 class NoisyStep(Settings, arbitrary_types_allowed=True):
-    """A step of `private.PrivateTraining`."""
+    """Arguments of one step of `private.PrivateTraining`."""
 
     plan: Text
     layers: Annotated[list[Layer], Field(max_length=1 << 10)]
@@ -116,15 +117,15 @@ class NoisyStep(Settings, arbitrary_types_allowed=True):
 
 
 class Contents(Settings, arbitrary_types_allowed=True):
-    """Content that one worker seals for another: a tensor, and fields of some kinds only.
+    """Content that one worker encrypts for another worker: a tensor and a few known fields.
 
     Attributes:
         value: elements of the tensor.
-        readers: names that may read it.
+        readers: names that may read the elements.
         share: whether the content is a share.
-        mask: tokens of the holders, for a mask.
-        token: token of the mask that hides a value.
-        votes: standard deviation of the noise of a count, and the name of the votes.
+        mask: tokens of the holders, if the content is a mask.
+        token: token of the mask that hides the value.
+        votes: standard deviation of the noise on each count, and the identifier of the votes.
     """
 
     value: Values
@@ -167,7 +168,7 @@ def _named_operands(values: Any) -> Any:
     return values
 
 
-#: Values in an operation of torch: integers of 64 bits, and any float that a tensor can contain.
+#: Values in an operation of torch: 64-bit integers, and any float that a tensor can contain.
 Operands = Annotated[Sequence[Any], PlainValidator(_operands), WithJsonSchema({"type": "operands"})]
 NamedOperands = Annotated[
     Mapping[str, Any], PlainValidator(_named_operands), WithJsonSchema({"type": "operands"})
@@ -178,7 +179,8 @@ def _adapters(types: Mapping[str, Any]) -> Mapping[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(each, config=_ANY) for name, each in types.items()}
 
 
-#: The parameters of each step on shares, and of each linear map after its name.
+#: The parameters of each step on shares, and the parameters that follow the name of each linear
+#: map.
 STEPS = _adapters({
     "plus": tuple[Values], "product": tuple[Product] | tuple[Convolution, Axes],
     "divide": tuple[Shift], "negative": tuple[()], "leading": tuple[Place, Place],
@@ -195,10 +197,10 @@ MAPS = _adapters({
 
 
 def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None:
-    """Refuse parameters that a step on shares does not have.
+    """Refuse parameters that a step on shares does not accept.
 
     Raises:
-        UserError: a parameter is out of its range, or the step is unknown.
+        UserError: a parameter is out of range, or no step has this name.
     """
     steps, (name, *rest) = STEPS, [kind, *parameters]
     if kind == "linear":
@@ -218,7 +220,7 @@ def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None
 
 
 def asked(method: F) -> F:
-    """Mark a method of a worker as a request: arguments out of their ranges raise UserError."""
+    """Mark a worker's method as a request; arguments out of their ranges raise UserError."""
     name, parameters = method.__name__, tuple(inspect.signature(method).parameters)
     REQUESTS[name] = adapter = TypeAdapter[Any](cast(Any, method), config=_ANY)
     check = adapter.validator.validate_python
@@ -226,7 +228,7 @@ def asked(method: F) -> F:
     @wraps(method)
     def door(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return check(ArgsKwargs((self, *args), kwargs))  # this calls the method
+            return check(ArgsKwargs((self, *args), kwargs))  # this call runs the method
         except ValidationError as error:
             raise _refused(error, f"{name} at {self.name}", parameters) from None
 
@@ -234,7 +236,7 @@ def asked(method: F) -> F:
 
 
 def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
-    """Return the first mistake; of the given value, show only a number or the type."""
+    """Return an error for the first mistake; of the value, it shows only a number or a type."""
     first, *_ = error.errors(include_url=False)
     place = list(first["loc"])
     if parameters and isinstance(place[0], int) and place[0] < len(parameters):

@@ -1,11 +1,12 @@
-"""Representations below fixed-precision tensors: local ring elements, or shares at workers.
+"""Representations of fixed-precision values: local ring elements, or shares at workers.
 
-Both implement a ring of integers. The protocols of the shares are those of `vfl.mpc.engine`, for
-many parties or with MACs: products with a dealer's triples, exact divisions, signs. Each holder has
-its own share; the leader sees none of the shares.
+Both represent integers of a ring or a prime field. The protocols on shares are those of
+`vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver triples, exact
+divisions, and signs. Each holder has one share; the leader sees no share.
 
-A step of a computation is a kind, operands and parameters in plain data, equal for all workers;
-`perform` executes it at each. Workers of this process without MACs are one `Lockstep`.
+A step of a computation consists of a kind, operands and parameters, given as plain data that are
+equal for all workers; each worker executes it by `perform`. If all workers are in this process and
+use no MACs, one `Lockstep` object computes for all of them.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from vfl.tensors.wire import packed
 
 
 def bilinear(name: str, numbers: Sequence[int] = ()) -> Operation:
-    """Return the product of a request; `numbers` describe a convolution's `Geometry`."""
+    """Return the bilinear map that a request names; `numbers` describe a `Geometry`."""
     if name in KINDS:
         return convolution(name, Geometry.of(numbers))
     return torch.mul if name == "mul" else matmul
 
 
-# Linear maps. Each accepts tensors with an axis in front: of holders, of a value and its MAC, or of
-# length 1.
+# Linear maps. Each linear map accepts tensors with one more axis in front: for the holders, for a
+# value and its MAC, or of length 1.
 
 
 def _added(one: Tensor, two: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def _summed(stack: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return stack.sum([each + 1 for each in dims], keepdim=keepdim) if dims else stack
 
 
-#: Maps that only move and add elements: the stack, its parameters, and further stacks.
+#: Linear maps that only move and add elements; arguments: a stack, the parameters, further stacks.
 LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "add": _added,
     "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
@@ -100,7 +101,7 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
 def mapped(
     numbers: Numbers, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]
 ) -> Tensor:
-    """Apply a linear map to stacks, selected by name."""
+    """Apply the linear map with this name to stacks of shares."""
     first, *others = stacks
     if name == "scale":  # multiplies by a public number
         return numbers.mul(first, parameters[0])
@@ -117,13 +118,14 @@ def mapped(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A worker's result of a step.
+    """The result of a step at one worker.
 
     Attributes:
-        value: its share, or the opened value.
-        operands: the operands of a product, with openings made meanwhile.
+        value: the worker's share of the result, or the opened value.
+        operands: the operands of a product, together with values that were opened under masks
+            meanwhile.
         readers: names that may read the value.
-        final: whether `readers` replaces the operands' rules.
+        final: whether `readers` replaces the rules of the operands.
     """
 
     value: Any
@@ -135,13 +137,13 @@ class Found:
 def perform(
     member: BeaverEngine, kind: str, operands: Sequence[Any], parameters: Sequence[Any]
 ) -> Found:
-    """Run one party's part of a step.
+    """Run one party's part of a step of a computation.
 
     Args:
-        member: a holder, the dealer, or all parties as one.
-        kind: "linear", "plus", "product", "divide", "negative", "leading", "transposed"; with MACs
-            also "mask", "input" and "disclose".
-        operands: its shares of the operands.
+        member: engine of a holder or the dealer, or of all parties together.
+        kind: "linear", "plus", "product", "divide", "negative", "leading", "blank" or "transposed";
+            with MACs also "mask", "input" and "disclose".
+        operands: the party's shares of the operands.
         parameters: parameters of the step.
     """
     if kind == "input":
@@ -180,7 +182,8 @@ def perform(
     raise UserError("no worker knows this step", got=kind)
 
 
-#: Linear maps of one tensor that only move elements, so that its opening moves too.
+#: Linear maps of one tensor that only move elements; a value opened under a mask can then be moved
+#: too.
 _MOVES = frozenset({"reshape", "expand", "gather", "pad", "clone"})
 
 
@@ -191,17 +194,17 @@ def _moved(operand: SharedTensor, name: str, parameters: Sequence[Any]) -> Opene
 
 
 def _as_share(operand: Any) -> Any:
-    """Treat a mask like any share, or at the dealer, which has all of it, as a blank one."""
+    """Return a mask as a share; the dealer, which has the whole mask, gets a blank share."""
     if isinstance(operand, Mask):
         return SharedTensor(blank((2, *operand.shape)), 0)
     return operand.shared if isinstance(operand, MaskShare) else operand
 
 
 def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None) -> Found:
-    """Share a mask that one reader may read; None means all readers.
+    """Share a random mask that one reader may read; None means that all readers may.
 
-    The pads depend on the reader. If the leader names different readers to the dealer and to a
-    holder, their shares do not fit together.
+    The key streams depend on the reader. If the leader names different readers to the dealer and to
+    a holder, their shares do not match.
     """
     name = "input" if reader is None else f"input of {reader}"
     (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], name)
@@ -216,10 +219,10 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 
 
 def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
-    """Share a masked value, for the readers that its owner allows.
+    """Share a masked value; the readers are those that the owner of the value allows.
 
-    The token proves that the sender received the mask. Otherwise the leader could submit its own
-    value under its own rule, and read the mask.
+    The token proves that the sender of the masked value had received the mask. Otherwise the leader
+    could send a value of its own with its own rule, and read the mask.
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:
@@ -233,7 +236,10 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
 
 
 def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: Operation) -> Found:
-    """Multiply; with an axis in front, element-wise factors get equal numbers of axes."""
+    """Multiply two shared tensors.
+
+    With an axis in front, element-wise factors first get equal numbers of axes.
+    """
     one, two = operands
     most = max(one.share.dim(), two.share.dim())
     same = not member.front or operation is not torch.mul or one.share.dim() == two.share.dim()
@@ -252,15 +258,14 @@ def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: 
 def elements_of(
     values: Tensor, bits: int, precision: int | None = None, hidden: bool = False
 ) -> Tensor:
-    """Encode reals as ring elements for which products of this precision still fit.
+    """Encode real numbers as ring elements, so that products of this precision still fit.
 
     Args:
         values: any float or integer tensor.
         bits: fraction bits.
         precision: fraction bits of the products; `bits` if not given.
         hidden: whether a value that does not fit becomes the nearest that does, and NaN becomes 0,
-            without an error: why there is no error: the values are secret, and an error would
-                disclose one.
+            without an error. The values are then secret, and an error would disclose a value.
 
     Raises:
         RingRangeError: a value does not fit.
@@ -274,7 +279,7 @@ def elements_of(
 
 
 def split(elements: Tensor, holders: int) -> list[Tensor]:
-    """Split ring elements into fresh additive shares."""
+    """Split ring elements into new additive shares."""
     stream = PadStream(secrets.token_bytes(KEY_BYTES))
     pads = [
         torch.from_numpy(stream.elements64(elements.numel(), "share", holder).view("i8"))
@@ -288,36 +293,36 @@ def split(elements: Tensor, holders: int) -> list[Tensor]:
 
 
 class Ring(Link, ABC):
-    """Integers modulo 2^64, or signed integers of a prime field."""
+    """Integers modulo 2^64, or signed integers of a prime field, in some representation."""
 
     shape: torch.Size
 
     @abstractmethod
     def linear(self, name: str, *parameters: Any, others: Sequence[Any] = ()) -> Any:
-        """Apply a linear map by name: one in `LINEAR`, "scale" or "by"; no message."""
+        """Apply a linear map by name: a map in `LINEAR`, "scale" or "by"; sends no message."""
 
     @abstractmethod
     def plus(self, public: Tensor) -> Any:
-        """Return the sum with public elements; no message."""
+        """Return the sum with public elements; sends no message."""
 
     @abstractmethod
     def product(self, other: Any, operation: str, *numbers: Any) -> Any:
-        """Apply the bilinear map named by `bilinear` with other elements of the same kind."""
+        """Apply the bilinear map with this name (see `bilinear`) to these and other elements."""
 
     @abstractmethod
     def divide(self, shift: int) -> Any:
-        """Divide by 2^shift, exact to one unit."""
+        """Divide by 2^shift, with an error of at most one unit."""
 
     @abstractmethod
     def negative(self) -> Any:
-        """Return 1 where an element is below 0, else 0."""
+        """Return 1 for each element below 0, and 0 for all others."""
 
     @abstractmethod
     def leading(self, low: int, high: int) -> Any:
-        """Return the position of a magnitude's leading one, from `low` to `high`, and the sign.
+        """Return where the leading one of a magnitude is, from `low` to `high`, and the sign.
 
-        The axes are (positions + 1, *axes of the elements): 1 at that position; the last entry is 1
-        below 0.
+        The axes are (positions + 1, *axes of the elements). The entry at the position of the
+        leading one is 1; the last entry is 1 for elements below 0.
         """
 
     @abstractmethod
@@ -330,7 +335,7 @@ class Ring(Link, ABC):
 
 
 class Here(Ring):
-    """Elements that only this process has."""
+    """Elements that are only in this process."""
 
     def __init__(self, elements: Tensor) -> None:
         self.elements, self.shape = elements, elements.shape
@@ -375,11 +380,11 @@ class Here(Ring):
 
 
 class Shares(Ring):
-    """Elements of which every holder has a share.
+    """Elements of which every holder has an additive share.
 
     Attributes:
-        session: session that computes on them.
-        parts: the session's references to them.
+        session: session of the workers that compute on them.
+        parts: the session's own references to the shares.
     """
 
     def __init__(self, session: Session, parts: Any, shape: Sequence[int]) -> None:
@@ -394,7 +399,7 @@ class Shares(Ring):
 
     @property
     def pointers(self) -> list[PointerTensor]:
-        """Pointers to every holder's share, and to the dealer's part."""
+        """Return pointers to every holder's share and to the dealer's part."""
         return self.session.pointers(self)
 
     def linear(self, name: str, *parameters: Any, others: Sequence[Shares] = ()) -> Shares:
@@ -406,15 +411,15 @@ class Shares(Ring):
         return self.session.do("plus", [self], public)
 
     def product(self, other: Shares, operation: str, *numbers: Any) -> Shares:
-        """See `Ring`; an opening under a mask stays valid for later products."""
+        """See `Ring`; values opened under masks stay valid for later products."""
         if operation == "matmul":
             fits = len(self.shape) == len(other.shape) >= 2 and self.shape[-1] == other.shape[-2]
             fits = fits and self.shape[:-2] == other.shape[:-2]
         elif operation in KINDS:
-            fits = True  # its geometry was made from these axes
+            fits = True  # the geometry was made from these shapes
         else:
             fits = _broadcast(self.shape, other.shape)
-        if not fits:  # refused before any party begins
+        if not fits:  # refused before any party begins to compute
             raise UserError(
                 "two shared tensors cannot be multiplied",
                 got=f"{axes(self.shape)} and {axes(other.shape)}",
@@ -435,7 +440,7 @@ class Shares(Ring):
         return self.session.do("leading", [self], low, high)
 
     def transposed(self) -> Shares:
-        """See `Ring`; an opening stays valid."""
+        """See `Ring`; values opened under masks stay valid."""
         if len(self.shape) < 2:
             raise UserError("only matrices can be transposed", got=axes(self.shape))
         return self.session.do("transposed", [self])
@@ -444,18 +449,18 @@ class Shares(Ring):
         """See `Ring`.
 
         Raises:
-            ConsentError: a holder does not allow this reader to have its share.
+            ConsentError: a holder does not allow this reader to read its share.
             CheatingError: a holder sent a false share.
         """
         return self.session.reveal(self, requester)
 
 
 class Session(ABC):
-    """Holders and a dealer that compute together; equal workers share one session.
+    """Holders and a dealer that compute together; the same workers share one session.
 
     Args:
         holders: 2 to 8 workers.
-        dealer: another worker that deals, and sees no value.
+        dealer: another worker, which deals random material and sees no value.
         mac: whether shares have MACs.
     """
 
@@ -464,7 +469,7 @@ class Session(ABC):
 
     @staticmethod
     def of(holders: Sequence[Any], dealer: Any, mac: bool = False) -> Session:
-        """Return the session of these workers.
+        """Return the session of these workers; begin it if there is none.
 
         Raises:
             BadOptionError: there are too few or too many workers, or a worker is named twice.
@@ -494,7 +499,7 @@ class Session(ABC):
         return found
 
     def forgotten(self) -> None:
-        """End the session; later tensors are shared in a new one."""
+        """End the session; tensors that are shared later use a new session."""
         for worker in self.workers:
             for key in [key for key, one in worker.sessions.items() if one is self]:
                 del worker.sessions[key]
@@ -511,15 +516,15 @@ class Session(ABC):
 
     @abstractmethod
     def split(self, elements: Tensor) -> Shares:
-        """Share elements of this process by fresh shares."""
+        """Split elements of this process into new shares."""
 
     @abstractmethod
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Share elements of a worker; its reading rule applies to every share."""
+        """Split a worker's elements into shares, which keep the elements' reading rule."""
 
     @abstractmethod
     def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
-        """Run a step at all workers; see `perform`."""
+        """Run a step of the computation at all workers; see `perform`."""
 
     @abstractmethod
     def reveal(self, shares: Shares, requester: str) -> Tensor:
@@ -527,16 +532,16 @@ class Session(ABC):
 
     @abstractmethod
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """Return pointers to each worker's part."""
+        """Return a pointer to the part of each worker."""
 
     def __len__(self) -> int:
-        """Return how many tensors every worker has, without those that it counts itself."""
+        """Return how many tensors every worker has in this session; 0 if workers count them."""
         return 0
 
 
 @dataclass(slots=True)
 class Stack:
-    """Shares of all holders in this process, and each one's rule; the dealer's rule is last."""
+    """The shares of all holders in this process, and each worker's rule; the dealer's is last."""
 
     value: SharedTensor
     rules: Sequence[Rule]
@@ -547,7 +552,7 @@ class Stack:
 
 
 class LockstepSession(Session):
-    """Workers in this process, computed together; see `vfl.mpc.many.members.Lockstep`."""
+    """Workers in this process, computed by one object; see `vfl.mpc.many.members.Lockstep`."""
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)
@@ -574,7 +579,7 @@ class LockstepSession(Session):
         self.require_own(operands)
         rules = self._rules(operands)
         values = [each.parts.value for each in operands]
-        if kind == "linear":  # the shortest way, because these steps are frequent
+        if kind == "linear":  # linear steps are frequent, so they skip `perform`
             share = mapped(RING, parameters[0], parameters[1:], [each.share for each in values])
             return self._kept(SharedTensor(share, 0), rules)
         found = perform(self._member, kind, values, parameters)
@@ -591,7 +596,7 @@ class LockstepSession(Session):
         return total
 
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """See `Session`; pointers are made when they are requested."""
+        """See `Session`; the pointers are made only when this method is called."""
         parts = [*shares.parts.value.share, blank(shares.shape)]
         return [
             worker.keep(SharedTensor(part, 0), rule)
@@ -603,7 +608,7 @@ class LockstepSession(Session):
         return Shares(self, Stack(value, rules, self), value.share.shape[1:])
 
     def _rules(self, operands: Sequence[Shares]) -> Sequence[Rule]:
-        """Return the reading rules of the result at every worker; a stopped worker raises here."""
+        """Return the result's reading rules at every worker; raise if a worker has stopped."""
         for worker in self.workers:
             worker.require_alive()
         owned = [each.parts.rules for each in operands if each.parts.rules is not self._open_rules]
@@ -617,12 +622,13 @@ class LockstepSession(Session):
 
 
 class PartySession(Session):
-    """One party of a computation; all parties run the same program in separate processes.
+    """One party in a computation where all parties run the same program, each in a process.
 
-    There is no leader, so a step takes only the messages of its protocol.
+    There is no leader, so a step sends only the messages of its protocol.
 
     Args:
-        member: this party; the last role is the dealer's, whose tensors are only shapes.
+        member: engine of this party; the last role is the dealer's, whose tensors have a shape but
+            no values.
     """
 
     def __init__(self, member: Member) -> None:
@@ -630,23 +636,23 @@ class PartySession(Session):
         self.member = member
 
     def split(self, elements: Tensor) -> Shares:
-        """Share values that all parties have; see `Session`."""
+        """Share values that all parties know; see `Session`."""
         share = elements if self.member.first else torch.zeros_like(elements)
         return self._kept(blank(elements.shape) if self.member.deals else share)
 
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Refuse, because this session has no workers."""
+        """Raise an error, because this session has no workers."""
         raise UserError(
             "a program of parties contains a pointer", fix="share values by their owner"
         )
 
     def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
-        """Share elements of one holder; no message.
+        """Share the elements of one holder; sends no message.
 
         Args:
-            owner: role of the holder.
-            shape: their axes, which all parties know.
-            elements: elements at the owner; None elsewhere.
+            owner: role number of the holder that has the elements.
+            shape: shape of the elements, which all parties know.
+            elements: the elements at their owner; None at the other parties.
         """
         shared = self.member._share(self.member.next_number(), owner, shape, elements, 0)
         return self._kept(shared.share)
@@ -659,7 +665,7 @@ class PartySession(Session):
         return Shares(self, found.value, found.value.shape)
 
     def reveal(self, shares: Shares, requester: str) -> Tensor:
-        """Reveal to all holders; the dealer receives zeros."""
+        """Reveal the elements to all holders; the dealer receives zeros."""
         found = self.member._revealed(self.member.next_number(), shares.parts, None)
         return torch.zeros(shares.shape, dtype=torch.int64) if found is None else found
 
@@ -676,8 +682,8 @@ class PointerSession(Session):
 
     Args:
         holders, dealer, mac: see `Session`.
-        ask: sends a request to several workers at once, each with its own arguments; returns their
-            answers.
+        ask: function that sends a request to several workers at once, each with its own arguments,
+            and returns their answers.
         name: name of the session at the workers.
     """
 
@@ -730,7 +736,8 @@ class PointerSession(Session):
         ]
         try:
             handles = self._ask("perform", asked)
-        except BaseException:  # the parties' operation counts would differ from here on
+        # Otherwise the numbers of operations at the parties would differ from here on.
+        except BaseException:
             self.forgotten()
             raise
         pointers = [
@@ -738,7 +745,8 @@ class PointerSession(Session):
             for worker, handle in zip(self.workers, handles, strict=True)
         ]
         shape = pointers[0].size()
-        behind = self.mac and kind != "disclose"  # the value and its MAC are the first axis
+        # A value and its MAC are the two entries of the first axis.
+        behind = self.mac and kind != "disclose"
         return Shares(self, pointers, shape[1:] if behind else shape)
 
     def reveal(self, shares: Shares, requester: str) -> Tensor:
@@ -783,7 +791,7 @@ class PointerSession(Session):
 
 
 def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-    """Start a session of workers in this process; with MACs each is a separate thread."""
+    """Begin a session of workers in this process; with MACs, each worker runs in its own thread."""
     if not mac:
         return LockstepSession(holders, dealer)
     parties = LocalParties(
@@ -808,6 +816,6 @@ def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
 
 
 def _broadcast(one: torch.Size, other: torch.Size) -> bool:
-    """Return whether two shapes broadcast, element by element."""
+    """Return whether two shapes can be broadcast together in an element-wise operation."""
     pairs = zip(reversed(one), reversed(other), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)

@@ -1,9 +1,9 @@
-"""Requests and answers as bytes: JSON, followed by the elements of tensors; parsing runs no code.
+"""Requests and answers as bytes: JSON, then the elements of tensors; decoding runs no code.
 
 A message is a length (4 bytes), JSON of that length, and raw little-endian elements. JSON holds
 plain values directly. Other values are an object of one key that names their kind: a tensor, the
-number of a tensor, a slice, bytes. A value of another kind is refused before an object is made of
-it.
+number of a tensor, a slice, or bytes. A value of any other kind is refused before an object is made
+from it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ _NUMPY = {
 
 
 def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) -> bytes:
-    """Pack a message as bytes.
+    """Encode a message as bytes.
 
     Args:
-        message: numbers, texts, tensors, slices, bytes, lists, tuples and tables of them.
-        ref: returns the number of an object that represents a tensor at the other end, or None.
+        message: numbers, texts, tensors, slices and bytes, or lists, tuples and dictionaries of
+            them.
+        ref: function that returns the number of a tensor if an object represents a tensor at the
+            peer, and otherwise None.
 
     Raises:
-        UserError: the message has another kind of value.
+        UserError: the message contains a value of another kind.
     """
     blobs: list[bytes] = []
 
@@ -92,11 +94,11 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
 
 
 def unpacked(payload: Payload, ref: Callable[[int], Any] = lambda number: None) -> Any:
-    """Unpack the message of `packed`.
+    """Decode a message that `packed` encoded.
 
     Args:
         payload: bytes from another process.
-        ref: returns the object that represents a tensor's number.
+        ref: function that returns the object that represents the tensor with a given number.
 
     Raises:
         ProtocolError: the bytes are not a message.

@@ -1,8 +1,9 @@
 """Workers that hold tensors, and functions that send tensors to them.
 
-A worker keeps its tensors by number and runs operations of `vfl.tensors.base.OPERATIONS` on them. A
-result may be read only by readers of every operand. A tensor is deleted with its last pointer.
-Requests to a worker are its methods that `asked` marks, with plain data.
+A worker keeps its tensors by number and runs operations of `vfl.tensors.base.OPERATIONS` on them.
+Only readers that may read every operand may read the result. A worker deletes a tensor when the
+last pointer to it is deleted. Requests to a worker are calls of its methods that `asked` marks,
+with plain data as arguments.
 
 A virtual worker is in this process: it protects no secret, but behaves like a worker that does.
 Workers of other processes are in `vfl.tensors.remote`.
@@ -84,17 +85,21 @@ class Worker:
     """A worker of this process.
 
     Args:
-        name: its name in messages and rules.
-        keys: its keys and known fingerprints; None makes new keys and knows no fingerprint.
-        ledger: storage in which budgets persist; without one they end with this process.
+        name: its name in messages and reading rules.
+        keys: its keys, and the fingerprints that it knows; with None, it makes new keys and knows
+            no fingerprint.
+        ledger: store that keeps budgets when the process ends; without a store, budgets end with
+            this process.
 
     Attributes:
-        keys: keys with which others seal for it.
-        budgets: budgets that its owner grants for training with noise, by number of the rows.
-        members: its parts in computations on shares, by session.
-        plans: networks that it trains with noise, by training.
-        teachers: networks that vote, by name.
-        join: joins a computation of workers in other processes; None for workers in this process.
+        keys: keys with which others encrypt for this worker.
+        budgets: budgets that the worker's owner grants for training with noise, by number of the
+            tensor.
+        members: the worker's parts in computations on shares, by session.
+        plans: networks in trainings with noise at this worker, by training.
+        teachers: networks that vote, by name of the network.
+        join: function that joins a computation of workers in other processes; None for workers in
+            this process.
     """
 
     remote = False
@@ -124,18 +129,18 @@ class Worker:
     def __len__(self) -> int:
         return len(self._held) + sum(len(each) for each in self.sessions.values())
 
-    # Methods for its owner.
+    # Methods for the worker's owner.
 
     def load(
         self, tensor: Tensor, readers: Iterable[str] | None = (), tag: str = ""
     ) -> PointerTensor:
-        """Store a tensor that only `readers` may get; by default it has no readers.
+        """Store a tensor that only `readers` may read; by default, there are none.
 
         Args:
-            tensor: tensor to copy and store.
-            readers: names; None means everyone.
-            tag: name under which `find` finds it, also from other processes; the tensor then
-                persists.
+            tensor: tensor whose copy is stored.
+            readers: names of permitted readers; None means everyone.
+            tag: name under which `find` returns the tensor, also in other processes; with a name,
+                the tensor is kept until the worker ends.
         """
         rule = Rule(None if readers is None else frozenset(readers))
         pointer = self.keep(tensor.detach().clone().requires_grad_(tensor.requires_grad), rule)
@@ -144,7 +149,7 @@ class Worker:
         return pointer
 
     def allow(self, tensor: Any, reader: str = ME) -> None:
-        """Allow a reader to get a tensor, or this worker's share of one."""
+        """Allow a reader to read a tensor, or this worker's share of a tensor."""
         for pointer in tensor.pointers():
             if pointer.location is self:
                 held = self.held(pointer)
@@ -153,12 +158,13 @@ class Worker:
                         rule.readers |= {reader}
 
     def grant(self, tag: str, *, epsilon: float, delta: float = 1e-5) -> None:
-        """Allow trainings to take noisy gradients from a tensor that was loaded under a name.
+        """Allow trainings to compute noisy gradients from a tensor that was loaded under a name.
 
         Args:
-            tag: name of the rows, or of their labels; a training needs grants for both.
-            epsilon: budget of all trainings together, including earlier spending in a ledger.
-            delta: delta of that budget.
+            tag: name of the rows or of their labels; a training needs a grant for both.
+            epsilon: privacy budget of all trainings together, including earlier spending in a
+                ledger.
+            delta: delta of this budget.
         """
         number, _ = self.find(tag)
         budget = Budget(epsilon, delta, version=self._tensor(number)._version)
@@ -177,32 +183,32 @@ class Worker:
         epsilon: float,
         delta: float = 1e-5,
     ) -> None:
-        """Let a network vote on public rows; see `private.pate`.
+        """Let a network vote for the classes of public rows; see `private.pate`.
 
         Args:
             tag: name of the network in requests.
-            network: network that was trained on its owner's rows.
-            aggregator: name of the worker that may count its votes.
-            epsilon: budget of all its votes together.
-            delta: delta of that budget.
+            network: network that was trained on rows of the worker's owner.
+            aggregator: name of the worker that may count the votes.
+            epsilon: privacy budget of all votes together.
+            delta: delta of this budget.
         """
         budget = Budget(epsilon, delta)
         self.teachers[tag] = Teacher(network, aggregator, budget)
         self._granted.append(budget)
 
     def granted(self) -> PrivacyStatement:
-        """Return the guarantee for one record, which may be in all tables, under all grants so far.
+        """Return the guarantee for a record, in all tables, under all grants so far.
 
-        Tables, teachers and repeated grants are accounted separately, so epsilons and deltas add
-        up.
+        Tables, teachers and repeated grants are accounted separately, so their epsilons and deltas
+        are added.
 
         Raises:
-            PrivacyError: no budget was granted.
+            PrivacyError: the owner has granted no budget.
         """
         return added(map(promise_of, self._granted))
 
     def stop(self) -> None:
-        """Stop, and delete all tensors; later requests raise LostPeerError."""
+        """Stop the worker and delete all its tensors; later requests raise LostPeerError."""
         if not self._stopped:
             for budget in self.budgets.values():
                 budget.settle()
@@ -214,14 +220,14 @@ class Worker:
 
     @asked
     def store(self, value: Values, readers: Readers = None) -> Handle:
-        """Keep a tensor that a requester sends."""
+        """Store a tensor that a requester sends."""
         rule = Rule(None if readers is None else frozenset(readers))
         kept = value.detach().clone().requires_grad_(value.requires_grad)
         return self._kept(kept, rule)
 
     @asked
     def find(self, tag: Text) -> Handle:
-        """Return the tensor that the owner loaded under a name.
+        """Return the tensor that the worker's owner loaded under a name.
 
         Raises:
             UnknownNameError: no tensor has this name.
@@ -238,7 +244,7 @@ class Worker:
 
     @asked
     def run(self, name: Text, args: Operands, kwargs: NamedOperands) -> Handle:
-        """Run an operation on tensors of this worker.
+        """Run an operation on tensors at this worker.
 
         Raises:
             UserError: the operation is not allowed, or an operand belongs to another worker.
@@ -246,7 +252,7 @@ class Worker:
         call = OPERATIONS.get(name)
         if call is None:
             PointerTensor.refuse(name)
-        # A result written to memory with another reader would bypass its rule.
+        # A result written into the memory of a tensor with other readers would bypass its own rule.
         if kwargs and ("out" in kwargs or kwargs.get("inplace")):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
         if name.endswith("batch_norm") and (kwargs.get("training") or any(args[5:6])):
@@ -266,7 +272,9 @@ class Worker:
             PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if name in VIEWS else Rule()
         for each in used:
-            if each.value is result:  # a tensor is stored once, with one rule and one gradient
+            # If a tensor is already stored, its record, with one rule and one gradient, is used
+            # again.
+            if each.value is result:
                 rule, result = each.rule, result.view_as(result)
         if hidden:
             for each in used:
@@ -282,17 +290,17 @@ class Worker:
         used: Sequence[Held],
         hidden: Collection[int],
     ) -> Any:
-        """Compute the result; its axes, and errors, may depend on values of public operands only.
+        """Compute a result; its shape and errors may depend on values of public operands only.
 
         Raises:
-            UserError: torch cannot compute the operation.
+            UserError: torch cannot compute this operation.
         """
         form: Form | None = None
         try:
             if hidden:
                 form = foreseen(call, args, kwargs, hidden)
             result = call(*args, **kwargs)
-        except UNFIT:  # the text of torch's error may hold values
+        except UNFIT:  # the text of torch's error may contain values
             if form is None:
                 raise UserError(
                     "torch cannot do this with these operands",
@@ -310,10 +318,10 @@ class Worker:
 
     @asked
     def read(self, number: Number, requester: Text = ME) -> Tensor:
-        """Return a tensor, or this worker's share of one, to a reader that its rule names.
+        """Return a tensor, or this worker's share of it, to a reader that its rule allows.
 
         Raises:
-            ConsentError: the rule does not name this reader.
+            ConsentError: the rule does not allow this reader.
         """
         held = self._of(number)
         require_reader(held.rule, requester, self.name, held.value.shape)
@@ -328,42 +336,44 @@ class Worker:
 
     @asked
     def note(self, number: Number) -> tuple[torch.dtype, bool]:
-        """Return the type of a tensor's elements, and whether it records gradients."""
+        """Return a tensor's element type, and whether operations on it record gradients."""
         value = self._tensor(number)
         return value.dtype, value.requires_grad
 
     @asked
     def require_grad(self, number: Number, wanted: Flag) -> None:
-        """Record gradients for a tensor, or stop that."""
+        """Set whether operations on a tensor record gradients."""
         self._tensor(number).requires_grad_(wanted)
 
     @asked
     def gradient(self, number: Number) -> Handle | None:
-        """Return the gradient of a tensor."""
+        """Return a handle of the gradient of a tensor, or None."""
         value = self._tensor(number)
         grad = value.grad if value.is_leaf else None
         return None if grad is None else self._kept(grad, self._of(number).grad_rule)
 
     @asked
     def set_gradient(self, number: Number, other: Number | None) -> None:
-        """Replace a gradient by another tensor, or remove it."""
+        """Set a tensor's gradient to a copy of another tensor, or remove it."""
         held = self._of(number)
-        # It is a copy, because later gradients are added to it and must not reach other readers.
+        # The gradient is a copy, because later gradients are added to it and must not reach other
+        # readers.
         held.value.grad = None if other is None else self._tensor(other).detach().clone()
         held.grad_rule = Rule(None if other is None else self._of(other).rule.readers)
 
     @asked
     def backward(self, number: Number) -> None:
-        """Compute gradients of all tensors here that a scalar depends on, for its readers."""
+        """Compute a scalar's gradients, with its reading rule, for all tensors it depends on."""
         loss = self._of(number)
-        # Only tensors that still exist get gradients: a gradient without a rule would have no owner
-        # to refuse it.
+        # Only tensors that still exist get gradients, because no rule would protect the gradient of
+        # a deleted tensor.
         leaves = [
             each
             for each in self._held.values()
             if isinstance(each.value, Tensor) and each.value.requires_grad and each.value.is_leaf
         ]
-        # Narrow the rules first: if torch fails midway, some tensors already have their gradients.
+        # Restrict the rules first: if torch fails midway, some tensors already have their
+        # gradients.
         for each in leaves:
             each.grad_rule.narrow(loss.rule)
         try:
@@ -384,16 +394,17 @@ class Worker:
             if number not in self._tags.values():
                 self._held.pop(number, None)
 
-    # Tensors for another worker, sealed so that the leader cannot read them.
+    # Tensors for another worker, encrypted so that the leader cannot read them.
 
     @asked
     def age(self, known: Count) -> int:
-        """Return the store's count, which only grows.
+        """Return the counter of the store, which only increases.
 
-        It is 0 without a store. See `vfl.session.store.witness`.
+        It is 0 if there is no store. See `vfl.session.store.witness`.
 
         Raises:
-            RolledBackError: the leader knows a larger count.
+            RolledBackError: the leader knows a larger counter, so the store was restored from a
+                copy.
         """
         if self._ledger is None:
             return 0
@@ -402,25 +413,25 @@ class Worker:
 
     @asked
     def count(self) -> int:
-        """Return the number of tensors here."""
+        """Return the number of tensors at this worker."""
         return len(self)
 
     @asked
     def public_key(self) -> bytes:
-        """Return the key with which others seal for this worker; see `WorkerKeys.public`."""
+        """Return the public key for encryption to this worker; see `WorkerKeys.public`."""
         return self.keys.public
 
     @asked
     def pack(self, number: Number, reader: Text, key: Parcel) -> bytes:
-        """Seal a tensor for another worker, with its rule.
+        """Encrypt a tensor and its rule for another worker.
 
         Args:
             number: number of the tensor.
-            reader: the other worker's name, which the rule must allow.
+            reader: name of the other worker, which the rule must allow.
             key: the other worker's public key.
 
         Raises:
-            ConsentError: the owner does not allow this worker to read it.
+            ConsentError: the owner does not allow the other worker to read the tensor.
             AuthenticationError: the key does not belong to that worker.
         """
         held = self._of(number)
@@ -431,7 +442,7 @@ class Worker:
         if isinstance(held.value, Mask):
             if (
                 number in self._handed_out
-            ):  # two values under one mask would reveal their difference
+            ):  # two values hidden by the same mask would disclose their difference
                 raise ConsentError("a mask can be given out only once", where=self.name)
             self._handed_out.add(number)
             content |= {"value": held.value.elements, "mask": list(held.value.tokens)}
@@ -443,10 +454,10 @@ class Worker:
 
     @asked
     def accept(self, parcel: Parcel) -> Handle:
-        """Open a tensor that another worker sealed for this one; each parcel opens once.
+        """Store a tensor that another worker encrypted for this one; each message opens once.
 
         Raises:
-            AuthenticationError: the parcel is for another worker, was changed, or was opened
+            AuthenticationError: the message is for another worker, was changed, or was opened
                 before.
         """
         content = Contents.model_validate(unpacked(self.keys.unseal(parcel)))
@@ -467,7 +478,7 @@ class Worker:
 
     @asked
     def split(self, number: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """Split a tensor's elements into fresh shares, each sealed for a holder, under its rule."""
+        """Split a tensor's elements into new shares, each encrypted for a holder, with its rule."""
         self.keys.require_known(keys)
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
@@ -480,9 +491,9 @@ class Worker:
 
     @asked
     def masked(self, number: Number, mask: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """Return a tensor minus a mask that a dealer sealed for this worker, under its rule.
+        """Return a tensor minus a mask that a dealer encrypted for this worker, with its rule.
 
-        The mask can be used only once.
+        Each mask can be used only once.
 
         Args:
             number: number of the tensor.
@@ -491,7 +502,7 @@ class Worker:
             keys: public keys of the holders.
 
         Returns:
-            One parcel for each holder.
+            An encrypted message for each holder.
         """
         self.keys.require_known(keys)
         held, pad = self._of(number), self._held.pop(mask, None)
@@ -507,7 +518,7 @@ class Worker:
 
     @asked
     def sit(self, session: Text, role: Role, holders: Holders, mac: Flag, peers: Peers) -> None:
-        """Join a computation on shares by links; only workers in other processes can do so."""
+        """Join a computation on shares; only workers in other processes can do so."""
         if self.join is None:
             raise UserError(
                 "a worker of this process cannot join workers of other processes", where=self.name
@@ -517,7 +528,7 @@ class Worker:
         self.join(session, role, holders, mac, peers)
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Any:
-        """Begin a computation of workers of this kind."""
+        """Begin a computation of workers in this process."""
         return begin_session(holders, dealer, mac)
 
     @asked
@@ -542,15 +553,15 @@ class Worker:
 
     @asked
     def private_step(self, request: NoisyStep) -> list[Tensor]:
-        """Return noisy gradients, clipped by row, of rows that are here."""
+        """Return noisy gradients of rows at this worker; each row's gradient is clipped."""
         return sanitised_gradients(self, dict(request))
 
     @asked
     def vote(self, tag: Text, rows: Values, sigma: Sigma) -> Handle:
-        """Return the votes of an owner's network for rows, for an aggregator that adds noise.
+        """Return a network's votes for rows; only an aggregator that adds noise may count them.
 
         Raises:
-            ConsentError: the owner's budget allows no more votes.
+            ConsentError: the owner's budget does not allow these votes.
         """
         if tag not in self.teachers:
             raise UnknownNameError(
@@ -563,7 +574,8 @@ class Worker:
         teacher = self.teachers[tag]
         try:
             votes = teacher.vote(rows, sigma, self.name)
-        except (RuntimeError, IndexError, TypeError):  # the text of torch's error may hold values
+        # The text of torch's error may contain values.
+        except (RuntimeError, IndexError, TypeError):
             raise UserError(
                 "the network does not accept these rows", where=self.name, got=axes(rows.shape)
             ) from None
@@ -571,10 +583,11 @@ class Worker:
 
     @asked
     def tally(self, numbers: Numbers, threshold: Threshold) -> Tensor:
-        """Label rows by the votes that teachers sent here, with noise; see `private`.
+        """Label rows by teachers' votes at this worker, with noise; see `private.tally`.
 
         Raises:
-            ConsentError: a teacher names another aggregator, or its votes were counted before.
+            ConsentError: a teacher allows only another aggregator, or its votes were counted
+                before.
         """
         held = [self._of(number) for number in numbers]
         votes = [each.value for each in held]
@@ -595,23 +608,23 @@ class Worker:
     # Internal methods.
 
     def keep(self, value: Any, rule: Rule) -> PointerTensor:
-        """Store a value under a number; return a pointer to it."""
+        """Store a value under a new number; return a pointer to it."""
         return PointerTensor(self, *self._kept(value, rule))
 
     def held(self, pointer: PointerTensor) -> Held:
-        """Return the record of a pointer to this worker.
+        """Return the record to which a pointer at this worker refers.
 
         Raises:
-            LostPeerError: the worker has ended.
+            LostPeerError: the worker has stopped.
         """
         return self._of(pointer.number)
 
     def held_at(self, number: int) -> Held:
-        """Return the record of a number."""
+        """Return the record with a number."""
         return self._of(number)
 
     def require_alive(self) -> None:
-        """Refuse requests to a worker that has stopped.
+        """Raise an error if the worker has stopped.
 
         Raises:
             LostPeerError: the worker has stopped.
@@ -668,7 +681,7 @@ class Worker:
 
 
 def virtual(*names: str) -> list[Worker]:
-    """Make workers of this process, by name.
+    """Make workers in this process, one for each name.
 
     >>> alice, bob = virtual("alice", "bob")
     >>> alice
@@ -684,7 +697,7 @@ def find(worker: Any, tag: str) -> PointerTensor:
 
 
 def send(tensor: Any, worker: Any) -> Any:
-    """Send a tensor to a worker, or replace a module's parameters by tensors at workers."""
+    """Send a tensor to a worker; for a module, replace its parameters by tensors at the worker."""
     if isinstance(tensor, torch.nn.Module):
         return on_parameters(tensor, lambda each: send(each, worker))
     if isinstance(tensor, ChainTensor):
@@ -698,7 +711,7 @@ def send(tensor: Any, worker: Any) -> Any:
 
 
 def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torch.nn.Module:
-    """Replace every parameter and buffer by the result of `change`; return the module itself."""
+    """Replace every parameter and buffer by the result of `change`; return the same module."""
     for each in module.modules():
         for kept in (each._parameters, each._buffers):
             for name, value in kept.items():
@@ -708,7 +721,7 @@ def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torc
 
 
 def get(module: torch.nn.Module) -> torch.nn.Module:
-    """Bring a module's parameters back to this process."""
+    """Bring a module's parameters back to this process; return the same module."""
 
     def here(value: Any) -> Any:
         got: Tensor = value.get() if isinstance(value, ChainTensor) else value  # type: ignore[attr-defined]

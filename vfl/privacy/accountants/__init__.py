@@ -8,8 +8,8 @@
 two. `rdp` needs no other package and is the default of a training; `pld` gives the smallest
 epsilon. `vfl.privacy.events` defines the noise steps whose epsilon they compute.
 
-To add an accountant, write a file with a subclass of `Accountant`, add a line below (or, in another
-package, an entry point in the group ``vfl.accountants``), and test it with
+To add an accountant, write a file with a subclass of `Accountant` and add a line below; another
+package adds an entry point in the group ``vfl.accountants`` instead. Test the accountant with
 `vfl.testing.AccountantContract`.
 
 SciPy's special functions are imported only where they are needed: every session imports this file,
