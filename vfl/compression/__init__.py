@@ -1,10 +1,11 @@
-"""Codecs: conversion of a cut and its gradient to bytes and back.
+"""Codecs: each one converts a cut-layer activation (cut) and its gradient to bytes and back.
 
 >>> make("topk:k=3,values=8").formula_ratio(width=128) < 0.03
 True
 
-To add a codec: one file with a subclass of `Codec`, one line below (or, from another package, an
-entry point in the group ``vfl.codecs``), and the contract tests of `vfl.testing`.
+To add a codec, write one file with a subclass of `Codec`, add one line to `CODECS` below, and run
+the contract tests of `vfl.testing`. Another package registers its codec by an entry point in the
+group ``vfl.codecs``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CODECS: Registry[Codec] = Registry(
     aliases={"efvfl": "error_feedback"},
 )
 
-#: Make the codec that a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
+#: Builds the codec that a spec names, such as ``randtopk:k=4,alpha=0.1,values=8``.
 make = CODECS.make
 
 

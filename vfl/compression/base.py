@@ -1,8 +1,8 @@
-"""The codec contract: encode and decode a cut, and its gradient.
+"""The codec contract: encode and decode a cut, and the cut's gradient.
 
-One codec object serves one party at one end of a link. Both ends build it from the same spec. The
-parties agree on the cut's width in the handshake, and the rows of a payload follow from the step.
-So a decoder never reads the size of an allocation from a payload.
+A connection has a codec object at each of its two parties. Both parties build their codec object
+from the same spec. The parties agree on the cut's width in the handshake; the step determines the
+number of rows in a payload. So a decoder never reads from a payload how much memory to allocate.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from vfl.core.seeds import Secret
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Step, phase and private random draws of an exchange.
+    """Number, phase, secret and rows of an exchange, for the codec.
 
     Attributes:
         step: number of the exchange.
-        training: False for evaluation and prediction, where no codec draws.
-        secret: the encoding party's secret; None at the decoding end. At inference only a feature
-            party's defense receives it.
-        rows: position of each row of a training batch in the run's table, int64, equal at both ends
-            of a link; None at inference, or if the caller of a module passed none.
+        training: whether the exchange is part of the training; codecs draw random numbers only in
+            training.
+        secret: the encoding party's secret; None at the decoding party. In an evaluation or
+            prediction, only the defense of a feature party receives a secret.
+        rows: position of each row of a training batch in the run's table, int64, equal at both
+            parties; None at inference, or if a module's caller passed no positions.
     """
 
     step: int = 0
@@ -41,13 +42,13 @@ class StepContext:
     rows: npt.NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     def positions(self, count: int) -> npt.NDArray[np.int64]:
-        """Return `rows`, for a codec with `needs_rows`.
+        """Return `rows` after a check, for a codec with `needs_rows`.
 
         Args:
-            count: rows of the batch.
+            count: number of rows in the batch.
 
         Raises:
-            SpecError: the caller passed no positions, or passed the positions of another batch.
+            SpecError: the caller passed no positions, or those of a batch of another size.
         """
         if self.rows is None or self.rows.shape != (count,):
             raise SpecError(
@@ -62,19 +63,20 @@ class StepContext:
 
 INFERENCE = StepContext()
 
-#: A packer's knowledge of the codes: none, the frequency of each, or its frequency in each unit.
+#: A packer's knowledge about the codes before it packs: none, the frequency of each code, or each
+#: code's frequency in each unit.
 Counts = Literal["none", "pooled", "by unit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """The symbols of a cut's payload, before packing.
+    """The symbols in a cut's payload before packing.
 
     Attributes:
-        support: mask of the values that are sent, bool of axes (rows, width).
-        codes: an integer for each of those values, in row order; axes (values,).
-        choices: codes are below this number.
-        counts: the packer's advance knowledge of the codes.
+        support: mask of the values that the payload contains, bool, axes (rows, width).
+        codes: an integer code for each of these values, in row order; axes (values,).
+        choices: number of different codes; each code is below it.
+        counts: the packer's knowledge about the codes before it packs.
     """
 
     support: npt.NDArray[np.bool_]
@@ -84,35 +86,36 @@ class Symbols:
 
 
 class Encoded(NamedTuple):
-    """A payload, and the encoder's state for the gradient (None: no state)."""
+    """A payload, and the encoder's saved state, with which it decodes the gradient (or None)."""
 
     payload: Payload
     saved: Any
 
 
 class Decoded(NamedTuple):
-    """A cut, and the decoder's state to encode the gradient (None: no state)."""
+    """A decoded cut, and the decoder's saved state, which encodes the gradient (or None)."""
 
     cut: Tensor
     saved: Any
 
 
 class Codec(ABC):
-    """Encoding of one party's cut and gradient.
+    """Base class of codecs, which encode one party's cut and gradient.
 
-    A member implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`. The
-    remaining methods have defaults for codecs without that feature. Hyper-parameters are the
-    arguments of the constructor and are never changed afterwards.
+    A codec implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`. All
+    other methods have defaults that suit codecs without the corresponding feature. The
+    constructor's arguments are the hyper-parameters, which never change afterwards.
 
     Attributes:
-        draws: whether the encoder draws from the party's secret in training, to hide values.
-        repeats: whether equal values in the same exchange always give equal bytes, in every
-            attempt.
-        needs_rows: whether the codec keeps state for each row, so that training contexts need
-            `rows`.
-        on_card: whether `encode` and `encode_grad` accept tensors of a graphics card, and `decode`
-            and `decode_grad` leave theirs on `device`; otherwise all tensors are on the processor.
-        device: device of the party's models, set once before the first cut where `on_card` is true.
+        draws: whether the encoder draws from the party's secret in training.
+        repeats: whether equal values in the same exchange always give equal bytes, even if a
+            restart repeats the exchange.
+        needs_rows: whether the codec keeps state for each row, so that training needs
+            `StepContext.rows`.
+        on_card: whether `encode` and `encode_grad` accept GPU tensors, and `decode` and
+            `decode_grad` return tensors on `device`; otherwise all tensors are on the CPU.
+        device: device of the party's models; if `on_card` is true, vfl sets it once before the
+            first cut.
     """
 
     draws: ClassVar[bool] = False
@@ -122,10 +125,11 @@ class Codec(ABC):
     device: torch.device = torch.device("cpu")
 
     def check(self, width: int) -> None:
-        """Refuse a width that this codec cannot carry.
+        """Refuse a width of the cut that this codec cannot encode.
 
         Raises:
-            WidthError: the width does not fit; the error names widths or options that would.
+            WidthError: the codec cannot encode this width; the error names widths or options that
+                work.
         """
 
     @abstractmethod
@@ -133,15 +137,17 @@ class Codec(ABC):
         """Encode a cut as a payload.
 
         Args:
-            cut: float32, axes (rows, width), finite, detached; never modified.
-            context: step, phase and private draws. The same cut and context give the same bytes.
+            cut: the cut, float32, axes (rows, width), finite, detached; the codec never modifies
+                it.
+            context: number, phase and secret of the exchange. The same cut and context give the
+                same bytes.
         """
 
     @abstractmethod
     def decode(
         self, payload: Payload, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Decoded:
-        """Decode a payload to a cut: float32, axes (rows, width), writable memory.
+        """Return a payload's cut: float32, axes (rows, width), in writable memory.
 
         Raises:
             FrameError: `encode` could not have made this payload for this shape.
@@ -149,29 +155,29 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        """Encode the gradient of a decoded cut; `saved` is what `decode` returned."""
+        """Encode the gradient of a decoded cut; `saved` is the state that `decode` returned."""
 
     @abstractmethod
     def decode_grad(
         self, payload: Payload, saved: Any, rows: int, width: int, context: StepContext = INFERENCE
     ) -> Tensor:
-        """Decode the gradient of the encoded cut; `saved` is what `encode` returned.
+        """Decode the gradient of an encoded cut; `saved` is the state that `encode` returned.
 
         Raises:
             FrameError: `encode_grad` could not have made this payload.
         """
 
     def encoder_state(self, saved: Any) -> Any:
-        """Return the encoder's state that belongs to the state which `decode` returned.
+        """Return the encoder's saved state that corresponds to a decoder's saved state.
 
-        It allows to decode a recorded gradient without the party that encoded the cut. The default
-        suits codecs whose two ends keep the same state.
+        With this state, vfl can decode a recorded gradient without the party that encoded the cut.
+        The default suits codecs whose encoder and decoder save the same state.
         """
         return saved
 
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
-        """Return the size relative to dense fp32, as the literature counts it (no header)."""
+        """Return size / dense fp32 size by the papers' formulas, which do not count headers."""
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
         """Return the symbols that `encode` would send, for the entropy bound; None if unknown.
@@ -182,35 +188,36 @@ class Codec(ABC):
 
     @property
     def unmasked(self) -> Codec:
-        """The same codec without one-time masks, for measurements."""
+        """Return the same codec without one-time masks, for measurements."""
         return self
 
     def payload_limit(self, rows: int, width: int) -> int:
-        """Return the largest payload in bytes that either direction can need for this shape."""
+        """Return the largest payload, in bytes, of a cut or gradient with this shape."""
         return 4 * rows * width + 64
 
     def equal_queries(self, width: int) -> bool:
-        """Return whether all queries with the same number of rows have one length."""
+        """Return whether all queries with equally many rows have payloads of one length."""
         return True
 
     def simulate(
         self, cut: Tensor, context: StepContext = INFERENCE, grad_context: StepContext | None = None
     ) -> Tensor:
-        """Run the wire path as one differentiable function; values and gradients are bit-equal.
+        """Encode and decode as one differentiable function, with bit-equal values and gradients.
 
         Args:
-            cut: axes (rows, width); may require a gradient.
+            cut: the cut, axes (rows, width); may require a gradient.
             context: context of `encode`.
-            grad_context: context of `encode_grad`; it contains the other end's secret.
+            grad_context: context of `encode_grad`; it contains the secret of the party that encodes
+                gradients.
         """
         simulated: Tensor = _WirePath.apply(cut, self, context, grad_context or context)  # type: ignore[no-untyped-call]
         return simulated
 
-    # Optional parts of a codec besides bytes. A module's parameters train with its side's
-    # optimiser.
+    # The members below are optional parts of a codec besides the conversion to bytes. The optimiser
+    # of the party that has a module trains the module's parameters.
 
     def wire_width(self, width: int) -> int:
-        """Return the width that `encode` receives, for a bottom of this width."""
+        """Return the width of the tensor that `encode` receives, for a bottom of a width."""
         return width
 
     def client_module(self, width: int) -> nn.Module | None:
@@ -222,12 +229,12 @@ class Codec(ABC):
         return None
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
-        """Return a scalar that the feature party adds to its own loss; `cut` carries a graph."""
+        """Return a scalar that the feature party adds to its loss; `cut` has an autograd graph."""
         return None
 
     @property
     def learns(self) -> bool:
-        """Return whether a payload can be decoded only after all earlier ones were committed."""
+        """Return whether the decoder needs state from all earlier committed payloads."""
         return False
 
     @property
@@ -236,22 +243,23 @@ class Codec(ABC):
         return False
 
     def commit(self, step: int) -> None:
-        """Mark a step as final at this end; adaptive state may change only here.
+        """Mark a step as final at this party; adaptive state may change only in this method.
 
-        Steps are committed in order. When cut t is encoded or decoded, both ends have committed
-        same steps: all earlier steps, or with m in flight all but the last m - 1.
+        vfl commits steps in order. When cut t is encoded and when it is decoded, the parties have
+        committed the same steps: all earlier steps, or all except the last m - 1 if m cuts are in
+        flight.
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Return adaptive state for checkpoints, including that of uncommitted steps."""
+        """Return the adaptive state for checkpoints, including the state of uncommitted steps."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
 
 
 class _WirePath(torch.autograd.Function):
-    """encode -> decode forward, encode_grad -> decode_grad backward, as on the wire."""
+    """Encode and decode forward; encode and decode gradients backward, as on the network."""
 
     @staticmethod
     def forward(

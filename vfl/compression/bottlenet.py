@@ -1,4 +1,4 @@
-"""BottleNet++: a learned encoder and decoder around a noisy channel."""
+"""BottleNet++: a learned encoder and decoder around a channel with noise."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ _MOST_DECIBELS = 100
 
 
 class BottleNet(FewNumbers):
-    """Sends k numbers between 0 and 1 a row, which a network at each end encodes and decodes.
+    """Sends k numbers between 0 and 1 per row, with a learned encoder and a learned decoder.
 
-    The feature party's encoder is a linear layer, batch normalisation and a sigmoid; the label
-    party's decoder a linear layer, batch normalisation and a rectifier. In training Gaussian noise
-    is added to the numbers before they are sent, so that the code tolerates few bits. Predictions
-    have no noise.
+    The encoder is at the feature party: a linear layer, batch normalisation and a sigmoid. The
+    decoder is at the label party: a linear layer, batch normalisation and a ReLU. In training, the
+    feature party adds Gaussian noise to the numbers before sending them, so that the learned code
+    tolerates few bits per number. Predictions have no noise.
 
     Source: Shao, Zhang 2020, "BottleNet++: an end-to-end approach for feature compression in
     device-edge co-inference systems", ICC workshops, sections II-B and II-C (additive white
-    Gaussian noise). Linear layers replace its convolutions, because a cut has one axis.
+    Gaussian noise). Linear layers replace the paper's convolutions, because a cut has only one axis
+    besides the rows.
 
     Args:
         k: number of values per row.
-        psnr: peak signal-to-noise ratio of the channel in training, in decibels; the peak is 1, so
-            the noise has deviation 10^(-psnr/20).
+        psnr: peak signal-to-noise ratio of the channel in training, in decibels. The peak is 1, so
+            the noise has the standard deviation 10^(-psnr/20).
         values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
@@ -57,7 +58,7 @@ class BottleNet(FewNumbers):
 
 
 class GaussianChannel(nn.Module):
-    """Adds normal noise in training, drawn from the party's secret.
+    """Adds normal noise from the party's secret in training.
 
     Args:
         deviation: standard deviation of the noise.
@@ -68,7 +69,7 @@ class GaussianChannel(nn.Module):
         self.deviation = deviation
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map axes (rows, k) to the same axes."""
+        """Return numbers with noise in the same axes, (rows, k)."""
         if not self.training:
             return numbers
         return numbers + self.deviation * torch.randn_like(numbers)

@@ -1,4 +1,4 @@
-"""C3-SL: circular convolution binds several rows of a training batch into one vector."""
+"""C3-SL: circular convolution combines several rows of a training batch in one vector."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import generator
 
-#: Most rows that may share a vector; noise grows with their number, and 64 is four times the
-#: paper's.
+#: Largest number of rows that may share a vector. Noise grows with this number; 64 is four times
+#: the paper's largest number.
 _MOST_ROWS = 64
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Bound(Codec):
-    """Sends one vector for `rows` rows of a training batch: the sum of each row bound to its key.
+    """Sends one vector for `rows` rows of a training batch: the sum of rows, each bound to a key.
 
-    A key is a fixed public vector of length 1; binding is circular convolution, reading is circular
-    correlation with the same key. A decoded row contains the other rows of its vector as noise,
-    which is smaller for wider cuts. Gradients are sent in the same way, so both directions take
-    1/rows of the bytes. Training mixes rows. **A query is sent row by row** and takes the bytes of
-    the plain cut, because a prediction must not depend on the other rows of its batch.
+    A key is a fixed public vector of length 1. Binding is circular convolution of a row with its
+    key; decoding is circular correlation with the same key. The other rows of a vector are noise in
+    a decoded row; this noise is smaller for wider cuts. The codec encodes gradients in the same
+    way, so cuts and gradients both take 1/rows of the bytes. In training, the codec therefore mixes
+    rows. **The codec sends a query row by row**, with the bytes of the plain cut, because a
+    prediction must not depend on other rows of its batch.
 
     Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
-    communication-efficient split learning", MLSP, section 3. The last vector of a batch has fewer
-    rows if `rows` does not divide the batch.
+    communication-efficient split learning", MLSP, section 3. If `rows` does not divide the batch
+    size, the last vector of a batch combines fewer rows.
 
     Args:
-        rows: rows a vector (the paper's R).
-        values: format of the vectors, and of a query: ``fp32``, ``bf16``, or 1 to 8 bits with one
-            scale per vector.
-        grad: format of the vectors of gradients: ``fp32``, ``bf16``, or 2 to 8 bits.
-        keys: ``normal`` as in the paper; ``unitary`` keys have a flat spectrum (Plate 1995), so
-            that the only noise in a decoded row comes from the other rows.
+        rows: number of rows in a vector (the paper's R).
+        values: number format of the vectors, and of a query: ``fp32``, ``bf16``, or 1 to 8 bits
+            with one scale per vector.
+        grad: number format of the gradients' vectors: ``fp32``, ``bf16``, or 2 to 8 bits.
+        keys: ``normal``: random normal keys as in the paper. ``unitary``: keys with a flat spectrum
+            (Plate 1995), so that only the other rows cause noise in a decoded row.
 
     >>> len(Bound(rows=4).encode(torch.zeros(256, 128), StepContext(training=True)).payload)
     32768
@@ -93,7 +94,7 @@ class Bound(Codec):
         return self._read(vectors, rows)
 
     def formula_ratio(self, width: int) -> float:
-        """Return 1/R, section 3.3, for b-bit values."""
+        """Return 1/R (section 3.3 of the paper), times b/32 for b-bit values."""
         return self._vectors.formula_ratio(width) / self.rows
 
     def _count(self, rows: int) -> int:
@@ -101,7 +102,7 @@ class Bound(Codec):
         return -(-rows // self.rows)
 
     def _spectra(self, width: int) -> npt.NDArray[np.complex128]:
-        """Return Fourier transforms of the keys, axes (rows a vector, frequencies)."""
+        """Return the Fourier transforms of the keys, axes (rows in a vector, frequencies)."""
         if self._keys.shape != (self.rows, width // 2 + 1):
             drawn = torch.randn(
                 self.rows, width, generator=generator(0, "c3sl", self.rows, width)
@@ -113,7 +114,7 @@ class Bound(Codec):
         return self._keys
 
     def _bind(self, values: Tensor) -> Tensor:
-        """Return vectors of axes (vectors, width), for values of axes (rows, width)."""
+        """Combine values of axes (rows, width) to vectors of axes (vectors, width)."""
         rows, width = values.shape
         filled = np.zeros((self._count(rows), self.rows, width))
         filled.reshape(len(filled) * self.rows, width)[:rows] = values.numpy()
@@ -121,7 +122,7 @@ class Bound(Codec):
         return _real((spectra * self._spectra(width)).sum(axis=1), width)
 
     def _read(self, vectors: Tensor, rows: int) -> Tensor:
-        """Return values of axes (rows, width), for vectors of axes (vectors, width)."""
+        """Decode vectors of axes (vectors, width) to values of axes (rows, width)."""
         width = vectors.shape[1]
         spectra = np.fft.rfft(vectors.numpy().astype(np.float64), axis=1)[:, None, :]
         read = _real(spectra * self._spectra(width).conj(), width)
@@ -129,6 +130,6 @@ class Bound(Codec):
 
 
 def _real(spectra: npt.NDArray[np.complex128], width: int) -> Tensor:
-    """Return vectors with these spectra, clipped to the range of float32."""
+    """Return the real vectors with these spectra, clipped to the range of float32."""
     values = np.fft.irfft(spectra, n=width, axis=-1)
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))

@@ -1,4 +1,4 @@
-"""FedLite: product quantisation, with a codebook for each batch and a corrected gradient."""
+"""FedLite: product quantisation with a codebook for each batch and a corrected gradient."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _MOST_PIECES = 65536
 
 
 class ProductQuantise(Codec):
-    """Sends, for each piece of a row, the index of the nearest of a few vectors.
+    """Sends, for each piece of a row, the index of the nearest vector in a small codebook.
 
-    A row is cut into `pieces` of equal length. k-means over the batch's pieces finds `clusters`
-    vectors, which are sent with the batch. The gradient of the sent cut comes back whole, and the
-    feature party adds `correction` x (cut - sent cut), which keeps cuts near the vectors. **A query
-    is sent whole, float32**: a query would otherwise have a codebook that depends on the other rows
-    of its batch.
+    The codec cuts each row into `pieces` pieces of equal length. k-means over all pieces of a batch
+    finds `clusters` vectors: the codebook, which is sent with the batch. The label party returns
+    the gradient of the sent cut with all values. The feature party adds `correction` x (cut - sent
+    cut) to this gradient, which keeps cuts near the codebook. **A query is sent with all values as
+    float32**, because its codebook would depend on the other rows of its batch.
 
     Source: Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi 2022, "FedLite: a scalable approach for
     federated learning on resource-constrained clients".
 
-    Sections 4.1 (one codebook for all pieces, the paper's R = 1) and 4.2 (the correction, as the
-    gradient of a squared distance).
+    This codec implements sections 4.1 (one codebook for all pieces, the paper's R = 1) and 4.2 (the
+    correction, as the gradient of a squared distance).
 
     Args:
-        pieces: number of pieces of a row (the paper's q); the width of the cut must be a multiple
-            of it.
-        clusters: vectors of the codebook (the paper's L).
-        correction: weight of the correction (the paper's lambda), of a mean over the batch's rows.
-        passes: number of passes of k-means.
+        pieces: number of pieces of a row (the paper's q); it must divide the width of the cut.
+        clusters: number of vectors in the codebook (the paper's L).
+        correction: weight of the correction (the paper's lambda), which is a mean over the batch's
+            rows.
+        passes: number of k-means passes.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
 
     Raises:
@@ -127,16 +127,16 @@ class ProductQuantise(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
-        """Return half the correction times the mean squared distance of rows to the sent cut."""
+        """Return half the correction weight, times the mean squared distance to the sent cut."""
         if not (self.correction and context.training and len(cut)):
             return None
         sent = self._sent(cut.detach().cpu()).to(cut.device)
         return 0.5 * self.correction * (cut - sent).square().sum(dim=1).mean()
 
     def formula_ratio(self, width: int) -> float:
-        """Return the ratio of codes alone, pieces x log2 L / (32 d).
+        """Return the size ratio of the codes alone: pieces x log2 L / (32 d).
 
-        Rows share the batch's codebook.
+        The formula leaves out the codebook, which all rows of a batch share.
         """
         return self.pieces * self._bits / (32 * width)
 
@@ -145,7 +145,7 @@ class ProductQuantise(Codec):
         return super().payload_limit(rows, width) + vectors + rows * self.pieces * self._bits // 8
 
     def _sent(self, cut: Tensor) -> Tensor:
-        """Return the values sent for a cut; recompute them unless this was the last cut."""
+        """Return the values sent for a cut; compute them unless the cut is the last one."""
         if self._newest is not None and torch.equal(self._newest[0], cut):
             return self._newest[1]
         codebook, codes = self._clustered(cut)
@@ -162,13 +162,13 @@ def cluster(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Run k-means: return centres, axes (clusters, length), and each point's nearest centre.
 
-    A fixed public generator picks the first centres, farther points more often (Arthur,
-    Vassilvitskii 2007), so that the same points have the same centres.
+    A fixed public generator draws the first centres, and prefers points far from earlier centres
+    (Arthur, Vassilvitskii 2007). So the same points always give the same centres.
 
     Args:
-        points: float32, axes (points, length), at least one.
+        points: the points, float32, axes (points, length), at least one.
         clusters: number of centres.
-        passes: most passes of Lloyd's algorithm.
+        passes: largest number of passes of Lloyd's algorithm.
     """
     scale = float(points.abs().max()) or 1.0
     values = points.double().numpy() / scale
@@ -195,7 +195,7 @@ def cluster(
 
 
 def _nearest(values: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]) -> np.ndarray:
-    """Return the nearest centre of each point; of equally near ones the first."""
+    """Return the nearest centre of each point; the first one of ties."""
     distances = np.square(centres).sum(axis=1) - 2 * values @ centres.T
     found: npt.NDArray[np.int64] = distances.argmin(axis=1)
     return found

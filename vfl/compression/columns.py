@@ -1,4 +1,4 @@
-"""SplitFC: drops columns of a batch's cut or sends them in few bits, by their variation."""
+"""SplitFC: drops columns of a batch's cut, or sends them in few bits, by their variation."""
 
 from __future__ import annotations
 
@@ -32,37 +32,38 @@ Bits = npt.NDArray[np.int64]
 
 _MOST_BITS = 8
 _ONE_BFLOAT16 = 0x3F80
-_COLUMN_BYTES = 2  # number of bytes of one bfloat16
+_COLUMN_BYTES = 2  # bytes of a bfloat16
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Kept(NamedTuple):
-    """The sent columns of a batch, bool of axes (width,), and the factor of each one."""
+    """The columns of a batch that are sent, bool, axes (width,), and each one's factor."""
 
     columns: npt.NDArray[np.bool_]
     factors: Floats
 
 
 class Columns(Codec):
-    """Drops columns of a training batch at random; columns that vary most are rarely dropped.
+    """Drops columns of a training batch at random; columns that vary more are dropped less often.
 
-    A column is kept with a probability proportional to its standard deviation over the batch (at
-    most 1), so that `keep` x width columns stay on average. A kept column is divided by its
-    probability, so that the result is unbiased; only kept columns have gradients. Kept columns
-    share a budget of `bits` per value: each gets the integer number of bits that minimises the sum
-    of squared errors, and a column with 0 bits is sent as its mean. **A query is sent whole, 8 bits
-    per value**, because a column of one row has no deviation, and no row may depend on others.
+    The codec keeps a column with a probability proportional to its standard deviation over the
+    batch, at most 1. On average it keeps `keep` x width columns. It divides a kept column by its
+    probability, so that the decoded cut is unbiased. Only kept columns have gradients. Kept columns
+    share a budget of `bits` per value. Each column gets the integer number of bits that minimises
+    the sum of squared errors; a column with 0 bits is sent as its mean. **A query is sent with all
+    values, in 8 bits each**, because a column of one row has no deviation, and no row may depend on
+    other rows.
 
     Source: Oh, Lee, Brinton, Jeon 2023, "Communication-efficient split learning via adaptive
-    feature-wise compression" (SplitFC), sections on adaptive feature-wise dropout and adaptive
-    feature-wise quantisation. Here the bits of a column are integers, found exactly by marginal
-    gains; the paper derives levels that need not be powers of two. Its normalisation by channels is
-    left out, because a cut has one axis.
+    feature-wise compression" (SplitFC), sections on adaptive feature-wise dropout and on adaptive
+    feature-wise quantisation. Here a column has an integer number of bits, found exactly by
+    marginal gains; the paper derives numbers of levels that need not be powers of two. The paper's
+    normalisation of channels is left out, because a cut has one axis besides the rows.
 
     Args:
-        keep: share of the columns that are sent, on average (1/R in the paper).
-        bits: bits per value of a kept column, on average.
-        grad: bits per value of a kept column's gradient, on average.
+        keep: share of the columns that the codec sends, on average (1/R in the paper).
+        bits: mean number of bits per value of a kept column.
+        grad: mean number of bits per value of a kept column's gradient.
 
     Raises:
         BadOptionError: a share or a number of bits is out of range.
@@ -120,9 +121,9 @@ class Columns(Codec):
         return _whole(columns * saved.factors, saved, width)
 
     def formula_ratio(self, width: int) -> float:
-        """Return the ratio of kept columns' codes alone, keep x bits / 32.
+        """Return the size ratio of the kept columns' codes alone: keep x bits / 32.
 
-        The rows of a batch share the ends of ranges, which are not counted.
+        The formula leaves out range limits, which the rows of a batch share.
         """
         return self.keep * self.bits / 32
 
@@ -131,7 +132,7 @@ class Columns(Codec):
         return super().payload_limit(rows, width) + per_column
 
     def _drawn(self, values: Floats, context: StepContext) -> _Kept:
-        """Draw the columns of a batch; if the draw is empty, keep the column that varies most."""
+        """Draw the columns of a batch; if none is drawn, keep the column that varies most."""
         if context.secret is None:
             raise UserError(
                 "splitfc draws at random in training and received no secret",
@@ -148,12 +149,13 @@ class Columns(Codec):
 
 
 def keep_chances(deviations: Floats, keep: float) -> Floats:
-    """Return probabilities proportional to the deviations, at most 1, whose mean is `keep`.
+    """Return probabilities proportional to the deviations, at most 1, with mean `keep`.
 
-    Columns with a deviation of 0 share the remainder if all others are kept.
+    If all columns with a deviation above 0 are kept, the other columns share the remaining
+    probability.
 
     Args:
-        deviations: deviation of each column, axes (width,), at least 0.
+        deviations: standard deviation of each column, axes (width,), at least 0.
         keep: mean of the probabilities, in (0, 1].
 
     >>> keep_chances(np.array([8.0, 1.0, 1.0, 0.0]), 0.5).tolist()
@@ -177,14 +179,16 @@ def keep_chances(deviations: Floats, keep: float) -> Floats:
 
 
 def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
-    """Return integer bits, `mean_bits` on average, with the least sum of (range / 2^bits)^2.
+    """Return integer bits, `mean_bits` on average, with the smallest sum of (range / 2^bits)^2.
 
-    Each further bit goes to the column whose error it reduces most, which is optimal because the
-    gain decreases with every bit. All steps are exact in floating point, so both ends agree.
+    Each further bit goes to the column whose error it reduces most. This is optimal, because a
+    column's gain decreases with every bit. All steps are exact in floating point, so encoder and
+    decoder compute the same bits.
 
     Args:
-        ranges: range of each column, axes (columns,), at least 0; a column of range 0 gets no bits.
-        mean_bits: bits to distribute, per column.
+        ranges: range of each column's values, axes (columns,), at least 0; a column of range 0 gets
+            no bits.
+        mean_bits: mean number of bits per column.
 
     >>> bits_of_columns(np.array([4.0, 1.0, 0.0]), 2).tolist()
     [4, 2, 0]
@@ -203,7 +207,7 @@ def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
 
 
 def pack_columns(values: Floats, mean_bits: float) -> bytes:
-    """Pack values of axes (rows, columns), rows >= 1: two ends per column, then the codes."""
+    """Pack values of axes (rows, columns), rows >= 1: two range limits per column, then codes."""
     floats = values.astype(np.float32)
     low, high = floats.min(axis=0), floats.max(axis=0)
     ends = np.stack([bfloat16_below(low), bfloat16_above(high)])
@@ -223,7 +227,7 @@ def pack_columns(values: Floats, mean_bits: float) -> bytes:
 
 
 def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) -> Floats:
-    """Unpack the values of `pack_columns`, axes (rows, columns).
+    """Unpack the values that `pack_columns` packed, axes (rows, columns).
 
     Raises:
         FrameError: `pack_columns` could not have made these bytes.
@@ -261,7 +265,7 @@ def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) 
 
 
 def _by_bits(bits: Bits) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    """Group the columns by their number of bits above 0."""
+    """Group the columns that have bits by their number of bits."""
     counts = (int(one) for one in np.unique(bits) if one)
     return [(count, np.nonzero(bits == count)[0]) for count in counts]
 
@@ -296,14 +300,15 @@ def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
             want=f"{stop} or more",
         )
     sent = np.frombuffer(view[head:stop], "<u2").astype(np.uint16)
-    # The bits are checked: the conversion of a signalling NaN would raise a floating-point error.
+    # The check looks at the bits, because converting a signalling NaN would raise a floating-point
+    # error.
     if (sent < _ONE_BFLOAT16).any() or (sent > LARGEST_BFLOAT16).any():
         raise CorruptFrameError("a payload's factor of a column is below 1 or not finite")
     return _Kept(columns, from_bfloat16(sent).astype(np.float64)), view[stop:]
 
 
 def _whole(columns: Floats, kept: _Kept, width: int) -> Tensor:
-    """Put sent columns back to their positions, with zeros elsewhere; float32 range."""
+    """Put the sent columns back to their positions, with zeros elsewhere, clipped to float32."""
     whole = np.zeros((len(columns), width), np.float32)
     whole[:, kept.columns] = np.clip(columns, -_LARGEST, _LARGEST)
     return torch.from_numpy(whole)

@@ -22,12 +22,12 @@ UNTRAINED = "~"
 
 @dataclass(frozen=True, slots=True)
 class CodecComparison:
-    """One codec on the cut.
+    """The results of one codec on the cut.
 
     Attributes:
         codec: spec of the codec.
-        untrained: whether an untrained module of the codec was applied before `encode`; then the
-            reconstruction error is unknown.
+        untrained: whether the codec has a module that was applied untrained before `encode`; then
+            the reconstruction error is unknown.
         measure: the measurement.
     """
 
@@ -36,7 +36,7 @@ class CodecComparison:
     measure: CodecMeasure
 
     def record(self) -> dict[str, Any]:
-        """Return the record for machines; None for an unknown figure."""
+        """Return the results as a JSON record; None for an unknown figure."""
         figures = asdict(self.measure)
         if self.untrained:
             figures["relative_error"] = math.nan
@@ -52,14 +52,14 @@ def compare_codecs(
     training: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[CodecComparison]:
-    """Measure codecs on a cut, each separately; see `vfl.compression.measure`.
+    """Measure codecs on a cut, one after another; see `vfl.compression.measure`.
 
     Args:
-        cut: float32 of axes (rows, width), as a bottom computes it.
-        specs: the codecs, each of which accepts this width (`vfl.training.specs.check_codecs`).
-        batch_size: rows of a frame.
-        training: whether the frames are those of training or of inference.
-        say: called with a message about the codec that is measured.
+        cut: cut as a bottom computes it, float32, axes (rows, width).
+        specs: specs of the codecs; each must accept this width (`vfl.training.specs.check_codecs`).
+        batch_size: number of rows in a frame.
+        training: whether to encode frames of training or of inference.
+        say: function that is called with a message about the current codec.
     """
     rows = []
     for spec in specs:
@@ -74,9 +74,9 @@ def compare_codecs(
 
 
 def default_specs(width: int) -> list[str]:
-    """Return one or two codecs of each kind that fit the width.
+    """Return specs of one or two codecs of each kind that fit the width.
 
-    Their k is width/40 or a value that fits.
+    Options k are width/40, or another value that fits.
     """
     k = max(1, min(width // 40, TABLE_LIMIT // width))
     specs = [
@@ -95,7 +95,7 @@ def default_specs(width: int) -> list[str]:
 
 
 def format_table(rows: Sequence[CodecComparison]) -> str:
-    """Format the rows in their order as a table for people."""
+    """Format the results as a table for people, in the given order."""
     first = rows[0].measure
     frames = -(-first.rows // first.batch_size)
     about = (
@@ -126,7 +126,7 @@ def _line(row: CodecComparison, wide: int) -> str:
 
 
 def _through_module(codec: Codec, cut: Tensor) -> tuple[bool, Tensor]:
-    """Return whether training would change the sent values, and the codec module's output."""
+    """Return whether training would change the values to send, and the module's output."""
     width = cut.shape[1]
     with scoped(0):
         modules = [codec.client_module(width), codec.server_module(width)]

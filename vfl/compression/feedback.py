@@ -1,8 +1,9 @@
-"""Error feedback: both ends store an estimate of each row's cut, and a frame sends the change.
+"""Error feedback: encoder and decoder store an estimate of each row's cut, and send the change.
 
-For a row that occurs again, the compressed difference between its cut and its stored estimate is
-sent; both ends then add the sent difference to the estimate. Later frames send the values that one
-frame omits, so the error of a fixed k vanishes as the training converges.
+If a row occurs again, the feature party sends the compressed difference between the row's cut and
+its stored estimate. Both parties then add the sent difference to the estimate. Later frames send
+the values that one frame leaves out. So the error of a fixed k disappears as the training
+converges.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 Positions = npt.NDArray[np.int64]
-#: Number of newest steps to keep whose gradient never arrived.
+#: Largest number of steps without a commit that are kept; older ones are dropped.
 _MOST_WAITING = 64
 
 
 class _Batch(NamedTuple):
-    """Stored estimates of a batch, axes (rows, width), and which rows have one; others are 0."""
+    """Stored estimates of a batch, axes (rows, width), 0 if a row has none, and a mask of rows."""
 
     rows: Positions
     surrogates: Tensor
@@ -39,7 +40,7 @@ class _Batch(NamedTuple):
 
 
 class _Surrogates:
-    """A vector for each known row; committing a step changes them."""
+    """The stored estimate of each known row; only committing a step changes estimates."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -47,7 +48,7 @@ class _Surrogates:
         self._waiting: dict[int, tuple[Positions, Tensor]] = {}
 
     def of(self, rows: Positions, width: int) -> _Batch:
-        """Return the surrogates of a batch."""
+        """Return the stored estimates of a batch's rows."""
         slots = torch.tensor([self._slots.get(row, -1) for row in rows.tolist()], dtype=torch.int64)
         known, found = slots >= 0, torch.zeros(len(rows), width)
         if known.any():
@@ -55,13 +56,13 @@ class _Surrogates:
         return _Batch(rows, found, known)
 
     def record(self, step: int, rows: Positions, values: Tensor) -> None:
-        """Compute the estimates that a step will store, and hold them until it is committed."""
+        """Hold the estimates that a step will store until the step is committed."""
         self._waiting[step] = rows, values
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
 
     def commit(self, step: int) -> None:
-        """Update the surrogates of a step's rows."""
+        """Store the estimates of a committed step."""
         rows, values = self._waiting.pop(step, (np.empty(0, np.int64), torch.zeros(0, 0)))
         if not len(rows):
             return
@@ -73,7 +74,7 @@ class _Surrogates:
         self._table[slots] = values
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything as tensors."""
+        """Return all estimates as tensors."""
         state = {
             "rows": torch.tensor(list(self._slots), dtype=torch.int64),
             "values": self._table[: len(self._slots)].clone(),
@@ -84,7 +85,7 @@ class _Surrogates:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`; a finished run's rows are forgotten."""
+        """Restore a state that `state_dict` returned; an empty state changes nothing."""
         if not state:
             return
         self._slots = {row: slot for slot, row in enumerate(state["rows"].tolist())}
@@ -97,16 +98,15 @@ class _Surrogates:
 
 
 class RowFeedback(Codec):
-    """Sends the change of a row's cut since the row was last sent.
+    """Sends how a row's cut has changed since the row was last sent.
 
-    A query has no surrogate, because its row may be new: The first cut of a row is sent whole, as
-    float32.
+    Queries are sent with all values as float32, because the row of a query may have no estimate.
 
     Args:
-        of: codec that compresses the differences; it must have no learned state and no random
-            draws.
-        grad: format of gradients, see `ErrorFeedback`.
-        first: format of a row's first cut: ``compressed``, as a difference to zero, or ``dense``.
+        of: codec that compresses the differences; it must not have learned state or random draws.
+        grad: format of gradients; see `ErrorFeedback`.
+        first: format of a row's first cut: ``compressed`` sends the difference to zero; ``dense``
+            sends float32.
     """
 
     needs_rows: ClassVar[bool] = True
@@ -131,7 +131,7 @@ class RowFeedback(Codec):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
         changes = self._of.encode(difference, context).payload
         payload = bytes(dense_bytes(cut[whole])) + bytes(changes)
-        # the estimates that the other end will compute
+        # computes the estimates that the decoder will store
         self.decode(payload, rows, width, context)
         return Encoded(payload, None)
 
@@ -161,7 +161,7 @@ class RowFeedback(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def formula_ratio(self, width: int) -> float:
-        """Return the ratio for differences; whole first cuts are not counted."""
+        """Return the ratio for differences; the formula leaves out dense first cuts."""
         return self._of.formula_ratio(width)
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -181,27 +181,28 @@ class RowFeedback(Codec):
         self._surrogates.load_state_dict(state)
 
     def _parts(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Return masks of the rows sent whole and of the rows sent as differences, axes (rows,)."""
+        """Return two masks of rows, axes (rows,): rows to send dense, and as differences."""
         whole = ~batch.known if self._first_is_dense else torch.zeros_like(batch.known)
         return whole, ~whole
 
 
 class ErrorFeedback(RowFeedback):
-    """EF-VFL: the k largest changes of each row since it was last sent.
+    """EF-VFL: sends each row's k largest changes since the row was last sent.
 
     Source: Valdeira, Xavier, Soares, Chi, "Communication-efficient Vertical Federated Learning via
     Compressed Error Feedback", IEEE Transactions on Signal Processing 2025.
 
-    Algorithm 1, with private labels: The gradient at the estimate is returned whole. Each end
-    stores a float32 vector for each training row.
+    This is the paper's algorithm 1 with private labels. The label party returns the gradient at the
+    estimate with all values. Each party stores a float32 vector for each training row.
 
     Args:
-        k: number of changes sent per row.
+        k: number of changes to send per row.
         values: format of a change: ``fp32``, ``bf16``, or 1 to 8 bits.
         packer: ``enumerative``, ``index`` or ``bitmap``, see `TopK`.
-        scale: group that shares the ends of b-bit values: ``batch`` or ``row``.
-        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
-            rounded at random without bias.
+        scale: group of values with common range limits, for values of 1 to 8 bits: ``batch`` or
+            ``row``.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
+            random rounding without bias.
 
     >>> cut, codec = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), ErrorFeedback(k=1)
     >>> for step in range(3):
@@ -227,14 +228,15 @@ class ErrorFeedback(RowFeedback):
 
 
 class AQSGD(RowFeedback):
-    """AQ-SGD: the change of each value in b bits; a row's first cut is sent whole.
+    """AQ-SGD: sends each value's change in b bits; a row's first cut is sent dense.
 
     Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation
-    Quantization with Guarantees", NeurIPS 2022, algorithm 1, which quantises gradients directly.
+    Quantization with Guarantees", NeurIPS 2022, algorithm 1, which quantises gradients without
+    feedback.
 
     Args:
-        values: bits of a change, 1 to 8.
-        scale: group that shares the ends of changes: ``batch`` or ``row``.
+        values: number of bits of a change, 1 to 8.
+        scale: group of changes with common range limits: ``batch`` or ``row``.
         grad: see `ErrorFeedback`.
 
     >>> codec, cut = AQSGD(values="4"), torch.ones(2, 64)

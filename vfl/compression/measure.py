@@ -1,9 +1,9 @@
-"""Measurement of a codec on a cut: real frames, decoded again, with formula and entropy bound.
+"""Measures a codec on a cut: real frames, decoded again, with formula and entropy bound.
 
-The bound is the least number of bits for a cut's symbols, computed from their frequencies, without
-any packer: The entropy bound is the cost of the kept indices and codes of a whole cut for an ideal
-coder. It excludes headers, scales and the history byte of an adaptive packer, so the rest of a
-frame above it is the cost of packing. A saved cut is read from a numpy file, never from a pickle.
+The entropy bound is the number of bits that an ideal coder needs for the kept indices and codes of
+a whole cut, computed from their frequencies. It does not include headers, scales, or the history
+byte of an adaptive packer. So the bytes of a frame above the bound are the cost of packing and of
+these parts. The module reads a saved cut from a numpy file, and never from a pickle.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from vfl.core.seeds import Secret
 
 @dataclass(frozen=True, slots=True)
 class CodecMeasure:
-    """A codec on a cut.
+    """The results of a codec on a cut.
 
     Attributes:
-        rows: rows of the cut.
+        rows: number of rows of the cut.
         width: width of the original cut, before a module of the codec.
-        batch_size: rows of a frame; the last may have fewer.
-        wire_bytes: bytes of all frames, with headers and length prefix.
+        batch_size: number of rows in a frame; the last frame may have fewer.
+        wire_bytes: bytes of all frames, with headers and length prefixes.
         dense_bytes: 4 bytes for each value of the original cut.
-        formula_ratio: size divided by dense size, as the literature counts it.
+        formula_ratio: size relative to the dense size, by the papers' formula.
         wire_ratio: `wire_bytes` divided by `dense_bytes`.
-        entropy_bound_bytes: see `entropy_bound_bits`; NaN where the codec does not report its
-            symbols.
-        relative_error: L2 norm of (cut - decoded) divided by that of the cut, for the input of
-            `encode`.
-        encode_ms: median milliseconds per frame.
-        decode_ms: median milliseconds per frame.
+        entropy_bound_bytes: the entropy bound in bytes, see `entropy_bound_bits`; NaN if the codec
+            does not report its symbols.
+        relative_error: L2 norm of (cut - decoded cut) relative to the cut's L2 norm, for the input
+            of `encode`.
+        encode_ms: median time to encode a frame, in milliseconds.
+        decode_ms: median time to decode a frame, in milliseconds.
     """
 
     rows: int
@@ -80,25 +80,25 @@ def measure_codec(
     training: bool = True,
     secret: Secret | None = None,
 ) -> CodecMeasure:
-    """Measure a codec: two copies of it exchange the rows of a cut, one batch after another.
+    """Measure a codec: two copies of it exchange the rows of a cut, batch after batch.
 
-    In training every frame is a step that both ends commit, so an adaptive packer adapts as in a
-    run with one cut in flight. At inference no state changes: In a query a packer knows only what
-    `codec` learned before.
+    In training, both copies commit every frame as a step, so an adaptive packer adapts as in a run
+    with one cut in flight. At inference the state does not change, so a packer has only the counts
+    that `codec` learned before.
 
     Args:
-        codec: codec to copy for both ends; it does not change.
-        cut: float32 of axes (rows, wire width), detached: the input of `encode`, after the codec's
-            module if it has one.
-        width: width of the cut before that module.
-        batch_size: rows of a frame.
-        training: whether the frames are those of training or of inference.
-        secret: secret of the encoding party; a fixed one if none is given.
+        codec: codec to copy for encoder and decoder; the function does not change it.
+        cut: input of `encode`, float32, axes (rows, wire width), detached; if the codec has a
+            module, its output.
+        width: width of the cut before the codec's module.
+        batch_size: number of rows in a frame.
+        training: whether to encode frames of training or of inference.
+        secret: secret of the encoding party; None uses a fixed secret.
 
     Raises:
-        UserError: the cut has no rows, or the frames have none.
-        NonFiniteError: the cut has NaN or Inf.
-        SpecError: sender and receiver decode different values.
+        UserError: the cut or the frames have no rows.
+        NonFiniteError: the cut contains NaN or Inf.
+        SpecError: encoder and decoder compute different values for a frame.
 
     >>> from vfl.compression import make
     >>> measured = measure_codec(make("topk:k=3,values=8"), torch.eye(256, 128), width=128)
@@ -135,7 +135,7 @@ def measure_codec(
 
 
 def _context_of(batch: Tensor, step: int, batch_size: int, secret: Secret | None) -> StepContext:
-    """Return the context of a batch, with rows counted through the cut.
+    """Return the context of a batch; its row positions count through the whole cut.
 
     The context of a query has no secret.
     """
@@ -149,7 +149,7 @@ _Batches = list[tuple[Tensor, StepContext]]
 
 
 class _Crossing(NamedTuple):
-    """One batch as sent from one end to the other."""
+    """One batch that was encoded, sent and decoded, with the times that this took."""
 
     wire_bytes: int
     squared_error: float
@@ -158,9 +158,9 @@ class _Crossing(NamedTuple):
 
 
 def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
-    """Yield the transfer of every batch; the first runs twice, because it compiles.
+    """Yield the result for every batch; the first batch runs twice, because it compiles code.
 
-    The same cut and context give the same bytes, so the repetition does not change the ends.
+    The same cut and context give the same bytes, so the repetition changes no state.
     """
     encoder, decoder = deepcopy(codec), deepcopy(codec)
     _cross(encoder, decoder, *batches[0])
@@ -196,9 +196,10 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) ->
 def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
     """Return the bits that an ideal coder needs for the symbols of a cut.
 
-    With n values kept in a row of d, its indices are one of C(d, n) sets. So all rows together take
+    A row of width d with n kept values has one of C(d, n) possible sets of indices. So all rows
+    together take
 
-        indices = sum of log2 C(d, n) + the entropy of n (0 where n never changes)
+        indices = sum of log2 C(d, n) + the entropy of n (0 if n never changes)
 
     and codes without known frequencies take log2(choices) each. With frequencies, the bound is an
     order-0 entropy over all rows:
@@ -206,11 +207,12 @@ def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
         pooled   min(indices, entropy of each unit's being kept) + entropy of the codes
         by unit  min(indices + log2(choices) a code, entropy of each unit's codes, absent being one)
 
-    The entropy of symbols with counts c is the sum of c log2(total / c), as if the frequencies were
-    known beforehand. A coder that also uses the preceding symbols may go below it.
+    The entropy of symbols with counts c is the sum of c log2(total / c), as if the decoder knew the
+    frequencies beforehand. A coder that also uses the preceding symbols may need fewer bits.
 
     Args:
-        batches: symbols of the cut for one codec, batch by batch; without any the result is NaN.
+        batches: symbols of the cut for one codec, batch by batch; without any symbols the result is
+            NaN.
 
     >>> kept = np.zeros((256, 128), bool)
     >>> kept[:, :3] = True
@@ -242,7 +244,7 @@ def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
 
 
 def entropy_bits(counts: npt.ArrayLike) -> float:
-    """Return the bits of symbols with these counts, at their order-0 entropy.
+    """Return the order-0 entropy, in bits, of symbols with these counts.
 
     >>> entropy_bits([1, 1, 2])
     6.0
@@ -253,7 +255,7 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
 
 
 def _table(symbols: Symbols) -> np.ndarray:
-    """Count each code in each unit, axes (width, choices)."""
+    """Return the number of each code in each unit, axes (width, choices)."""
     width = symbols.support.shape[1]
     cells = symbols.support.nonzero()[1] * symbols.choices + symbols.codes
     found = np.bincount(cells, minlength=width * symbols.choices)
@@ -261,11 +263,11 @@ def _table(symbols: Symbols) -> np.ndarray:
 
 
 def read_cut(path: Path, array: str | None = None) -> Tensor:
-    """Read the cut in a file, float32 of axes (rows, width).
+    """Read a cut from a file, float32, axes (rows, width).
 
     Args:
-        path: a ``.npy``, or a ``.npz``.
-        array: name of an array in a ``.npz``; it may be omitted if there is only one.
+        path: a ``.npy`` or ``.npz`` file.
+        array: name of the array in a ``.npz`` file; may be omitted if the file has only one array.
 
     Raises:
         MissingDataError: the file does not exist.

@@ -1,4 +1,4 @@
-"""No compression: every value as float32, in row order."""
+"""No compression: sends every value as float32, in row order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl.core.frame import Payload
 
 
 class Uncompressed(Codec):
-    """Dense float32 both ways, 4 bytes a value.
+    """Sends cuts and gradients as dense float32, 4 bytes per value.
 
     >>> Uncompressed().formula_ratio(width=128)
     1.0
@@ -51,19 +51,19 @@ class Uncompressed(Codec):
 
 
 def dense_bytes(values: Tensor) -> Payload:
-    """Return little-endian float32 bytes of a tensor in row order, as a copy."""
+    """Return a copy of a tensor's values as little-endian float32 bytes, in row order."""
     if values.device.type == "cpu":
         return bytearray(values.contiguous().numpy())
-    # Pinned memory, which torch caches; a GPU fills it five times as fast.
+    # This is pinned memory, which torch caches; a GPU copies to it five times as fast.
     copied = torch.empty(values.numel(), pin_memory=True).copy_(values.reshape(-1))
     return copied.numpy().data.cast("B")
 
 
 def dense_tensor(payload: Payload, rows: int, width: int) -> Tensor:
-    """Return the float32 tensor of axes (rows, width) in a payload; writable, copied if necessary.
+    """Return a payload as a float32 tensor, axes (rows, width); writable, copied if necessary.
 
     Raises:
-        TruncatedFrameError: the payload is not exactly rows x width values long.
+        TruncatedFrameError: the payload has another length than rows x width values.
     """
     wanted_bytes = 4 * rows * width
     if len(payload) != wanted_bytes:

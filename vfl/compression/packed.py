@@ -1,4 +1,4 @@
-"""Codecs that pack by a layout, which may learn; a member chooses the values to send."""
+"""Codecs that choose values of a cut to send, and pack them by a layout."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 _PROCESSOR = torch.device("cpu")
-#: Number of values from which work on a card is faster, including transfers.
+#: Smallest number of values for which a GPU is faster than the CPU, including transfers.
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
-#: Frames whose length depends only on their shape: queries, also training frames, or none.
+#: Frames whose length must depend only on their shape: "query" queries, "always" training frames
+#: too, "no" none.
 Pad = Literal["query", "always", "no"]
 
 
 class Chosen(NamedTuple):
-    """The values to send of a cut, and the encoder's state for the gradient.
+    """The values of a cut to send, and the encoder's saved state for the gradient.
 
     Attributes:
-        indices: positions of the values, axes (rows, k), increasing; axes (rows, 0) if all are
+        indices: indices of the values, axes (rows, k), increasing; axes (rows, 0) if all values are
             sent.
-        values: axes (rows, k); a tensor if the values stay on a GPU.
+        values: the values, axes (rows, k); a tensor if they stay on a GPU.
         saved: see `Encoded`.
     """
 
@@ -52,26 +53,26 @@ class Chosen(NamedTuple):
 
 
 class PackedCodec(Codec):
-    """Common part of codecs with a value code, a layout and a gradient code.
+    """Base class of codecs with a value code, a layout and a gradient code.
 
     Args:
         code: value code.
-        packer: name of the layout, one of `packers`; "range" has learned state.
+        packer: name of the layout, one of `packers`; "range" has adaptive state.
         scale: ``batch``, ``row`` or ``agreed``, see `DenseCodec`.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
-        pad: treatment of packers whose payload lengths depend on the values. With ``query`` a query
-            takes the same number of bits for every value, so that all queries of one shape have one
-            length. With ``always`` training frames, gradients too, are also padded to the next of a
-            few agreed sizes (`coding.padding`). With ``no``, lengths disclose information to an
+        pad: treatment of packers whose payload lengths depend on the values. With ``query``,
+            queries use a format of the same length for all queries of one shape. With ``always``,
+            training frames and gradients are also padded to a few agreed sizes (`coding.padding`).
+            With ``no``, lengths are not hidden, and disclose information about the values to an
             observer of the network.
-        kept: number of values sent per row; None for all.
+        kept: number of values sent per row; None sends all.
 
     Attributes:
-        packers: available layouts.
+        packers: names of the layouts that the codec can use.
 
     Raises:
-        BadOptionError: the packer, scale, format of gradients or padding is unknown, or a packer
-            adapts to codes too long for counts.
+        BadOptionError: the packer, scale, gradient format or padding is unknown, or the adaptive
+            packer "range" is used with codes of more than 8 bits.
     """
 
     packers: ClassVar[Sequence[str]]
@@ -113,17 +114,17 @@ class PackedCodec(Codec):
         """Choose the values of a cut to send.
 
         Raises:
-            NonFiniteError: the cut has NaN or Inf.
+            NonFiniteError: the cut contains NaN or Inf.
         """
 
     @abstractmethod
     def place(self, indices: Indices, values: Any, width: int) -> Decoded:
-        """Rebuild the cut from the result of `choose`."""
+        """Rebuild the cut from the indices and values that `choose` selected."""
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Return the state that either end needs for the gradient.
+        """Return the state that encoder and decoder save for the gradient.
 
-        `saved` is the state of `choose` or `place`.
+        `saved` is the state from `choose` or `place`.
         """
         return saved
 
@@ -176,7 +177,7 @@ class PackedCodec(Codec):
         return padding.padded_limit(limit_bytes) if self._pad == "always" else limit_bytes
 
     def _cut_limit(self, layout: Layout, rows: int) -> int:
-        """Return the most bytes of a cut's payload without padding."""
+        """Return the largest length of a cut's payload in bytes, without padding."""
         return len(self._tag(layout)) + rows * self._code.scale_bytes + layout.limit_bytes(rows)
 
     def equal_queries(self, width: int) -> bool:
@@ -210,7 +211,7 @@ class PackedCodec(Codec):
             self._agreed.load_state_dict(state)
 
     def layout(self, width: int) -> Layout:
-        """Return the layout for a cut of this width; made once, because it may learn.
+        """Return the layout for a cut of this width; created only once, because it may adapt.
 
         Raises:
             WidthError: no layout fits the width.
@@ -222,9 +223,9 @@ class PackedCodec(Codec):
         return self._layout
 
     def _layout_of(self, width: int, context: StepContext) -> Layout:
-        """Return the layout of a frame.
+        """Return the layout for a frame.
 
-        Queries have a layout of constant length, unless their lengths may differ.
+        Queries use a layout of fixed length, unless `pad` is "no".
         """
         layout = self.layout(width)
         if context.training or self._pad == "no" or layout.fixed:
@@ -235,7 +236,7 @@ class PackedCodec(Codec):
         return self._query_layout
 
     def _learned(self, width: int, context: StepContext) -> bool:
-        """Return whether the learned state of a frame's layout shortens it."""
+        """Return whether a frame's layout uses adaptive state."""
         return self.packer == "range" and not self._layout_of(width, context).fixed
 
     def _fills(self, layout: Layout) -> bool:
@@ -244,31 +245,31 @@ class PackedCodec(Codec):
 
     @property
     def _stays(self) -> bool:
-        """Return whether encoding and decoding run on the card that has the values."""
+        """Return whether encoding and decoding run on the GPU that holds the values."""
         return False
 
     def _where(self, rows: int, width: int) -> torch.device:
-        """Return the device for a cut of that size; small cuts are faster on the CPU."""
+        """Return the device for a cut of this size; small cuts are faster on the CPU."""
         return self.device if rows * width >= LEAST_ON_CARD else _PROCESSOR
 
     def coded(self, values: Values | Tensor, context: StepContext) -> Coded:
-        """Return the scale to send, and a code for each value; axes (rows, k)."""
+        """Return the scales to send, and a code for each value, axes (rows, k)."""
         if known := self._known(len(values), context):
             return Coded(b"", self._code.encode_within(values, known))
         return self._code.encode(values, self.groups(len(values), context))
 
     def groups(self, rows: int, context: StepContext) -> int:
-        """Return the number of scales: one per row, or one for a non-empty batch."""
+        """Return the number of scales: one per row, or one for a batch that is not empty."""
         if self._known(rows, context):
             return 0
         return rows if self._per_row or not context.training else min(rows, 1)
 
     def _known(self, rows: int, context: StepContext) -> bytes:
-        """Return a query's scale if both ends know it; empty if a frame has to send it."""
+        """Return a query's scale if both parties know it; empty if the frame must contain it."""
         return b"" if self._agreed is None or context.training or not rows else self._agreed.scale
 
     def _tag(self, layout: Layout) -> bytes:
-        """Return the tag that exposes ends with different learned state."""
+        """Return the tag, which shows if encoder and decoder have different adaptive state."""
         return layout.tag + (b"" if self._agreed is None else self._agreed.tag)
 
     def _record(
@@ -280,21 +281,23 @@ class PackedCodec(Codec):
 
 
 class DenseCodec(PackedCodec):
-    """Sends a code for every value of the cut.
+    """Base class of codecs that send a code for every value of the cut.
 
     Args:
         code: value code.
-        packer: ``dense`` (the same bits for each value); ``bitmap`` (one bit for each, and more for
-            non-zero ones); ``enumerative`` (for each row one number that identifies the non-zero
-            values, then their codes); or ``range`` (adaptive; codes of at most 8 bits).
-        scale: group that shares a scale in training: ``batch`` or ``row``; a query has one scale
-            per row. With ``agreed`` a training batch has one scale and a query has none: its values
-            are clipped to running means of the training's range.
-        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
-            rounded at random without bias.
+        packer: ``dense``: the same number of bits for each value. ``bitmap``: one bit for each
+            value, and more for non-zero values. ``enumerative``: for each row, one number that
+            identifies the non-zero values, and then their codes. ``range``: adaptive, with codes of
+            at most 8 bits.
+        scale: group of values with a common scale in training, ``batch`` or ``row``; a query has
+            one scale per row. With ``agreed``, a training batch has one scale, and a query has
+            none: the codec clips its values to running means of the range limits in training.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
+            random rounding without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`.
-        rectified: whether no value is negative and zeros stay zero. Then only non-zero values have
-            gradients: after a rectifier the gradient of a zero is zero anyway.
+        rectified: whether no value is negative and zeros are exact. Then the codec sends gradients
+            of non-zero values only, because after a rectifier (ReLU) the gradient of a zero is zero
+            anyway.
     """
 
     packers = get_args(Packer)
@@ -325,12 +328,12 @@ class DenseCodec(PackedCodec):
         return Decoded(torch.from_numpy(values).to(self.device), None)
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Return, after a rectifier, a mask of positive values, which are the ones with codes."""
+        """Return a mask of the values with gradients: after a rectifier, the positive values."""
         return codes != 0 if self._rectified else None
 
     @property
     def _fills_grads(self) -> bool:
-        """Return whether gradients are padded; only values above zero have gradients."""
+        """Return whether gradients are padded, because only values above zero have gradients."""
         return self._pad == "always" and self._rectified
 
     @property
@@ -341,7 +344,7 @@ class DenseCodec(PackedCodec):
         _, codes = self.coded(cut.contiguous().numpy(), context)
         counts: Counts = "by unit" if self._learned(cut.shape[1], context) else "none"
         choices = 2**self._code.bits
-        if self._rectified:  # code 0 marks an omitted value
+        if self._rectified:  # code 0 marks a value that is not sent
             return Symbols(codes > 0, codes[codes > 0] - 1, choices - 1, counts)
         return Symbols(np.ones_like(codes, np.bool_), codes.reshape(-1), choices, counts)
 
@@ -359,5 +362,5 @@ class DenseCodec(PackedCodec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, saved)).to(self.device)
 
     def formula_ratio(self, width: int) -> float:
-        """Return b/32, thesis table 3.1."""
+        """Return b/32 (thesis table 3.1)."""
         return self.wire_width(width) / width * self._code.bits / 32

@@ -1,4 +1,4 @@
-"""Quantisation: every value of the cut in b bits."""
+"""Quantisation: sends every value of the cut in b bits."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from vfl.core.registry import require_range
 
 
 class Quantise(DenseCodec):
-    """Sends every value as a code of b bits between the smallest and the largest.
+    """Sends every value as a code of b bits between the smallest and the largest value.
 
-    The thesis (equations 3-1, 3-2, table 3.1) quantises only the cut and passes the gradient
-    straight through; `grad` can shorten that too.
+    The thesis (equations 3-1, 3-2, table 3.1) quantises only the cut, and sends the gradient
+    unchanged; `grad` can quantise the gradient too.
 
-    Hidden states of language models have a few values a hundred times as large as the others, and
-    these stretch the range of all codes. `outliers` sends them separately, as Dettmers et al. 2022
-    (LLM.int8(), section 3.2) do with whole columns; ``scale=row`` keeps a row's range its own.
+    Hidden states of language models contain a few values a hundred times as large as the others,
+    which stretch the range of all codes. With `outliers`, the codec sends these values separately,
+    as Dettmers et al. 2022 (LLM.int8(), section 3.2) do with whole columns. With ``scale=row``,
+    they stretch the range of their row only.
 
     Args:
         values: format of a value: 1 to 8 bits, ``bf16`` or ``fp32``.
-        packer: ``dense`` (b bits each) or ``range`` (adaptive: frequent codes of a unit take fewer
-            bits).
+        packer: ``dense`` (b bits per value) or ``range`` (adaptive: codes that are frequent in a
+            unit take fewer bits).
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
-        pad: see `PackedCodec`; only ``packer=range`` has lengths that differ.
-        outliers: number of each row's values of largest magnitude that are sent as an index and a
+        pad: see `PackedCodec`; lengths differ only with ``packer=range``.
+        outliers: number of values of largest magnitude in each row that are sent as an index and a
             bfloat16; the codes cover the range of the other values.
 
     Raises:
@@ -101,7 +102,7 @@ class Quantise(DenseCodec):
         return Decoded(cut.scatter_(1, where, large.gather(1, where)), saved)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
-        """Return the symbols, or None with outliers, whose indices and values are not codes."""
+        """Return the symbols; None with outliers, as their indices and values are not codes."""
         return super().symbols(cut, context) if self._apart is None else None
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -109,17 +110,17 @@ class Quantise(DenseCodec):
         return super().payload_limit(rows, width) + apart
 
     def formula_ratio(self, width: int) -> float:
-        """Return b/32 for b bits (thesis table 3.1), plus the share of the outliers."""
+        """Return b/32 for b bits (thesis table 3.1), plus the ratio of the outliers."""
         apart = 0.0 if self._apart is None else self._apart.formula_ratio(width)
         return super().formula_ratio(width) + apart
 
 
 def _filled(cut: Tensor, outliers: Tensor) -> Tensor:
-    """Return the cut with each outlier replaced by a value within the range of the others.
+    """Return the cut with each outlier replaced by a value within the range of the other values.
 
     Args:
         cut: axes (rows, width), finite.
-        outliers: their indices, axes (rows, outliers), fewer than the width.
+        outliers: indices of the outliers, axes (rows, outliers); fewer than the width.
     """
     if not cut.numel():
         return cut

@@ -1,4 +1,4 @@
-"""A learned code: the bottom's loss includes the bits that its coded units take."""
+"""A learned code: the bottom's loss includes the expected bits of the code."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _FIRST_SCALE = 0.7
 
 
 class Rate(DenseCodec):
-    """Sends range-coded integers; their expected length is part of the loss.
+    """Sends range-coded integers; the loss includes their expected number of bits.
 
-    Each unit is rectified, multiplied by a learned scale and rounded. Its number of bits is
-    estimated with a logistic distribution of each unit over y + u, u uniform on [-1/2, 1/2] (Balle
-    et al. 2017, section 3), and weight x bits a row is added to the feature party's loss. The label
-    party learns the scales that invert it, so no parameter is sent.
+    The codec rectifies each unit, multiplies it by a learned scale, and rounds it to an integer y.
+    It estimates the number of bits by a logistic distribution of each unit over y + u, where u is
+    uniform on [-1/2, 1/2] (Balle et al. 2017, section 3). The feature party adds weight x bits per
+    row to its loss. The label party learns its own inverse scales, so no parameter is sent.
 
     Args:
-        weight: weight of one bit per row in the loss.
-        bits: integers reach up to 2^bits - 1.
+        weight: weight of one bit per row in the feature party's loss.
+        bits: number of bits of an integer; integers are at most 2^bits - 1.
         grad: see `DenseCodec`.
         pad: see `PackedCodec`.
 
@@ -63,7 +63,7 @@ class Scales(nn.Module):
 
     Args:
         width: number of units.
-        first: logarithm of every number at the start.
+        first: initial logarithm of each number.
     """
 
     def __init__(self, width: int, first: float) -> None:
@@ -71,12 +71,12 @@ class Scales(nn.Module):
         self.logarithm = nn.Parameter(torch.full((width,), first))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Map axes (rows, units) to the same axes."""
+        """Return scaled values in the same axes, (rows, units)."""
         return values * self.logarithm.exp()
 
 
 class Units(Scales):
-    """The feature party's end: rectifier, scales, and the distribution of each unit."""
+    """The feature party's module: a rectifier, scales, and a distribution for each unit."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, _FIRST_SCALE)
@@ -84,11 +84,11 @@ class Units(Scales):
         self.spread = nn.Parameter(torch.zeros(width))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Map axes (rows, units) to the same axes."""
+        """Return rectified and scaled values in the same axes, (rows, units)."""
         return super().forward(values.relu())
 
     def bits(self, noisy: Tensor) -> Tensor:
-        """Return expected bits a row: the mean of -log2 of each unit's probability mass."""
+        """Return the expected bits per row: the mean of -log2 of the units' probability masses."""
         spread = self.spread.exp()
         upper = torch.sigmoid((noisy + 0.5 - self.center) / spread)
         lower = torch.sigmoid((noisy - 0.5 - self.center) / spread)

@@ -1,4 +1,4 @@
-"""Sparse cuts by a rectifier: zeros are cheap to send; an L1 penalty sets how many there are."""
+"""Sparse cuts by a rectifier: zeros take few bytes; an L1 penalty controls how many there are."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from vfl.compression.packed import DenseCodec, Packer, Pad, Scale
 from vfl.core.errors import WidthError
 from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
-#: Bounds of L1's weight, its gain per step, and the memory of the controlled count.
+#: Limits of the L1 weight, gain of its control per step, and memory of the smoothed count.
 _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
 
 
 class Rectified(DenseCodec):
-    """Puts a rectifier before the cut and sends values above zero.
+    """Puts a rectifier (ReLU) before the cut, and sends values above zero.
 
-    After a rectifier the gradient of a zero is zero, so omitting it loses nothing; the "1" of
-    thesis table 3.1 for the gradients of sparse cuts is pessimistic. The length of a training frame
-    reveals the number of values above zero.
+    After a rectifier the gradient of a zero is zero, so the codec loses nothing by not sending it.
+    For gradients of sparse cuts, thesis table 3.1 states a size of "1", which is pessimistic. The
+    length of a training frame discloses the number of values above zero.
 
     Args:
         values: format of a value: 1 to 8 bits, or ``fp32`` (not with ``packer=range``).
         packer: ``range`` (adaptive), ``enumerative``, ``bitmap`` or ``dense``; see `DenseCodec`.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
-        pad: see `PackedCodec`; without padding, only ``packer=dense`` has cuts of one length, and
-            gradients differ in length even there.
+        pad: see `PackedCodec`. Without padding, cuts have equal lengths only with ``packer=dense``,
+            and even then gradients have different lengths.
 
     >>> import torch
     >>> codec, cut = Rectified(values="4", packer="bitmap"), torch.zeros(1, 64)
@@ -60,17 +60,19 @@ class Rectified(DenseCodec):
 
 
 class L1(Rectified):
-    """Adds weight x (sum of the cut of a row, mean over rows) to the feature party's loss.
+    """Adds weight x (sum of a row's cut, averaged over rows) to the feature party's loss.
 
-    Source: thesis section 3.2, whose weight is fixed and multiplies the sum over the batch. Here
-    `target` sets a number of values above zero instead. After each step the weight grows or shrinks
-    with the logarithm of count / target, while the target itself falls from half the width over
-    `anneal` steps. Counts of queries, which have no dropout, correct the training counts.
+    Source: thesis section 3.2, where the weight is fixed and multiplies the sum over the batch.
+    Here `target` sets the number of values above zero instead. After each step, the weight grows or
+    shrinks with the logarithm of count / target. The target itself falls from half the width to
+    `target` within `anneal` steps. The counts in queries, which have no dropout, correct the counts
+    in training.
 
     Args:
-        target: number of values above zero per row, at inference; 0 keeps `weight` constant.
-        weight: weight of the penalty at the start, for a mean over rows.
-        anneal: number of steps until the target is reached.
+        target: wanted number of values above zero per row at inference; 0 keeps the weight
+            constant.
+        weight: initial weight of the penalty, which is a mean over rows.
+        anneal: number of steps after which the final target applies.
         values: see `Rectified`.
         packer: see `Rectified`.
         scale: see `Rectified`.
@@ -78,7 +80,7 @@ class L1(Rectified):
         pad: see `Rectified`.
 
     Attributes:
-        weight_now: weight that the next loss uses.
+        weight_now: weight in the next loss.
 
     >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
     >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
@@ -107,7 +109,7 @@ class L1(Rectified):
         self._steps = 0
         self._count = math.nan
         self._bias = 1.0
-        self._asked = np.zeros(2)  # rows and values above zero of the queries since the last step
+        self._asked = np.zeros(2)  # rows, and values above zero, in queries since the last step
         self._waiting: dict[int, float] = {}
 
     def check(self, width: int) -> None:
@@ -141,16 +143,16 @@ class L1(Rectified):
             asked = self._asked[1] / self._asked[0]
             self._bias = min(max(asked / max(self._count, 1e-3), 0.5), 2.0)
             self._asked[:] = 0
-        # Use at least half a value: a cut without non-zero values lowers the weight instead of
+        # The count is at least half a value, so that a cut of zeros lowers the weight without
         # making it 0.
         error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
         self.weight_now = min(max(self.weight_now * math.exp(_GAIN * error), _LEAST), _MOST)
         self._steps += 1
 
     def formula_ratio(self, width: int) -> float:
-        """Return target/d (b + ceil(log2 d)) / 32, thesis table 3.1.
+        """Return target/d (b + ceil(log2 d)) / 32 (thesis table 3.1).
 
-        Without a target it is b/32.
+        Without a target, the ratio is b/32.
         """
         if self.target == 0:
             return super().formula_ratio(width)

@@ -1,4 +1,4 @@
-"""A cut of another width: fewer numbers a row, or a bit for each of n units."""
+"""Cuts of another width: k numbers per row, or one bit for each of n units."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_UNITS = 65536
 
 
 class FewNumbers(DenseCodec):
-    """Sends k numbers a row, which modules at both ends make of the cut and back.
+    """Sends k numbers per row; modules at both parties convert the cut to them and back.
 
     Args:
-        k: number of values per row.
+        k: number of values to send per row.
         values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
@@ -45,12 +45,12 @@ class FewNumbers(DenseCodec):
 
 
 class Size(FewNumbers):
-    """Sends k numbers a row instead of the whole cut (thesis, table 3.1).
+    """Sends k numbers per row instead of the whole cut (thesis, table 3.1).
 
     Args:
-        k: number of values per row.
-        kind: ``narrow`` trains a linear layer at each end, from the cut to k numbers and back;
-            ``mask`` keeps k fixed units, as in the authors' released program.
+        k: number of values to send per row.
+        kind: ``narrow``: a trained linear layer at each party, from the cut to k numbers and back.
+            ``mask``: k fixed units, as in the authors' released code.
         values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
@@ -79,7 +79,7 @@ class Size(FewNumbers):
 
 
 class Mask(nn.Module):
-    """Keeps k of `width` units, the same at every party and in every run."""
+    """Keeps k of `width` units; the choice is the same at every party and in every run."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__()
@@ -87,32 +87,33 @@ class Mask(nn.Module):
         self.register_buffer("units", torch.from_numpy(kept).sort().values, persistent=False)
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Map axes (rows, width) to (rows, k)."""
+        """Return the kept units, axes (rows, k), of a cut of axes (rows, width)."""
         return cut.index_select(1, self.get_buffer("units"))
 
 
 class Unmask(Mask):
-    """Put the k units back to their positions; all others are zero."""
+    """Puts the k units back to their positions, with zeros elsewhere."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__(width, k)
         self.width = width
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map axes (rows, k) to (rows, width)."""
+        """Return a cut, axes (rows, width), from the kept units, axes (rows, k)."""
         whole = numbers.new_zeros(len(numbers), self.width)
         return whole.index_copy(1, self.get_buffer("units"), numbers)
 
 
 class Sign(DenseCodec):
-    """Sends the sign of each of n units after batch normalisation and a hyperbolic tangent.
+    """Sends the sign of each of n units, after batch normalisation and a hyperbolic tangent.
 
-    The gradient of the sign is passed unchanged (straight-through, Bengio et al. 2013), then
-    through the hyperbolic tangent (Hubara et al. 2016). The bottom should not end in a rectifier.
+    The gradient passes through the sign unchanged (straight-through estimator, Bengio et al. 2013),
+    and then through the hyperbolic tangent (Hubara et al. 2016). The bottom should not end with a
+    ReLU.
 
     Args:
-        width: number of units and thus of bits per row; a linear layer at each end converts the cut
-            to these units and back. 0 uses the cut itself.
+        width: number of units, and so of bits per row. A linear layer at each party converts the
+            cut to these units and back. 0 uses the units of the cut itself.
         grad: see `DenseCodec`.
 
     >>> import torch

@@ -1,12 +1,13 @@
-"""Top-k: the k values of largest magnitude of each row, and their indices.
+"""Top-k: sends the k values of largest magnitude in each row, and their indices.
 
-`RandTopK` replaces some of them at random in training. Both random laws replace a random number m
-of the top k by the same number of other indices. Given m, every choice of indices is equally
-likely, so the distribution of m defines a law:
+`RandTopK` replaces some of these values at random in training. Both of its random laws replace a
+random number m of the top k indices by the same number of other indices. For a given m, every
+choice of indices is equally likely, so the distribution of m defines a law:
 
 - sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
-- multinomial: k draws without replacement with fixed weights (1 - alpha)/k and alpha/(d - k), as in
-  the authors' released program.
+- multinomial: k indices are drawn without replacement, where each top index has the weight
+  (1 - alpha)/k and each other index alpha/(d - k), as in the authors' released code. The number of
+  other indices among them is m.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ Law = Literal["sequential", "multinomial"]
 Draws = npt.NDArray[np.float64]
 Drops = npt.NDArray[np.bool_]
 
-#: Bits below a magnitude that hold an index, and the bits of an infinite float32.
+#: Number of low bits of a sort key that hold the index, and the bits of an infinite float32.
 _INDEX_BITS, _INFINITE = 32, 0x7F800000
-#: Number of draws for each of the k indices of a row.
+#: Number of random numbers for each of the k indices of a row.
 DRAWS = {"sequential": 1, "multinomial": 3}
 
 
 class SparseCodec(PackedCodec):
-    """Keeps k values of a row; their gradients are sent without indices.
+    """Base class of codecs that send k values of a row; gradients are sent without indices.
 
     Args:
-        k: number of values kept per row.
+        k: number of values to send per row.
         values: format of a value: ``fp32``, ``bf16``, or 1 to 8 bits.
-        packer: ``enumerative`` (fewest bits of a fixed number), ``index`` (each index by itself),
-            ``bitmap`` (a bit for every index) or ``range`` (adaptive; needs values of 1 to 8 bits).
-        scale: group that shares the ends of b-bit values in training: ``batch``, ``row``, or
-            ``agreed`` (a batch). A query has one scale per row; with ``agreed`` it has none,
-            because both ends store running means.
-        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row,
-            rounded at random without bias.
-        pad: ``query``, ``always`` or ``no``, see `PackedCodec`; only ``packer=range`` has lengths
-            that differ.
+        packer: ``enumerative``: the fewest bits of all formats with a fixed number of bits.
+            ``index``: each index separately. ``bitmap``: one bit for every possible index.
+            ``range``: adaptive; needs values of 1 to 8 bits.
+        scale: group of values with common range limits in training, for values of 1 to 8 bits:
+            ``batch``, ``row``, or ``agreed`` (like ``batch``). A query has one scale per row. With
+            ``agreed`` it has none, because both parties store running means.
+        grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
+            random rounding without bias.
+        pad: ``query``, ``always`` or ``no``, see `PackedCodec`; lengths differ only with
+            ``packer=range``.
 
     Raises:
         BadOptionError: k is below 1, or a format is unknown.
@@ -81,7 +83,7 @@ class SparseCodec(PackedCodec):
 
     @abstractmethod
     def indices(self, cut: Tensor, context: StepContext) -> Indices:
-        """Return the indices of `cut` to send, axes (rows, k), increasing."""
+        """Return the indices of the values in `cut` to send, increasing, axes (rows, k)."""
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         indices = self.indices(cut, context)
@@ -92,7 +94,7 @@ class SparseCodec(PackedCodec):
         return self._spread(torch.from_numpy(indices), torch.from_numpy(values), width)
 
     def _spread(self, indices: Tensor, kept: Tensor, width: int) -> Decoded:
-        """Put the kept values at their indices in rows of zeros, on the models' device."""
+        """Return a cut of zeros with the sent values at their indices, on the models' device."""
         where = self._where(len(indices), width)
         indices, whole = indices.to(where), torch.zeros(len(indices), width, device=where)
         return Decoded(whole.scatter_(1, indices, kept.to(where)).to(self.device), indices)
@@ -115,7 +117,7 @@ class SparseCodec(PackedCodec):
         return self._spread(saved, kept, width).cut
 
     def formula_ratio(self, width: int) -> float:
-        """Return k/d (b + ceil(log2 d)) / 32, thesis table 3.1 with b = 32 bits a value."""
+        """Return k/d (b + ceil(log2 d)) / 32, thesis table 3.1, where a value has b bits."""
         return self.k / width * (self._code.bits + index_bits(width)) / 32
 
     def layout(self, width: int) -> Layout:
@@ -131,7 +133,7 @@ class SparseCodec(PackedCodec):
 
 
 class TopK(SparseCodec):
-    """Keeps the k values of largest magnitude; among equals the one with the lower index.
+    """Sends the k values of largest magnitude; the lower index wins a tie.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023.
@@ -153,24 +155,25 @@ class TopK(SparseCodec):
 
 
 class RandTopK(SparseCodec):
-    """Top-k whose choice is random in training; at inference it is plain top-k.
+    """Top-k with a random choice of indices in training; at inference it is plain top-k.
 
-    The draws come from the encoding party's secret: an observer that could repeat them would learn
-    which of the sent indices are the largest.
+    Random numbers come from the encoding party's secret. An observer that could repeat them would
+    learn which of the sent indices have the largest magnitudes.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023; thesis equation (3-19).
 
     Args:
         k: number of values kept per row.
-        alpha: weight of the indices outside the top k, in [0, 1]; 0.05 to 0.1 is good.
-        law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19);
-            ``multinomial`` follows the authors' released program, which replaces more.
+        alpha: weight of the indices outside the top k, in [0, 1]; values from 0.05 to 0.1 work
+            well.
+        law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19).
+            ``multinomial`` follows the authors' released code, which replaces more of them.
         values, packer, scale, grad, pad: see `SparseCodec`.
 
     Raises:
-        BadOptionError: k is below 1, alpha is outside [0, 1], or a law, format of values or packer
-            is unknown.
+        BadOptionError: k is below 1, alpha is outside [0, 1], or a law, value format or packer is
+            unknown.
 
     >>> f"{RandTopK(k=6, alpha=0.1).formula_ratio(width=128):.2%}"
     '5.71%'
@@ -212,23 +215,23 @@ class RandTopK(SparseCodec):
 
 
 class Top(NamedTuple):
-    """The top indices of each row, axes (rows, k), and whether other values are equally large."""
+    """The top indices of each row, axes (rows, k), and a mask of rows with a tie at the end."""
 
     indices: Indices
     tied: npt.NDArray[np.bool_]
 
 
 def find_top(cut: Tensor, k: int) -> Top:
-    """Return the k indices of largest magnitude of each row, increasing.
+    """Return the indices of the k values of largest magnitude in each row, increasing.
 
     The lower index wins a tie.
 
     Args:
-        cut: axes (rows, width), float32.
-        k: number of indices per row, at most `width`.
+        cut: the cut, float32, axes (rows, width).
+        k: number of indices per row, at most the width.
 
     Raises:
-        NonFiniteError: a row has NaN or Inf.
+        NonFiniteError: a value is NaN or Inf.
     """
     if cut.device.type != "cpu":
         return _find_top_on_card(cut, k)
@@ -240,7 +243,7 @@ def find_top(cut: Tensor, k: int) -> Top:
         return Top(found, tied)
     magnitude = cut.abs()
     largest, indices = (each.numpy() for each in torch.topk(magnitude, k, dim=1))
-    if not largest.max(initial=0) < np.inf:  # NaN sorts above Inf and both above all others
+    if not largest.max(initial=0) < np.inf:  # NaN sorts above Inf, and Inf above finite values
         raise _not_finite()
     size, least = magnitude.numpy(), largest[:, -1:]
     enough = size >= least
@@ -252,7 +255,7 @@ def find_top(cut: Tensor, k: int) -> Top:
 
 
 def _find_top_on_card(cut: Tensor, k: int) -> Top:
-    """Compute `find_top` on the GPU by distinct keys, which sort by magnitude and then by index."""
+    """Run `find_top` on a GPU, with distinct sort keys of magnitude and then index."""
     width = cut.shape[1]
     behind = torch.arange(width - 1, -1, -1, device=cut.device)
     keys = (cut.abs().view(torch.int32).long() << _INDEX_BITS) | behind
@@ -267,11 +270,14 @@ def _find_top_on_card(cut: Tensor, k: int) -> Top:
 
 
 def _not_finite() -> NonFiniteError:
-    return NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+    return NonFiniteError(
+        "a cut holds NaN or Inf",
+        fix="lower the learning rate",
+    )
 
 
 def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:
-    """Return all indices above `least` and the lowest ones equal to it, k a row."""
+    """Return all indices above `least`, and the lowest indices equal to it, k per row."""
     above, level = size > least, size == least
     room = k - above.sum(axis=1, keepdims=True)
     kept = above | (level & (level.cumsum(axis=1) <= room))
@@ -280,19 +286,21 @@ def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:
 
 
 def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draws) -> Indices:
-    """Replace some of the top indices at random; the result is increasing.
+    """Replace some of the top indices by random other indices; the result is increasing.
 
     Args:
-        top: axes (rows, k), increasing.
+        top: top indices, increasing, axes (rows, k).
         width: width of the cut.
         alpha: weight of the indices outside the top k, in [0, 1].
-        law: distribution of the number of replacements.
-        draws: uniform on [0, 1), axes (rows, `DRAWS[law]` k); row r of the result uses only row r.
+        law: distribution of the number of replaced indices.
+        draws: random numbers, uniform on [0, 1), axes (rows, `DRAWS[law]` k); each row of the
+            result uses only its row.
     """
     k, others = top.shape[1], width - top.shape[1]
     if law == "sequential":
-        # A draw that is below alpha is again uniform under this condition. A row with more
-        # replacements than others takes all others anyway.
+        # Given that a random number is below alpha, it is uniform on [0, alpha), so `replace` can
+        # use it again. If a row has as many replacements as other indices, it takes all other
+        # indices anyway.
         drops, unit = sequential_drops(draws, others, alpha), float(alpha)
     else:
         drops, unit = multinomial_drops(draws[:, k:], others, alpha), 1.0
@@ -303,14 +311,14 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
 
 
 def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
-    """Mark the top indices to replace under equation (3-19): each with probability alpha.
+    """Mark the top indices to replace: each one with probability alpha (equation 3-19).
 
-    At most `others` are marked: an empty pool passes its probability to the other pool.
+    At most `others` indices are marked, because there are no more to replace them by.
 
     Args:
-        draws: uniform on [0, 1), axes (rows, k).
+        draws: random numbers, uniform on [0, 1), axes (rows, k).
         others: number of indices outside the top k.
-        alpha: their weight.
+        alpha: weight of the indices outside the top k.
     """
     drops: Drops = draws < alpha
     if others < draws.shape[1]:
@@ -319,17 +327,17 @@ def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
-    """Mark the top indices to replace when k are drawn one by one with fixed weights.
+    """Mark the top indices to replace if k indices are drawn one by one with fixed weights.
 
     Args:
-        draws: uniform on [0, 1), axes (rows, 2 k).
+        draws: random numbers, uniform on [0, 1), axes (rows, 2 k).
         others: number of indices outside the top k.
-        alpha: their weight.
+        alpha: weight of the indices outside the top k.
     """
     count_draws, order_draws = np.split(draws, 2, axis=1)
     k = count_draws.shape[1]
     counts = np.zeros(len(draws), np.int64)
-    for drawn in range(k):  # one falls outside in proportion to the remaining weight
+    for drawn in range(k):  # in proportion to the remaining weights
         outside = alpha * (others - counts) / max(others, 1)
         inside = (1 - alpha) * (k - drawn + counts) / k
         counts += count_draws[:, drawn] * (outside + inside) < outside
@@ -337,38 +345,39 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def _smallest(draws: Draws, counts: npt.NDArray[np.int64]) -> Drops:
-    """Mark the smallest draws of each row; `counts` states how many."""
+    """Mark the smallest random numbers of each row; `counts` states how many."""
     ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
     smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
     return smallest
 
 
 def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: int) -> None:
-    """Replace every marked index of a row by one outside the row; see `loops.replace`."""
+    """Replace every marked index by a random other index; see `loops.replace`."""
     row, slot = drops.nonzero()
     first = row.searchsorted(row)
-    turn = np.arange(len(row)) - first  # 0 for the first replaced index in its row
+    turn = np.arange(len(row)) - first  # 0 for a row's first replaced index
     numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
-    for t in reversed(range(turn.max(initial=0))):  # a Lehmer code becomes distinct numbers
+    for t in reversed(range(turn.max(initial=0))):  # turns a Lehmer code into distinct numbers
         later = (turn > t).nonzero()[0]
         numbers[later] += numbers[later] >= numbers[first[later] + t]
-    # A number comes after every index of its row that has at most this many others before it.
+    # Number n stands for the n-th index outside the row; so each index of the row with at most n
+    # others before it shifts the result by one.
     before = indices[row] - np.arange(indices.shape[1])
     indices[row, slot] = numbers + (before <= numbers[:, None]).sum(axis=1)
     indices.sort(axis=1)
 
 
 def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
-    """Return the top indices, with ties at the least magnitude of a row broken at random.
+    """Return the top indices; if magnitudes at the last place are equal, choose at random.
 
-    Suppose the lower index always counted as top. Otherwise a higher index of the same magnitude
-    would have to be a random replacement, and an observer of the frame would know that.
+    Suppose the lower index always won a tie. Then a sent higher index of the same magnitude could
+    only be a random replacement, and an observer of the frame would know this.
 
     Args:
-        cut: axes (rows, width), float32.
-        top: its k largest indices; axes (rows, k).
-        secret: source of random choices; a row's choice depends on it, the step and the row's
-            position.
+        cut: the cut, float32, axes (rows, width).
+        top: indices of its k largest magnitudes, axes (rows, k).
+        secret: source of the random choices; a row's choice depends on the secret, the step and the
+            row's position.
         step: number of the exchange.
     """
     tied = top.tied.nonzero()[0]

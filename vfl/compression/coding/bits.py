@@ -1,13 +1,13 @@
 """Numbers and sets of indices as bits, in formats whose length is known in advance.
 
-A table of fields becomes a table of bits (one byte a bit), tables of bits are joined row by row,
-and the rows are packed back to back; zero bits fill the last byte. Fields have any number of bits,
-the most significant first.
+The functions turn a table of numeric fields into a table of bits (one byte per bit). They join such
+tables row by row, and pack the rows without gaps; zero bits fill the last byte. A field may have
+any number of bits; the most significant bit comes first.
 
-The kept indices of a row, k of d, form a set. `Enumerative` numbers all C(d, k) sets (the
-combinatorial number system), which takes at most one bit more than the best fixed-length format.
-`PlainIndex` writes each index separately, and `Bitmap` one bit for each. `Supports` numbers the
-sets of rows with different numbers of kept indices.
+The k kept indices of a row of width d form a set. `Enumerative` numbers all C(d, k) sets (the
+combinatorial number system). This takes at most one bit more than the best format of fixed length.
+`PlainIndex` writes each index separately, and `Bitmap` writes one bit for each possible index.
+`Supports` numbers sets whose size differs from row to row.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from vfl.core.frame import Payload
 Indices = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-#: Integers of any type in an array, or a uint8 tensor, which stays on a GPU.
+#: Integer codes in an array of any integer type, or in a uint8 tensor, which may stay on a GPU.
 Codes: TypeAlias = Any
 Bits = npt.NDArray[np.uint8]
 
 _BYTE = 8
 WORD_BITS = 63  # widest field that an int64 can hold
-TABLE_LIMIT = 2**19  # most binomials of an enumerative packer; 4 MB of them below 2^63
-#: Most binomials of the table for all sizes; some 30 MB of Python integers, built as rows need it.
+TABLE_LIMIT = 2**19  # binomials in an enumerative packer; 4 MB if below 2^63
+#: Largest number of binomials in the table of `Supports`: about 30 MB of Python integers. The table
+#: grows only as far as rows need it.
 SUPPORT_TABLE_LIMIT = 2**18
 
 
 def word_bytes(field_bits: int) -> int:
-    """Return the bytes of the smallest machine word (above 64 bits: byte string) for a field."""
+    """Return the bytes of the smallest machine word, or byte string above 64 bits, for a field."""
     least = -(-field_bits // 8)
     return least if least > 8 else max(1, 1 << (least - 1).bit_length())
 
@@ -52,12 +53,12 @@ def to_bits(fields: np.ndarray, field_bits: int) -> Bits:
     """Write each field with `field_bits` bits.
 
     Args:
-        fields: axes (rows, fields), values in [0, 2^field_bits); Python integers (dtype object) if
-            a field is wider than 63 bits.
-        field_bits: width of every field, 0 included.
+        fields: the fields, axes (rows, fields), values in [0, 2^field_bits); Python integers (dtype
+            object) if a field is wider than 63 bits.
+        field_bits: number of bits of every field; may be 0.
 
     Returns:
-        Zeros and ones, axes (rows, fields x field_bits).
+        Zeros and ones, uint8, axes (rows, fields x field_bits).
     """
     rows, count = fields.shape
     size = word_bytes(field_bits)
@@ -75,11 +76,11 @@ def from_bits(bits: Bits, field_bits: int, count: int) -> np.ndarray:
 
     Args:
         bits: zeros and ones, axes (rows, count x field_bits).
-        field_bits: width of every field.
-        count: number of fields of a row.
+        field_bits: number of bits of every field.
+        count: number of fields in a row.
 
     Returns:
-        Axes (rows, count): int64, or Python integers (dtype object) above 63 bits.
+        The fields, axes (rows, count): int64, or Python integers (dtype object) above 63 bits.
     """
     rows = len(bits)
     size = word_bytes(field_bits)
@@ -96,20 +97,20 @@ def from_bits(bits: Bits, field_bits: int, count: int) -> np.ndarray:
 
 
 def packed_bytes(rows: int, row_bits: int) -> int:
-    """Return the number of bytes of `rows` rows of `row_bits` bits."""
+    """Return the number of bytes that `rows` rows of `row_bits` bits take."""
     return -(-rows * row_bits // 8)
 
 
 def pack(bits: Bits) -> bytes:
-    """Pack rows of bits without gaps as bytes."""
+    """Pack rows of bits into bytes, without gaps between the rows."""
     return np.packbits(bits.reshape(-1)).tobytes()
 
 
 def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
-    """Unpack the rows of bits of a payload, axes (rows, row_bits).
+    """Return the rows of bits in a payload, axes (rows, row_bits).
 
     Raises:
-        TruncatedFrameError: the payload is not exactly as long as its rows.
+        TruncatedFrameError: the payload is longer or shorter than its rows.
         CorruptFrameError: a bit after the last row is set.
     """
     raw = require_rows(payload, rows, row_bits)
@@ -117,16 +118,17 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
 
 
 def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
-    """Pack codes of at most 8 bits without gaps, as `pack` does, on the codes' device.
+    """Pack codes of at most 8 bits without gaps, like `pack`, on the device of the codes.
 
-    The codes that fill whole bytes are joined to one number, which is split into those bytes.
+    The function joins the smallest group of codes that fills whole bytes to one number, and then
+    splits this number into bytes.
 
     Args:
-        codes: uint8, axes (codes,).
-        code_bits: bits of a code.
+        codes: the codes, uint8, axes (codes,).
+        code_bits: number of bits of a code.
 
     Returns:
-        uint8, axes (bytes,).
+        The packed bytes, uint8, axes (bytes,).
     """
     each, size = _whole_bytes(code_bits)
     padded = torch.nn.functional.pad(codes, (0, -len(codes) % each)).reshape(-1, each)
@@ -142,7 +144,7 @@ def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
-    """Unpack the codes of `pack_codes`; uint8 of axes (codes,)."""
+    """Return the codes that `pack_codes` packed; uint8, axes (codes,)."""
     each, size = _whole_bytes(code_bits)
     parts = torch.nn.functional.pad(packed, (0, -len(packed) % size)).reshape(-1, size)
     joined = parts[:, 0]
@@ -154,16 +156,16 @@ def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
 
 
 def _whole_bytes(code_bits: int) -> tuple[int, int]:
-    """Return the smallest number of codes that fills whole bytes, and that number of bytes."""
+    """Return the smallest number of codes that fills whole bytes, and this number of bytes."""
     shared = math.gcd(code_bits, _BYTE)
     return _BYTE // shared, code_bits // shared
 
 
 def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
-    """Check the payload of a number of rows of bits, and return its bytes.
+    """Check that a payload has the length of its rows of bits, and return its bytes.
 
     Raises:
-        TruncatedFrameError: the payload is not exactly as long as its rows.
+        TruncatedFrameError: the payload is longer or shorter than its rows.
         CorruptFrameError: a bit after the last row is set.
     """
     require_bytes(payload, packed_bytes(rows, row_bits), rows)
@@ -175,7 +177,7 @@ def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.u
 
 
 def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
-    """Refuse a payload of another length.
+    """Refuse a payload with a wrong number of bytes.
 
     Raises:
         TruncatedFrameError: the payload has the wrong length; the error states the right one.
@@ -189,7 +191,7 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
 
 
 def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
-    """Return the numbers that a mask marks, as a flat array."""
+    """Return the numbers at the positions that a mask marks, as a flat array."""
     if not compiled.COMPILED:
         return numbers[mask]
     found = np.empty(numbers.size + 1, numbers.dtype)
@@ -198,7 +200,7 @@ def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
 
 
 def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
-    """Return numbers at the marked positions, and 0 elsewhere; axes as the mask.
+    """Return an array with numbers at the marked positions, and 0 elsewhere; axes as the mask.
 
     Raises:
         ValueError: the number of values differs from the number of marks.
@@ -217,17 +219,17 @@ def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
 
 
 def index_bits(width: int) -> int:
-    """Return ceil(log2 width), the bits of one index."""
+    """Return ceil(log2 width), the number of bits of one index."""
     return (width - 1).bit_length()
 
 
 class Layout(ABC):
-    """Format of a codec's codes, and of their positions in a row, at one end of a link.
+    """Base class: the format of a codec's codes and of their indices, at one of the two parties.
 
     Attributes:
-        k: number of codes per row.
-        fixed: whether the same number of rows always takes the same number of bytes.
-        device: device for decoded codes, in layouts that can leave them on a card.
+        k: number of codes in a row.
+        fixed: whether payloads with the same number of rows always have the same length.
+        device: device for decoded codes, in layouts that can leave codes on a GPU.
     """
 
     k: int
@@ -236,26 +238,26 @@ class Layout(ABC):
 
     @property
     def tag(self) -> bytes:
-        """First bytes of every payload; they differ if the ends have learned different state."""
+        """Return each payload's first bytes, which reveal different encoder and decoder state."""
         return b""
 
     @abstractmethod
     def limit_bytes(self, rows: int) -> int:
-        """Return the largest number of bytes that some rows can take, without the tag."""
+        """Return the largest number of bytes that a number of rows can take, without the tag."""
 
     @abstractmethod
     def pack(self, indices: Indices, codes: Codes) -> bytes:
         """Pack codes as bytes.
 
         Args:
-            indices: positions of a row's codes, strictly increasing, axes (rows, k); empty, axes
+            indices: indices of a row's codes, strictly increasing, axes (rows, k); empty, axes
                 (rows, 0), if every value has a code.
-            codes: axes (rows, k).
+            codes: the codes, axes (rows, k).
         """
 
     @abstractmethod
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
-        """Unpack the indices and codes of `pack`.
+        """Return the indices and codes that `pack` packed.
 
         Raises:
             FrameError: `pack` could not have made these bytes.
@@ -265,28 +267,28 @@ class Layout(ABC):
         """Store the content of a training step's frame until the step is committed."""
 
     def commit(self, step: int) -> None:
-        """Mark a step as final at this end; see `vfl.compression.Codec.commit`."""
+        """Mark a step as final at this party; see `vfl.compression.Codec.commit`."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return adaptive state."""
+        """Return the adaptive state for checkpoints."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
 
 
 class IndexSet(Layout):
-    """Sets of `k` indices of a row `width` wide, all written with the same number of bits.
+    """Base class of layouts in which `k` indices of a row always take the same number of bits.
 
-    A row is its set and then its codes; rows follow one another without gaps.
+    A row is written as its set of indices and then its codes, without gaps between rows.
 
     Args:
-        width: width of a row.
-        k: number of indices.
-        code_bits: bits per code.
+        width: number of units in a row of the cut.
+        k: number of indices in a row.
+        code_bits: number of bits of a code.
 
     Attributes:
-        bits: bits of a set.
+        bits: number of bits of a set of indices.
     """
 
     fixed = True
@@ -299,19 +301,19 @@ class IndexSet(Layout):
 
     @abstractmethod
     def to_bits(self, indices: Indices) -> Bits:
-        """Return axes (rows, bits) from strictly increasing indices of axes (rows, k)."""
+        """Return the sets as bits, axes (rows, bits), for strictly increasing indices (rows, k)."""
 
     @abstractmethod
     def from_bits(self, bits: Bits) -> Indices:
         """Return the indices that `to_bits` wrote.
 
         Raises:
-            CorruptFrameError: no set of indices has this encoding.
+            CorruptFrameError: these bits do not encode any set of indices.
         """
 
     @property
     def row_bits(self) -> int:
-        """Bits of a row."""
+        """Return the number of bits of a row."""
         return self.bits + self.k * self.code_bits
 
     def limit_bytes(self, rows: int) -> int:
@@ -328,7 +330,7 @@ class IndexSet(Layout):
 
 
 class EveryIndex(IndexSet):
-    """All indices of a row, which need no bits."""
+    """Layout for a code at every index of a row; the indices need no bits."""
 
     bits = 0
 
@@ -355,7 +357,7 @@ class EveryIndex(IndexSet):
 
 
 class PlainIndex(IndexSet):
-    """k indices of ceil(log2 width) bits each, in increasing order."""
+    """Layout with k increasing indices of ceil(log2 width) bits each."""
 
     def __init__(self, width: int, k: int, code_bits: int = 0) -> None:
         super().__init__(width, k, code_bits)
@@ -372,7 +374,7 @@ class PlainIndex(IndexSet):
 
 
 class Bitmap(IndexSet):
-    """A bit for every index of the row."""
+    """Layout with one bit for every index of the row."""
 
     def __init__(self, width: int, k: int, code_bits: int = 0) -> None:
         super().__init__(width, k, code_bits)
@@ -392,9 +394,10 @@ class Bitmap(IndexSet):
 
 
 class Enumerative(IndexSet):
-    """One number per row: the sum over j of C(c_j, j), where c_1 < ... < c_k are the indices.
+    """Layout with one number per row: the sum over j of C(c_j, j), for indices c_1 < ... < c_k.
 
-    Lehmer's combinatorial number system: every rank in [0, C(width, k)) is exactly one set.
+    In this combinatorial number system (Lehmer), every number in [0, C(width, k)), called the rank,
+    stands for exactly one set.
 
     >>> Enumerative(width=128, k=3).bits, PlainIndex(width=128, k=3).bits
     (19, 21)
@@ -428,7 +431,7 @@ class Enumerative(IndexSet):
             above = np.searchsorted(column, rank, side="right") - 1
             indices[:, j] = above + j
             rank = rank - column[above]
-        indices[:, 0] = rank  # C(c, 1) is c
+        indices[:, 0] = rank  # equals c, since C(c, 1) = c
         return indices
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
@@ -455,7 +458,7 @@ class Enumerative(IndexSet):
 
     @cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Columns and count for `loops.pack_rows` and `loops.unpack_rows`."""
+        """Return the table and the number of sets for `loops.pack_rows` and `loops.unpack_rows`."""
         return _limbs(self._columns, self._limb_count), _limbs([[self.count]], self._limb_count)
 
 
@@ -464,17 +467,17 @@ def _no_such_set() -> CorruptFrameError:
 
 
 def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
-    """Split integers into `count` parts of `loops.LIMB_BITS` bits each, along a new first axis."""
+    """Split integers into `count` parts of `loops.LIMB_BITS` bits, along a new first axis."""
     whole = np.array(numbers, object)
     parts = [whole >> loops.LIMB_BITS * limb for limb in range(count)]
     return np.array([part & 2**loops.LIMB_BITS - 1 for part in parts], np.int64)
 
 
 def _columns(width: int, k: int) -> list[np.ndarray]:
-    """Return for j = 0..k-1 the numbers C(j + i, j + 1), i = 0..width-k: terms of a rank.
+    """Return, for j = 0..k-1, the numbers C(j + i, j + 1) for i = 0..width-k: the terms of a rank.
 
-    Entry i of column j is the term of index j + i. Each column is the running sum of the previous
-    column. It is int64 if every partial rank of the columns so far fits; later columns contain
+    Entry i of column j is the term of index j + i in a rank. Each column is the running sum of the
+    previous column. A column has dtype int64 as long as all partial ranks fit; later columns hold
     Python integers.
     """
     columns = []
@@ -490,10 +493,10 @@ def _columns(width: int, k: int) -> list[np.ndarray]:
 
 @lru_cache(maxsize=32)
 def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
-    """Return the packer of this name (enumerative, index or bitmap) for `k` of `width` indices.
+    """Return the layout with this name (enumerative, index or bitmap) for `k` of `width` indices.
 
     Raises:
-        WidthError: the enumerative packer's table would be too large.
+        WidthError: the table of the enumerative layout would be too large.
     """
     if packer != "enumerative":
         return (PlainIndex if packer == "index" else Bitmap)(width, k, code_bits)
@@ -508,16 +511,16 @@ def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
 
 
 class Supports:
-    """Sets of indices of a row `width` wide, in ceil(log2 C(width, n)) bits for n indices.
+    """Encoding of sets with n of `width` indices in ceil(log2 C(width, n)) bits, for any n.
 
-    If that needs more columns than the table may have, a row has one bit per index instead; this
-    never happens up to 724 units.
+    If a set needs a larger table than allowed, its row has one bit per index instead; up to a width
+    of 724 this never happens.
 
     Args:
         width: width of the cut.
 
     Attributes:
-        bits: bits of a set of n indices, for n = 0..width.
+        bits: number of bits of a set with n indices, for n = 0..width.
 
     >>> Supports(128).bits[[0, 3, 64, 125, 128]].tolist()
     [0, 19, 125, 19, 0]
@@ -537,10 +540,10 @@ class Supports:
             self.bits[[size, width - size]] = (count - 1).bit_length()
 
     def to_bits(self, used: Mask) -> Bits:
-        """Write the sets of all rows, those with fewer indices first; a flat array of bits.
+        """Write the sets of all rows, rows with fewer indices first, as a flat array of bits.
 
         Args:
-            used: axes (rows, width).
+            used: mask of the indices in each row's set, axes (rows, width).
         """
         counts = used.sum(axis=1)
         spelt = [np.zeros(0, np.uint8)]
@@ -557,14 +560,14 @@ class Supports:
         return np.concatenate(spelt)
 
     def from_bits(self, bits: Bits, counts: Counts) -> Mask:
-        """Read the sets that `to_bits` wrote; axes (rows, width).
+        """Return the mask of indices that `to_bits` wrote, axes (rows, width).
 
         Args:
-            bits: exactly as many as `self.bits` requires for these counts.
-            counts: number of indices of each row, axes (rows,).
+            bits: the bits of all sets, exactly as many as `self.bits` states for these counts.
+            counts: number of indices in each row's set, axes (rows,).
 
         Raises:
-            CorruptFrameError: no set with this number of indices has this encoding.
+            CorruptFrameError: these bits do not encode any set with this number of indices.
         """
         used = np.zeros((len(counts), self.width), np.bool_)
         ranks = np.zeros(len(counts), object)
@@ -597,7 +600,7 @@ class Supports:
         return ranks
 
     def _mark(self, used: Mask, rows: Counts, ranks: np.ndarray, sizes: Counts) -> None:
-        """Set the indices of these rows' ranks, from the highest index of each to its lowest."""
+        """Mark the indices of some rows' ranks in `used`, each row's highest index first."""
         sizes = sizes[rows]
         table = self._table(int(sizes.max(initial=0)))
         for j in reversed(range(sizes.max(initial=0))):
@@ -610,16 +613,17 @@ class Supports:
         return min(count, self.width - count)
 
     def _table(self, size: int) -> np.ndarray:
-        """Return C(j + i, j + 1), axes (size or more, width): terms of the j-th indices.
+        """Return C(j + i, j + 1), axes (size or more, width): the term of the j-th index in a rank.
 
-        Entries are machine words as long as these can number the sets, and Python integers beyond.
+        Entries are machine words as long as these can hold the ranks, and Python integers
+        otherwise.
         """
         return self._words if size <= self._most_in_words else self._grown(size)
 
     def _grown(self, size: int) -> np.ndarray:
-        """Return the table with `size` columns or more.
+        """Return the table for sets of up to `size` indices or more, in Python integers.
 
-        Each one is the running sum of the previous one.
+        Each of its rows is the running sum of the previous row.
         """
         if (known := len(self._columns)) < size:
             columns = np.empty((min(max(size, 2 * known), self._most), self.width), object)
@@ -632,5 +636,5 @@ class Supports:
 
 @lru_cache(maxsize=4)
 def supports(width: int) -> Supports:
-    """Return the sets of a width; codecs of one process share their table."""
+    """Return the sets of a width; all codecs in a process share their table."""
     return Supports(width)

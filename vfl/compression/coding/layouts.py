@@ -1,8 +1,9 @@
-"""Layouts that write frequent symbols shorter: codes of mostly zero cuts, and range coding.
+"""Layouts that write frequent symbols with fewer bits: for mostly zero cuts, and range coding.
 
-A payload is a tag, the scales of its values, and a layout's encoding of their codes. Fixed layouts
-(`bits.IndexSet`) pack bits without gaps, with zero bits up to a whole byte. `Range` codes symbols
-with adaptive counts; its tag is a byte that identifies the history of those counts.
+A payload consists of a tag, the scales of its values, and the codes as a layout writes them.
+Layouts of fixed length (`bits.IndexSet`) pack bits without gaps; zero bits fill the last byte.
+`Range` codes symbols with adaptive counts. Its tag is a byte that identifies the history of these
+counts.
 """
 
 from __future__ import annotations
@@ -50,26 +51,29 @@ from vfl.compression.coding.range_coder import (
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
-#: Largest number of counts in an adaptive packer; 32 MB with their running sums.
+#: Largest number of counts in an adaptive packer, which take 32 MB together with their running
+#: sums.
 COUNTS_LIMIT = 2**21
 _BYTE = 8
-#: Increment of a symbol's count, and the first count of a code.
+#: Amount by which a symbol's count grows, and the initial count of a code.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: Uncommitted content, by its name in checkpoints.
+#: Names, in checkpoints, of the content of uncommitted steps.
 _CODED = "waiting-indices", "waiting-codes"
 
 
 def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout:
-    """Make a layout without any history.
+    """Make a layout with its initial state.
 
     Args:
-        packer: range; enumerative or bitmap; index for k values a row, or dense for all of them.
+        packer: "range"; "enumerative" or "bitmap"; "index" if k values per row are sent, or "dense"
+            if all are.
         width: width of the cut.
-        k: values per row; None for all. Then every packer but dense treats code 0 as zero.
-        code_bits: bits per code.
+        k: number of values sent per row; None sends all. With None, every packer except "dense"
+            gives zeros (code 0) fewer bits.
+        code_bits: number of bits of a code.
 
     Raises:
-        WidthError: a table would be too large.
+        WidthError: the layout would need too large a table.
     """
     if packer == "range":
         return Range(width, k, code_bits)
@@ -81,11 +85,11 @@ def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout
 
 
 class DenseBitmap(Layout):
-    """One bit per value that marks codes other than 0, then those codes.
+    """Layout with one bit per value that marks codes other than 0, followed by these codes.
 
     Args:
         width: width of the cut.
-        code_bits: bits per code; code 0 must represent zero.
+        code_bits: number of bits of a code; code 0 must represent the value zero.
     """
 
     def __init__(self, width: int, code_bits: int) -> None:
@@ -119,11 +123,12 @@ class DenseBitmap(Layout):
 
 
 class DenseEnumerative(DenseBitmap):
-    """Packs a mostly zero cut with the fewest bits of a code without memory.
+    """Layout for mostly zero cuts with the fewest bits of all codes without adaptive state.
 
-    ceil(log2(width + 1)) bits a row give the number of non-zero values. Then ceil(log2 C(width, n))
-    bits identify them (one number among all sets of that size, rows with fewer first). Their codes
-    follow row by row. The length of a payload reveals the number of non-zero values.
+    First, ceil(log2(width + 1)) bits per row state the number n of its non-zero values. Then
+    ceil(log2 C(width, n)) bits per row identify these values: their rank among all sets of n
+    indices. Rows with a smaller n come first. The codes of the non-zero values follow row by row.
+    The length of a payload discloses the number of non-zero values.
     """
 
     def __init__(self, width: int, code_bits: int) -> None:
@@ -153,7 +158,7 @@ class DenseEnumerative(DenseBitmap):
         return _placed(used, spelt.reshape(-1, self.code_bits))
 
     def _counts(self, body: memoryview, rows: int) -> np.ndarray:
-        """Return the number of non-zero values of each row."""
+        """Return the number of non-zero values in each row of a payload."""
         bits = rows * self._count_bits
         end = packed_bytes(1, bits)
         _require_head(body, end, "counts")
@@ -174,7 +179,7 @@ def _require_head(body: memoryview, wanted_bytes: int, what: str) -> None:
 
 
 def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
-    """Return indices and codes of all values, given the bits of the non-zero codes."""
+    """Return the indices and codes of all values, for given bits of the non-zero codes."""
     codes = np.zeros(used.shape, np.int64)
     codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
     if (codes[used] == 0).any():
@@ -187,26 +192,26 @@ def _marks_a_zero() -> CorruptFrameError:
 
 
 class Range(Layout):
-    """Range coding, which writes frequent symbols with fewer bits.
+    """Layout with range coding, which writes frequent symbols with fewer bits.
 
-    With k values a row, it writes the k indices, each coded given the one before, then the k codes.
-    Otherwise it writes a code for every value, with the counts of its unit: a unit that is mostly
-    zero costs a fraction of a bit.
+    If k values per row are sent, the layout writes the k indices, each coded given the previous
+    index, and then the k codes. Otherwise it writes a code for every value, with separate counts
+    for each unit, so that a value of a mostly zero unit takes only a fraction of a bit.
 
     Args:
         width: width of the cut.
-        k: values per row; None for all.
-        code_bits: bits per code, at most 8.
+        k: number of values sent per row; None sends all.
+        code_bits: number of bits of a code, at most 8.
 
     Raises:
-        WidthError: the table of counts would be too large.
+        WidthError: the layout would need too large a table of counts.
     """
 
     def __init__(self, width: int, k: int | None, code_bits: int) -> None:
         self.width, self.k = width, width if k is None else k
         self._index_count, contexts = (0, width) if k is None else (k, 1)
         self._codes = AdaptiveCounts(np.full((contexts, 2**code_bits), _FIRST_COUNT), _WEIGHT)
-        #: Counts, by their name in checkpoints.
+        #: Names of the counts in checkpoints.
         self._sides = {"": self._codes}
         self._waiting: dict[int, tuple[Indices, Codes]] = {}
         if k is not None:
@@ -285,7 +290,7 @@ class Range(Layout):
         }
 
     def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
-        """Return the table positions of the symbols of each side, axes (rows, symbols)."""
+        """Return the table cells of a frame's symbols: first of its indices, then of its codes."""
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
@@ -303,8 +308,9 @@ def _in_bytes(codes: Codes) -> npt.NDArray[np.uint8]:
 def first_index_counts(width: int, k: int) -> np.ndarray:
     """Return counts that make every set of k indices equally likely; axes (k x width, width).
 
-    Context j x width + p + 1 is that of index number j whose predecessor is p (-1 for none): index
-    x allows C(width - 1 - x, r - 1) of the C(width - 1 - p, r) continuations, where r = k - j.
+    The context j x width + p + 1 belongs to the j-th index if the previous index is p (-1 for
+    none). Of the C(width - 1 - p, r) possible continuations, where r = k - j, C(width - 1 - x, r -
+    1) begin with index x.
     """
     counts = np.zeros((k, width, width), np.int64)
     for j in range(k):
@@ -328,7 +334,7 @@ def _decode(
     index_table: Any,
     code_table: Any,
 ) -> bool:
-    """Fill a row's indices and codes, row by row; return False where no symbol fits."""
+    """Decode indices and codes row by row; return False if a symbol does not exist."""
     rows, k = codes.shape
     choices = len(code_table)
     for row in range(rows):

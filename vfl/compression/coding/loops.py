@@ -1,8 +1,8 @@
-"""Loops that are always compiled; a numpy function gives the same bits for each.
+"""Loops that numba always compiles; for each one, a numpy function gives the same bits.
 
-`bits.Enumerative.pack` and `unpack` pack rows of a sparse cut, `vfl.compression.topk` finds the
-largest values, and `values` quantises them. Compiled code does not check bounds, so callers first
-check a payload's length, and each rank before its look-up.
+`bits.Enumerative.pack` and `unpack` use them to pack rows of a sparse cut. `vfl.compression.topk`
+uses them to find the largest values, and `values` to quantise values. Compiled code does not check
+array bounds. So callers first check the length of a payload, and each rank before it is looked up.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 
 from vfl.core.compiled import compiled
 
-#: A rank consists of at most this many numbers of this many bits, the lowest first.
+#: Largest number of limbs in a rank, and number of bits in a limb; the lowest limb comes first.
 MOST_LIMBS, LIMB_BITS = 2, 62
 
-#: Adjacent indices are close together, so long steps down and short ones up are faster than
-#: halving.
+#: In the search for an index, long steps down and then short steps up are faster than halving,
+#: because adjacent indices are close together.
 _STRIDE = 8
 _LIMB = (1 << LIMB_BITS) - 1
 
@@ -26,15 +26,15 @@ _LIMB = (1 << LIMB_BITS) - 1
 def pack_rows(
     indices: Any, codes: Any, table: Any, rank_bits: int, code_bits: int, out: Any
 ) -> None:
-    """Write the rank of each row's indices, then its codes, without gaps between them.
+    """Write each row's rank of its indices and then its codes, without gaps.
 
     Args:
-        indices: increasing, int64, axes (rows, k).
-        codes: int64, axes (rows, k).
-        table: term of each index in a rank, int64 of axes (limbs, k, width - k + 1).
-        rank_bits: bits of a rank.
-        code_bits: bits of a code.
-        out: uint8, all zero, long enough.
+        indices: increasing indices, int64, axes (rows, k).
+        codes: codes, int64, axes (rows, k).
+        table: the term of each index in a rank, int64, axes (limbs, k, width - k + 1).
+        rank_bits: number of bits of a rank.
+        code_bits: number of bits of a code.
+        out: output, uint8, all zero, long enough for the rows.
     """
     limbs, k, _ = table.shape
     rank = np.zeros(limbs, np.int64)
@@ -57,19 +57,19 @@ def pack_rows(
 def unpack_rows(
     raw: Any, table: Any, count: Any, rank_bits: int, code_bits: int, indices: Any, codes: Any
 ) -> bool:
-    """Read rows that `pack_rows` wrote.
+    """Read the rows that `pack_rows` wrote.
 
     Args:
-        raw: uint8, exactly as long as the rows take.
+        raw: payload, uint8, exactly as long as the rows.
         table: see `pack_rows`.
-        count: number of ranks, as a table of one number.
+        count: the number of possible ranks, in limbs.
         rank_bits: see `pack_rows`.
         code_bits: see `pack_rows`.
-        indices: int64, axes (rows, k); filled.
-        codes: int64, axes (rows, k); filled.
+        indices: output, int64, axes (rows, k).
+        codes: output, int64, axes (rows, k).
 
     Returns:
-        Whether every rank is below `count`; if not, `indices` must not be used.
+        True if every rank is below `count`; otherwise the caller must not use `indices`.
     """
     limbs, k, _ = table.shape
     rank, most, narrow = np.zeros(limbs, np.int64), count[:, 0, 0], table[0]
@@ -93,9 +93,9 @@ def unpack_rows(
 
 @compiled
 def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
-    """Find the indices from a one-limb rank: each is the last whose term fits the remainder.
+    """Find the indices of a one-limb rank: each is the largest whose term fits the remainder.
 
-    The terms of the first index are 0, 1, 2, ..., so it equals the remainder.
+    The terms of the first index are 0, 1, 2, ..., so this index equals the remainder.
     """
     last = table.shape[1] - 1
     for j in range(len(table) - 1, 0, -1):
@@ -115,7 +115,7 @@ def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
 
 @compiled
 def _unrank_wide(table: Any, rank: Any, indices: Any) -> None:
-    """Run `_unrank` for a rank of several limbs, which is reduced in place."""
+    """Find the indices of a rank with several limbs, like `_unrank`; `rank` is changed."""
     last = table.shape[2] - 1
     for j in range(len(indices) - 1, -1, -1):
         first, size = 0, last + 1
@@ -143,7 +143,7 @@ def _is_at_most(one: Any, other: Any) -> bool:
 
 @compiled
 def _write(out: Any, end: int, number: int, bits: int) -> int:
-    """Append the bits of a number, the most significant first; return the new end."""
+    """Append the bits of a number, the most significant first; return the new end in bits."""
     while bits > 0:
         room = 8 - (end & 7)
         taken = min(room, bits)
@@ -155,7 +155,7 @@ def _write(out: Any, end: int, number: int, bits: int) -> int:
 
 @compiled
 def _read(raw: Any, start: int, bits: int) -> int:
-    """Return the number in the bits from `start` on."""
+    """Return the number whose bits begin at `start`."""
     number = 0
     while bits > 0:
         room = 8 - (start & 7)
@@ -167,7 +167,7 @@ def _read(raw: Any, start: int, bits: int) -> int:
     return number
 
 
-#: Number of indices per row from which torch finds the largest faster.
+#: From this number of indices per row on, torch finds the largest values faster.
 MOST_INDICES = 32
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -179,20 +179,20 @@ _FEW = 32
 
 @compiled
 def find_top(bits: Any, indices: Any, tied: Any) -> bool:
-    """Find the indices of the largest magnitudes of each row, the lower index first among equals.
+    """Find the indices of each row's largest magnitudes; the lower index wins a tie.
 
-    Without the sign bit, the bit pattern of a float32 sorts like its magnitude, with infinity and
-    NaN above all others. The k-th largest of the blocks' largest magnitudes bounds the values that
-    need a look.
+    Without its sign bit, the bit pattern of a float32 sorts like the magnitude; infinity and NaN
+    sort above all others. The function divides a row into blocks. The k-th largest of the blocks'
+    maxima is a lower bound of the values that can be among the k largest.
 
     Args:
         bits: float32 values viewed as int32, axes (rows, width).
-        indices: int64, axes (rows, k) with k from 1 to the width; filled, increasing.
-        tied: one flag per row: set if more than k values are at least as large as the smallest kept
-            one.
+        indices: output, int64, axes (rows, k), increasing; k is from 1 to the width.
+        tied: output, one flag per row: true if more than k values are at least as large as the
+            smallest kept value.
 
     Returns:
-        Whether all values are finite.
+        True if all values are finite.
     """
     width, k = bits.shape[1], indices.shape[1]
     block = _BLOCK
@@ -221,14 +221,15 @@ def find_top(bits: Any, indices: Any, tied: Any) -> bool:
 
 @compiled
 def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> None:
-    """Replace every marked index of a row by one outside the row, all choices equally likely.
+    """Replace every marked index of a row by a random other index, all choices equally likely.
 
     Args:
-        indices: increasing before and after, int64, axes (rows, k).
-        drops: marked indices, axes (rows, k); a row has at most `others` marks.
-        draws: uniform on [0, unit) where an index is marked; the first k of each row are used.
-        unit: upper end of the draws.
-        others: number of indices outside a row.
+        indices: indices, increasing before and after the call, int64, axes (rows, k).
+        drops: marks of the indices to replace, axes (rows, k); at most `others` marks per row.
+        draws: random numbers, uniform on [0, unit) where an index is marked, with at least k
+            columns.
+        unit: upper limit of the random numbers.
+        others: number of indices that are not in `indices`, for each row.
     """
     k = indices.shape[1]
     slots, numbers = np.empty(k, np.int64), np.empty(k, np.int64)
@@ -239,7 +240,7 @@ def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> N
                 slots[count] = slot
                 numbers[count] = int(draws[row, slot] / unit * (others - count))
                 count += 1
-        for t in range(count - 2, -1, -1):  # a Lehmer code becomes distinct numbers
+        for t in range(count - 2, -1, -1):  # turns a Lehmer code into distinct numbers
             for later in range(t + 1, count):
                 numbers[later] += numbers[later] >= numbers[t]
         for t in range(count):
@@ -261,7 +262,7 @@ def _largest(part: Any) -> Any:
 
 @compiled
 def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
-    """Return the k-th largest of at least k sizes, k = len(best); `best` is scratch."""
+    """Return the k-th largest of `count` sizes, for k = len(best); `best` is scratch memory."""
     k = len(best)
     if count <= _FEW:  # the loop has no branch to mispredict
         least = _MAGNITUDE
@@ -285,10 +286,10 @@ def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
 
 @compiled
 def _keep(sizes: Any, count: int, candidates: Any, least: Any, indices: Any, row: int) -> bool:
-    """Keep values larger than `least`, and the first of those equal to it, until `kept` is full.
+    """Keep values above `least`, and the first values equal to it, until a row has k indices.
 
     Returns:
-        Whether a value equal to `least` is left over.
+        True if a value equal to `least` was left out.
     """
     k = indices.shape[1]
     level, enough = k, 0
@@ -319,14 +320,14 @@ _SIGN, _LARGEST = 0x8000, 0x7F7F
 
 @compiled
 def find_ends(bits: Any, ends: Any) -> None:
-    """Find the least and the largest value of each group, as numbers that sort as the values do.
+    """Find the smallest and the largest value of each group, as integers that sort like values.
 
-    If the other bits of negative values are inverted, the bit pattern of a float32 sorts like the
-    value, with infinities and NaN outside all others.
+    If all bits except the sign are inverted in negative values, the bit pattern of a float32 sorts
+    like the value, with infinities and NaN outside all others.
 
     Args:
         bits: float32 values viewed as int32, axes (groups, values).
-        ends: int32, axes (groups, 2); filled.
+        ends: output, int32, axes (groups, 2).
     """
     for group in range(len(bits)):
         own, least, largest = bits[group], _MAGNITUDE, -_MAGNITUDE
@@ -338,14 +339,15 @@ def find_ends(bits: Any, ends: Any) -> None:
 
 @compiled
 def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
-    """Find the ends of each group, and the codes of its values.
+    """Compute the range limits of each group, and the codes of its values.
 
     Args:
-        values: float32, finite, axes (groups, values).
-        outer: the least value of each group and minus the largest, float32, axes (groups, 2).
-        bits: bits of a code, at most 8.
-        ends: bfloat16 as uint16, axes (groups, 2); filled.
-        codes: uint8, axes as `values`; filled.
+        values: finite values, float32, axes (groups, values).
+        outer: the smallest value of each group, and minus the largest value, float32, axes (groups,
+            2).
+        bits: number of bits of a code, at most 8.
+        ends: output: range limits as bits of bfloat16, uint16, axes (groups, 2).
+        codes: output, uint8, axes as `values`.
     """
     cells = np.empty(2, np.float32)
     raw, top = cells.view(np.uint32), 2.0**bits - 1
@@ -363,28 +365,28 @@ def quantise(values: Any, outer: Any, bits: int, ends: Any, codes: Any) -> None:
 
 @compiled
 def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
-    """Move marked numbers to the front of `found`, which has one extra entry; return their count.
+    """Copy marked numbers to the front of `found`, and return their count.
 
     Args:
         numbers: one-dimensional array of any type.
-        marks: 1 where a number is marked, else 0; uint8.
-        found: output array of the same type.
+        marks: marks, uint8: 1 for a number to copy, otherwise 0.
+        found: output, of the same type, with one extra entry at its end.
     """
     count = 0
     for i in range(len(numbers)):
-        found[count] = numbers[i]  # overwritten if the value is not marked
+        found[count] = numbers[i]  # overwritten if it is not marked
         count += int(marks[i])
     return count
 
 
 @compiled
 def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
-    """Move numbers back to their marked positions, with 0 elsewhere.
+    """Copy numbers back to their marked positions, with 0 elsewhere.
 
     Args:
-        found: integers, with one more entry than there are marks.
+        found: the numbers, with one more entry than there are marks.
         marks: see `gather_marked`.
-        numbers: output array of the same type.
+        numbers: output, an array of the same type.
     """
     count = 0
     for i in range(len(numbers)):
@@ -394,13 +396,13 @@ def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
 
 @compiled
 def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
-    """Compute the codes of values of at least 0: ceil(value top / upper), between 0 and top.
+    """Compute the codes ceil(value top / upper), from 0 to top, of values that are at least 0.
 
     Args:
-        values: float32, finite, axes (groups, values).
-        upper: above 0, float64, one for each group.
-        top: the largest code, at most 255.
-        codes: uint8, axes as `values`; filled.
+        values: finite values, float32, axes (groups, values).
+        upper: largest value of each group, float64, above 0.
+        top: largest code, at most 255.
+        codes: output, uint8, axes as `values`.
     """
     for group in range(len(values)):
         own, found, end = values[group], codes[group], upper[group]
@@ -411,7 +413,7 @@ def rectify(values: Any, upper: Any, top: float, codes: Any) -> None:
 
 @compiled
 def unrectify(codes: Any, step: Any, least: Any, values: Any) -> None:
-    """Decode the codes of `rectify`: code times step, at least `least`, and 0 for code 0."""
+    """Decode the codes of `rectify`: 0 for code 0, otherwise code x step, but at least `least`."""
     for group in range(len(codes)):
         own, found, each = codes[group], values[group], step[group]
         for i in range(len(own)):
@@ -424,13 +426,13 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
     """Decode the codes of `quantise`.
 
     Args:
-        ends: see `quantise`; finite.
+        ends: range limits of each group, finite; see `quantise`.
         bits: see `quantise`.
         codes: see `quantise`.
-        values: float32, axes as `codes`; filled.
+        values: output, float32, axes as `codes`.
 
     Returns:
-        Whether no range ends below its start.
+        True if every group's lower limit is at most its upper limit.
     """
     cells = np.empty(2, np.float32)
     raw = cells.view(np.uint32)
@@ -448,7 +450,7 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
 
 @compiled
 def _below(raw: Any) -> Any:
-    """Return the bits of the largest finite bfloat16 that is not above a float32 of these bits."""
+    """Return the bits of the largest finite bfloat16 not above the float32 with these bits."""
     number: Any = np.int64(raw)
     rounded = (number + (number >> 31) * 0xFFFF) >> 16
     return (rounded & _SIGN) | min(rounded & ~_SIGN, _LARGEST)

@@ -1,14 +1,16 @@
-"""An integer range coder, and the adaptive counts from which its symbols' shares come.
+"""An integer range coder, and adaptive counts that give the probability shares of symbols.
 
-A symbol is coded with its share of 2^15. Counts are equal at both ends and change only when a step
-is committed. So a repeated frame, or one from an abandoned attempt, was coded with the counts of
-its own step. A byte at the head of each frame identifies the history of the counts. It detects ends
-that lost a step, and ends with another coder.
+The coder represents a symbol's probability as a share, a multiple of 1 / 2^15. Encoder and decoder
+have equal counts, which change only when both commit a step. So a repeated frame, or a frame from
+an abandoned attempt, was always coded with the counts of its own step. A byte at the start of each
+frame identifies the history of the counts. It reveals a party that lost a step, or one with another
+version of the coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
-1402.3392). So the work on consecutive symbols is independent: vector instructions with numba
-(`vectors`), or one numpy call without. Quotients are integers and exact, so every machine writes
-the same bytes. The decoder accepts exactly the encoder's output.
+1402.3392). Interleaved states make consecutive symbols independent of each other, so that vector
+instructions (with numba, `vectors`) or single numpy calls (without numba) code them together. All
+quotients are exact integers, so every machine writes the same bytes. The decoder rejects all bytes
+that the encoder would not write.
 """
 
 from __future__ import annotations
@@ -27,34 +29,35 @@ from vfl.core.compiled import compiled, native
 from vfl.core.errors import CheckpointError, CorruptFrameError
 from vfl.core.frame import Payload
 
-#: Shares are fractions of 2^15; a state stays in [2^16, 2^32), and writes and reads words of 16
+#: Shares are multiples of 1 / 2^15. A state stays in [2^16, 2^32), and writes and reads words of 16
 #: bits.
 TOTAL_BITS, _WORD_BITS, _LOW, _STATE_BYTES = 15, 16, 1 << 16, 4
 _MASK = (1 << TOTAL_BITS) - 1
-#: Each state costs 24 bits, so another state is used for each of this many bits of symbols.
+#: Each state costs 24 bits, so the coder uses one state for each of this many bits of symbols.
 _BITS_A_STATE, _MOST_STATES = 2048, 256
-#: Smallest number of states above one, and its unit: the states of a vector.
+#: Smallest number of states if there are several; also the number of states in a vector.
 LANES = 16
-#: Number of symbols from whose shares the bits of all are estimated.
+#: Number of symbols whose shares give the estimate of a cut's bits.
 _SAMPLED = 2048
-#: If the counts of a context exceed this number, which is below 2^16, they are halved.
+#: If the counts of a context add up to more than this number, which is below 2^16, they are halved.
 _FORGET_ABOVE = 60_000
-#: Version of this module's coded bytes, as the first history.
+#: Version of the coded bytes, which is also the initial history.
 _FORMAT = 3
 
 Cells = npt.NDArray[np.int32]
 Symbols = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int32]
-#: A symbol's share, uint32: its start in the upper 16 bits, and its size in the lower.
+#: A symbol's share, uint32: the start of its interval in the upper 16 bits, and the interval's size
+#: in the lower 16.
 Shares: TypeAlias = npt.NDArray[np.uint32]
 States = npt.NDArray[np.uint32]
 
 
 def encode(shares: Shares) -> bytes:
-    """Code symbols with these shares as bytes, using one state; no symbols give no bytes.
+    """Encode symbols with these shares as bytes, using one state; no symbols give no bytes.
 
-    The first byte is the number of bytes of the state; then come the state and words. The state
-    starts at 0 and is written without leading zeros.
+    The first byte states the number of bytes of the state; then come the state and the words. The
+    state starts at 0 and is written without leading zero bytes.
 
     >>> encode(np.array([1 << 13 << 16 | 1 << 13], np.uint32)).hex()  # the second quarter of all
     '200020'
@@ -67,16 +70,16 @@ def encode(shares: Shares) -> bytes:
 
 
 def encode_columns(table: Shares, codes: Symbols) -> bytes:
-    """Code a cut's codes as bytes; each column is a context of the table.
+    """Encode a cut's codes as bytes; each column uses its own row of the table.
 
-    One state codes a few columns one after another, as `encode` does. Several states code the same
-    number of columns at once, row by row, and then the next columns. The first byte is the power of
-    two of their number; then come the states, and then words. In a row the last state takes its
-    word first.
+    For few columns the function uses one state and codes the columns one after another, as `encode`
+    does. Otherwise it uses several states: it codes as many columns at once as there are states,
+    row by row, and then the next columns. Then the first byte is the binary logarithm of the number
+    of states; the states and the words follow. Within a row, the last state takes its word first.
 
     Args:
-        table: axes (columns, symbols).
-        codes: axes (rows, columns).
+        table: shares of all symbols in each column, axes (columns, symbols).
+        codes: the codes, axes (rows, columns).
     """
     count = state_count(table, codes)
     if count == 1:
@@ -94,10 +97,10 @@ def encode_columns(table: Shares, codes: Symbols) -> bytes:
 
 
 def state_count(table: Shares, codes: Symbols) -> int:
-    """Return the number of states for a cut: it grows with its bits, and is at most one per column.
+    """Return the number of states for a cut; it grows with the cut's bits, up to one per column.
 
-    Bits are estimated by chords of the logarithm between powers of two, which the bits of a float32
-    give directly.
+    The function estimates the bits by piecewise linear logarithms between powers of two, which
+    follow directly from the bits of a float32.
     """
     rows, columns = codes.shape
     sample = codes[:: max(1, rows * columns // _SAMPLED)]
@@ -110,25 +113,25 @@ def state_count(table: Shares, codes: Symbols) -> int:
 
 
 def symbols_limit_bytes(symbols: int) -> int:
-    """Return the most bytes of some symbols: a word each, their states, and the first byte."""
+    """Return the most bytes of some symbols: a word for each, the states, and the first byte."""
     states = max(1, min(_MOST_STATES, symbols * TOTAL_BITS // _BITS_A_STATE))
     return 2 * symbols + _STATE_BYTES * states + 1
 
 
 class Reader:
-    """Decodes one payload; the decoding loop uses `words`, `states` and `taken`.
+    """A payload while it is decoded; the decoding loop uses `words`, `states` and `taken`.
 
     Args:
-        payload: result of `encode`.
-        most: most states allowed.
+        payload: payload that `encode` or `encode_columns` returned.
+        most: largest allowed number of states.
 
     Attributes:
-        words: words of the payload, uint16.
-        states: int64; changed by decoding.
-        taken: number of words read, one int64.
+        words: all words of the payload, uint16.
+        states: the states, int64; decoding changes them.
+        taken: number of words read so far, one int64 in an array.
 
     Raises:
-        CorruptFrameError: no encoder produces these states.
+        CorruptFrameError: no encoder writes these states.
     """
 
     def __init__(self, payload: Payload, most: int = 1) -> None:
@@ -155,10 +158,10 @@ class Reader:
             raise CorruptFrameError("a range-coded payload spells a state with leading zeros")
 
     def finish(self) -> None:
-        """Check that no bytes are left after the last symbol.
+        """Check that the payload ends with its last symbol.
 
         Raises:
-            CorruptFrameError: bytes are left over, missing or different.
+            CorruptFrameError: the payload has too many, too few or other bytes.
         """
         if self.taken[0] != len(self.words) or (self.states != self._start).any():
             raise CorruptFrameError("a range-coded payload is longer or shorter than its symbols")
@@ -166,22 +169,22 @@ class Reader:
 
 @compiled
 def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, count: int) -> int:
-    """Decode the next symbol of a context with the only state; -1 if the context has none.
+    """Decode the next symbol of a context with the only state; -1 if there is no such symbol.
 
     Args:
-        words: words of the `Reader`.
-        states: states of the `Reader`; changed by decoding.
-        taken: count of the `Reader`.
-        table: shares of all contexts in one array; those of this context are at `first` to `first +
+        words: `words` of the `Reader`.
+        states: `states` of the `Reader`; the function changes them.
+        taken: `taken` of the `Reader`.
+        table: shares of all contexts in one array; this context has entries `first` to `first +
             count`.
-        first: start of the context.
-        count: number of its symbols.
+        first: position of this context's first entry.
+        count: number of symbols of the context.
     """
     if not table[first + count - 1]:
         return -1
     state = states[0]
     slot = state & _MASK
-    most = slot << 16 | 0xFFFF  # number of the symbol whose share starts there
+    most = slot << 16 | 0xFFFF  # largest share entry that starts at or before the slot
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
@@ -201,13 +204,13 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
 def decode_columns(
     payload: Payload, table: Shares, splits: npt.NDArray[np.uint16], rows: int
 ) -> Symbols:
-    """Decode the codes of `encode_columns`.
+    """Decode the codes that `encode_columns` encoded.
 
     Args:
         payload: result of `encode_columns`.
-        table: axes (columns, symbols).
+        table: shares of all symbols in each column, axes (columns, symbols).
         splits: see `AdaptiveCounts.splits`.
-        rows: rows of the cut.
+        rows: number of rows of the cut.
 
     Raises:
         CorruptFrameError: `encode_columns` could not have made this payload.
@@ -230,7 +233,7 @@ def decode_columns(
 
 @compiled
 def _encode(shares: Any, states: Any, words: Any) -> int:
-    """Write words from the end of `words` backwards, last symbol first; return their start."""
+    """Write words backwards from the end of `words`, last symbol first; return their start."""
     at, state = len(words), states[0]
     for i in range(len(shares) - 1, -1, -1):
         share = int(shares[i])
@@ -239,7 +242,8 @@ def _encode(shares: Any, states: Any, words: Any) -> int:
             at -= 1
             words[at] = state & 0xFFFF
             state >>= _WORD_BITS
-        # This is exact: the state is below 2^52, so no quotient is rounded up to the next number.
+        # This is exact: the state is below 2^52, so float64 division rounds no quotient up to the
+        # next integer.
         state += start + int(state / size) * ((1 << TOTAL_BITS) - size)
     states[0] = state
     return at
@@ -255,7 +259,7 @@ def _decode_columns(
         first = column * choices
         for row in range(rows):
             slot = state & _MASK
-            most = slot << 16 | 0xFFFF  # of a share that starts there
+            most = slot << 16 | 0xFFFF  # largest share entry that starts at or before the slot
             cell, step = first, choices >> 1
             while step > 0:  # the loop has no branch to mispredict
                 cell += step * int(table[cell + step] <= most)
@@ -296,7 +300,7 @@ def _decode_in_vectors(
 
 
 def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
-    """Add columns to fill whole vectors; their only symbol is certain and changes no state."""
+    """Add columns to fill whole vectors; their single symbol is certain and changes no state."""
     if not (more := -len(table) % LANES):
         return table, codes
     certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
@@ -305,7 +309,7 @@ def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
 
 
 def _blocks(columns: int, count: int) -> Iterator[slice]:
-    """Yield groups of columns that are coded together."""
+    """Yield slices of columns that are coded together."""
     return (slice(first, min(first + count, columns)) for first in range(0, columns, count))
 
 
@@ -334,7 +338,7 @@ def _decode_in_passes(reader: Reader, table: Shares, codes: Symbols) -> None:
         own = table[block].astype(np.int64)
         starts, sizes = (own >> 16).reshape(-1), (own & 0xFFFF).reshape(-1)
         contexts = np.arange(len(own))
-        # Starts of all contexts in one increasing array.
+        # The shares' starts in all contexts, as one increasing array.
         apart, firsts = contexts << TOTAL_BITS + 1, contexts * choices
         line = starts + np.repeat(apart, choices)
         state = reader.states[: len(own)]
@@ -355,15 +359,16 @@ def _decode_in_passes(reader: Reader, table: Shares, codes: Symbols) -> None:
 
 
 class AdaptiveCounts:
-    """Counts of every symbol in every context.
+    """Adaptive counts of all symbols in all contexts, and the shares that follow from them.
 
     Args:
-        start: first counts, axes (contexts, symbols); 0 for a symbol that cannot occur.
-        weight: increment of a symbol's count.
+        start: initial counts, axes (contexts, symbols); 0 for a symbol that cannot occur.
+        weight: amount by which a symbol's count grows.
 
     Attributes:
-        table: shares of 2^15, axes (contexts, symbols), uint32, see `Shares`. A symbol that can
-            occur has a share of at least 1; a context without symbols has no shares.
+        table: shares as multiples of 1 / 2^15, axes (contexts, symbols), uint32; see `Shares`.
+            Every symbol that can occur has a share of at least 1; a context without symbols has no
+            shares.
     """
 
     def __init__(self, start: npt.NDArray[Any], weight: int) -> None:
@@ -376,14 +381,14 @@ class AdaptiveCounts:
 
     @property
     def tag(self) -> bytes:
-        """One byte; it differs with probability 255/256 if the counts differ."""
+        """Return one byte; if the counts differ, it differs with probability 255/256."""
         return bytes([self._history & 0xFF])
 
     @property
     def splits(self) -> npt.NDArray[np.uint16]:
-        """Starts of sixteenths of the symbols of each context, axes (15, contexts).
+        """Return, for each context, the starts of 15 evenly spaced symbols, axes (15, contexts).
 
-        Contexts are padded to whole vectors, see `_whole_vectors`.
+        Further contexts fill whole vectors; see `_whole_vectors`.
         """
         if self._splits is None:
             contexts, choices = self.table.shape
@@ -394,17 +399,17 @@ class AdaptiveCounts:
         return self._splits
 
     def cells(self, contexts: np.ndarray, symbols: np.ndarray) -> Cells:
-        """Return the positions of symbols in the table."""
+        """Return the positions of some contexts' symbols in the table."""
         firsts = np.asarray(contexts, np.int32) * np.int32(self.table.shape[1])
         found: Cells = np.add(firsts, symbols, dtype=np.int32)
         return found
 
     def count(self, step: int, cells: Cells) -> None:
-        """Count the symbols of a step's frame."""
+        """Count the symbols of a step's frame, given as positions in the table."""
         width = self.table.shape[1]
         touched: slice | np.ndarray = slice(None)
         places = cells
-        if self.table.size > 8 * len(cells):  # a step touches few of many contexts
+        if self.table.size > 8 * len(cells):  # the step touches few contexts
             touched, which = np.unique(cells // width, return_inverse=True)
             places = which * width + cells % width
         counts = self._counts[touched]
@@ -414,7 +419,7 @@ class AdaptiveCounts:
         self._commit(step, cells.astype("<i4", copy=False).tobytes())
 
     def count_columns(self, step: int, codes: Symbols) -> None:
-        """Count a step's frame of axes (rows, contexts)."""
+        """Count the codes of a step's frame, axes (rows, contexts)."""
         if loops.COMPILED:
             _count_columns(codes, self._counts, self._weight, self.table)
             self._splits = None
@@ -427,15 +432,15 @@ class AdaptiveCounts:
         self._commit(step, codes.tobytes())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return counts and history."""
+        """Return the counts and their history."""
         history = torch.tensor([_FORMAT, self._history])
         return {"counts": torch.tensor(self._counts), "history": history}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`.
+        """Restore a state that `state_dict` returned.
 
         Raises:
-            CheckpointError: the counts belong to another coder.
+            CheckpointError: the counts belong to another version of the coder.
         """
         history = state["history"].reshape(-1).tolist()
         if len(history) != 2 or history[0] != _FORMAT:
@@ -457,7 +462,7 @@ class AdaptiveCounts:
         return counts
 
     def _share(self, touched: slice | np.ndarray, counts: np.ndarray) -> None:
-        """Compute shares of 2^15: at least 1 where a count is not 0, the rest in proportion."""
+        """Compute shares from counts: at least 1 if a count is above 0, the rest in proportion."""
         sums, used = counts.cumsum(axis=1, dtype=np.int64), (counts > 0).cumsum(axis=1)
         rest = ((1 << TOTAL_BITS) - used[:, -1:]) * sums // np.maximum(sums[:, -1:], 1)
         ends = (used + rest).astype(np.uint32)
@@ -469,7 +474,7 @@ class AdaptiveCounts:
 
 @compiled
 def _count_columns(codes: Any, counts: Any, weight: int, table: Any) -> None:
-    """Count codes of axes (rows, contexts), halve large counts, and update the shares."""
+    """Count codes of axes (rows, contexts), halve large counts, and compute the new shares."""
     contexts, choices = counts.shape
     for context in range(contexts):
         own, shares = counts[context], table[context]

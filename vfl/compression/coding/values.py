@@ -1,12 +1,13 @@
-"""Values and gradients as codes of a fixed number of bits.
+"""Formats of values and gradients with a fixed number of bits per value.
 
-`Float32Values` keeps values exact, `BFloat16Values` keeps their upper half. `AffineValues` writes b
-bits per value between two ends. The ends are sent as two bfloat16, the lower rounded down and the
-upper rounded up, so that no value lies outside. `RectifiedValues` does the same for a cut without
-negative values, where zero must stay zero.
+`Float32Values` keeps values exactly; `BFloat16Values` keeps their upper 16 bits. `AffineValues`
+writes b bits per value, uniformly between two range limits. The payload contains the limits as two
+bfloat16 numbers; the lower limit is rounded down and the upper limit is rounded up, so that no
+value is outside. `RectifiedValues` does the same for cuts without negative values, and keeps zeros
+exact.
 
-Gradients are sent for the kept values in their order. Both ends know which values those are, so no
-indices are sent (`GradientCode`).
+Gradients are sent only for the values that the cut's payload contained, in the same order. Both
+parties know which values these are, so `GradientCode` sends no indices.
 """
 
 from __future__ import annotations
@@ -48,26 +49,25 @@ GRADIENTS = ("fp32", "bf16", "2", "3", "4", "5", "6", "7", "8")
 _SIGN = np.uint16(0x8000)
 _UPPER_SIGN = np.array([0, 0x8000], np.uint16)
 _UPPER_MINUS = np.array([1, -1], np.float32)
-LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # the largest finite bfloat16
-_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # the lowest finite bfloat16
+LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # largest finite bfloat16
+_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # smallest finite bfloat16
 _SMALLEST = np.float32(2**-149)
 
 
 class Coded(NamedTuple):
-    """Values as `scale` bytes and one code per value, axes (rows, k)."""
+    """Encoded values: the bytes of the scales, and one code per value, axes (rows, k)."""
 
     scale: bytes
     codes: Any
 
 
 class ValueCode(ABC):
-    """Conversion of kept values to codes.
+    """Base class of conversions of values to codes.
 
     Attributes:
-        bits: bits per value.
-        scale_bytes: bytes sent ahead of the codes for each group of rows.
-        checks: whether encoding already refuses NaN and Inf, so that no separate check is
-            necessary.
+        bits: number of bits per value.
+        scale_bytes: number of bytes of each scale, which come before the codes.
+        checks: whether `encode` itself refuses NaN and Inf, so that no separate check is necessary.
     """
 
     bits: int
@@ -76,18 +76,18 @@ class ValueCode(ABC):
 
     @abstractmethod
     def encode(self, values: Any, groups: int) -> Coded:
-        """Encode values of axes (rows, k); `groups` is the number of rows, or 1 for the batch.
+        """Encode values of axes (rows, k); `groups` is the number of scales: rows, or 1 per batch.
 
-        Values are an array; `AffineValues` also accepts a tensor on a card.
+        The values are a numpy array; `AffineValues` also accepts a GPU tensor.
         """
 
     def encode_within(self, values: Any, scale: bytes) -> Any:
-        """Encode values between known ends; values outside are clipped."""
+        """Encode values with a known scale, and clip values outside its range."""
         return self.encode(values, 1).codes
 
     @abstractmethod
     def decode(self, scale: Payload, codes: Any, groups: int) -> Any:
-        """Decode codes of axes (rows, k); float32.
+        """Decode codes of axes (rows, k) to float32 values.
 
         Raises:
             FrameError: `encode` could not have made these bytes.
@@ -95,7 +95,7 @@ class ValueCode(ABC):
 
 
 class Float32Values(ValueCode):
-    """The 32 bits of each value."""
+    """Keeps all 32 bits of each value."""
 
     bits = 32
 
@@ -110,7 +110,7 @@ class Float32Values(ValueCode):
 
 
 class BFloat16Values(ValueCode):
-    """The 16 bits of the nearest finite bfloat16."""
+    """Keeps 16 bits of each value: the nearest finite bfloat16."""
 
     bits = 16
 
@@ -124,10 +124,10 @@ class BFloat16Values(ValueCode):
 
 
 class RectifiedValues(ValueCode):
-    """b bits for a value of at least 0: code 0 is exactly zero, every other value is above it.
+    """Writes b bits for a value that is at least 0; code 0 means exactly zero.
 
-    The upper end of a group is sent as one bfloat16; a value v has the code ceil(v top / upper) and
-    is read as code upper / top, where top = 2^b - 1.
+    The scale of a group is its largest value `upper`, as a bfloat16. With top = 2^b - 1, a value v
+    has the code ceil(v top / upper), and the decoder reads code upper / top.
     """
 
     scale_bytes = 2
@@ -175,7 +175,7 @@ class RectifiedValues(ValueCode):
 
 
 class RectifiedFloats(Float32Values):
-    """The 32 bits of each value of at least 0, so that code 0 is exactly zero."""
+    """Keeps all 32 bits of values that are at least 0, so that code 0 means exactly zero."""
 
     def encode(self, values: Values, groups: int) -> Coded:
         return super().encode(np.maximum(values, np.float32(0)) + np.float32(0), groups)
@@ -188,7 +188,7 @@ class RectifiedFloats(Float32Values):
 
 
 class SignValues(ValueCode):
-    """One bit: +1 for a value of at least 0, -1 for any other."""
+    """Writes one bit per value: +1 for a value that is at least 0, otherwise -1."""
 
     bits = 1
 
@@ -200,7 +200,7 @@ class SignValues(ValueCode):
 
 
 class WholeValues(ValueCode):
-    """Integers from 0 to 2^bits - 1; other values are rounded or clipped."""
+    """Writes integers from 0 to 2^bits - 1; other values are rounded or clipped."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -213,9 +213,9 @@ class WholeValues(ValueCode):
 
 
 class AffineValues(ValueCode):
-    """b bits a value, uniform between the ends of its group (thesis, equations 3-1 and 3-2).
+    """Writes b bits per value, uniformly between range limits (thesis, equations 3-1 and 3-2).
 
-    Values in a tensor become codes on its device and are decoded there.
+    A tensor's values become codes on the tensor's device, which can also decode them.
     """
 
     scale_bytes = 4
@@ -228,7 +228,7 @@ class AffineValues(ValueCode):
         if isinstance(values, Tensor):
             return self._encode_there(values, groups)
         grouped = _in_groups(values, groups)
-        outer = _outer(grouped) + np.float32(0)  # this turns -0 into 0
+        outer = _outer(grouped) + np.float32(0)  # turns -0 into 0
         outer[:, 1] *= -1
         ends, codes = self._between(grouped, outer)
         return Coded(ends.astype("<u2").tobytes(), codes.reshape(values.shape))
@@ -253,13 +253,13 @@ class AffineValues(ValueCode):
         return Coded(ends.astype("<u2").tobytes(), codes)
 
     def _codes_there(self, grouped: Tensor, ends: Tensor) -> Tensor:
-        """Compute the codes of `quantise` on the device; `ends` has axes (groups, 2)."""
+        """Compute the codes of `quantise` on the tensor's device; `ends` has axes (groups, 2)."""
         low, span = ends[:, :1], ends[:, 1:] - ends[:, :1]
         steps = (grouped.double() - low) / (torch.where(span > 0, span, 1.0) / 2.0**self.bits)
         return steps.clamp_(0, 2**self.bits - 1).to(torch.uint8)
 
     def _between(self, grouped: Values, outer: Values) -> tuple[np.ndarray, np.ndarray]:
-        """Return ends and codes, given the minimum of each group and its negated maximum."""
+        """Return range limits and codes, given each group's minimum and negated maximum."""
         codes: np.ndarray
         if compiled.COMPILED:
             ends, codes = np.empty(outer.shape, np.uint16), np.empty(grouped.shape, np.uint8)
@@ -304,10 +304,10 @@ def _out_of_order() -> CorruptFrameError:
 def quantise(
     values: np.ndarray, low: np.ndarray | float, high: np.ndarray | float, bits: int
 ) -> Codes:
-    """Return min(floor((v - low) 2^bits / (high - low)), 2^bits - 1), or 0 if high equals low.
+    """Return codes min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 if high equals low.
 
-    This is equation (3-1) with the code of `high` clamped, because by the equation that code has
-    one bit too many.
+    This is equation (3-1), except that the code of `high` is clamped, because in the equation it
+    needs one more bit.
     """
     span = np.subtract(high, low, dtype=np.float64)
     steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
@@ -319,7 +319,7 @@ def quantise(
 def dequantise(
     codes: Codes, low: np.ndarray | float, high: np.ndarray | float, bits: int
 ) -> Values:
-    """Return the middle of each step: low + (code + 1/2)(high - low) / 2^bits, equation (3-2).
+    """Return the middle of each code's interval: low + (code + 1/2)(high - low) / 2^bits, eq (3-2).
 
     >>> dequantise(quantise(np.array([0.0, 0.3, 1.0]), 0, 1, bits=1), 0, 1, bits=1).tolist()
     [0.25, 0.25, 0.75]
@@ -330,16 +330,16 @@ def dequantise(
 
 
 class AgreedScale:
-    """Scale of values in predictions: running means of the scales in training frames.
+    """The scale of values in predictions: running means of the scales of training frames.
 
-    Both ends of a link count a frame at its commit. So predictions need no scale of their own, and
-    no row depends on the other rows of its batch.
+    Both parties add a frame's scale to the means when they commit the frame's step. So a
+    prediction's payload needs no scale, and no row of a prediction depends on other rows.
 
     Attributes:
-        scale: scale in the form that `ValueCode` reads; empty before the first commit.
+        scale: the means in the bytes that a `ValueCode` reads; empty before the first commit.
     """
 
-    #: Weight of a frame in the means.
+    #: Weight of a new frame in the running means.
     _RATE = 0.1
 
     def __init__(self) -> None:
@@ -350,11 +350,11 @@ class AgreedScale:
 
     @property
     def tag(self) -> bytes:
-        """One byte; it differs with probability 255/256 if the means differ."""
+        """Return one byte; if the means differ, it differs with probability 255/256."""
         return bytes([self._history & 0xFF])
 
     def record(self, step: int, scale: Payload) -> None:
-        """Keep a training frame's scale until the step is committed."""
+        """Store a training frame's scale until the step is committed."""
         self._waiting[step] = bytes(scale)
 
     def commit(self, step: int) -> None:
@@ -367,7 +367,7 @@ class AgreedScale:
         self._set(ends, zlib.crc32(scale, self._history))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return means, history, and uncommitted scales."""
+        """Return means, history, and the scales of uncommitted steps."""
         state = {
             "scale-means": torch.from_numpy(self._means.copy()),
             "scale-history": torch.tensor(self._history),
@@ -377,7 +377,7 @@ class AgreedScale:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._set(state["scale-means"].numpy().copy(), int(state["scale-history"]))
         self._waiting = {
             int(name.removeprefix("scale-step-")): bytes(scale.tolist())
@@ -391,10 +391,10 @@ class AgreedScale:
 
 
 def value_code(values: str) -> ValueCode:
-    """Return the code that an option names: ``fp32``, ``bf16`` or a number of bits from 1 to 8.
+    """Return the value code for an option: ``fp32``, ``bf16``, or a number of bits from 1 to 8.
 
     Raises:
-        BadOptionError: no code has this name.
+        BadOptionError: no value code has this name.
     """
     require_choice("values", values, VALUES)
     if values in ("fp32", "bf16"):
@@ -403,7 +403,7 @@ def value_code(values: str) -> ValueCode:
 
 
 def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
-    """Return the bits of the nearest finite bfloat16; ties go to the even one."""
+    """Return the bits of the nearest finite bfloat16; ties go to the even number."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     finite: npt.NDArray[np.uint16] = np.minimum(rounded & ~_SIGN, LARGEST_BFLOAT16)
@@ -411,20 +411,20 @@ def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
 
 
 def bfloat16_above(values: Values) -> npt.NDArray[np.uint16]:
-    """Return the bits of the smallest finite bfloat16 that is not below a value."""
+    """Return the bits of the smallest finite bfloat16 that is at least a value."""
     return bfloat16_below(-values) ^ _SIGN
 
 
 def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
-    """Return the values of bfloat16 bits."""
+    """Return the values of bfloat16 numbers, given their bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
-    """Return the bits of the largest finite bfloat16 that is not above a value.
+    """Return the bits of the largest finite bfloat16 that is at most a value.
 
-    For a value below the range of bfloat16 this is the lowest bfloat16 number; `quantise` then
-    clips.
+    For a value below the range of bfloat16, this is the smallest bfloat16; then `quantise` clips
+    the value.
     """
     bits = np.maximum(values, _LOWEST).view(np.uint32)
     below = (bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16
@@ -432,16 +432,16 @@ def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
 
 
 def _ends(ends: npt.NDArray[np.uint16]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper end of each group, float64 of axes (groups, 1)."""
+    """Return each group's lower and upper range limit, float64, axes (groups, 1) each."""
     exact = from_bfloat16(ends).astype(np.float64)
     return exact[:, :1], exact[:, 1:]
 
 
 def _outer(grouped: Values) -> Values:
-    """Return the least and the largest value of each group, axes (groups, 2).
+    """Return the smallest and the largest value of each group, axes (groups, 2).
 
     Raises:
-        NonFiniteError: a value is NaN or Inf, so the end of the range would be too.
+        NonFiniteError: a value is NaN or Inf, so a range limit would be NaN or Inf too.
     """
     outer = np.empty((len(grouped), 2), np.float32)
     if compiled.COMPILED:
@@ -457,12 +457,12 @@ def _outer(grouped: Values) -> Values:
 
 
 def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
-    """Arrange numbers of axes (rows, k) as one line for each scale."""
+    """Arrange numbers of axes (rows, k) so that each scale has one row."""
     return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
 
 
 class GradientCode:
-    """Format of gradients that an option names: ``fp32``, ``bf16``, or 2 to 8 bits per value.
+    """The format of gradients for an option: ``fp32``, ``bf16``, or 2 to 8 bits per value.
 
     With b bits, every row has its own scale, and values are rounded at random without bias
     (Alistarh et al. 2017, QSGD).
@@ -483,13 +483,13 @@ class GradientCode:
         return not self._float_bytes
 
     def payload_bytes(self, rows: int, values: int) -> int:
-        """Return the bytes of `values` gradients of `rows` rows."""
+        """Return the number of bytes of `values` gradient values in `rows` rows."""
         if self._float_bytes:
             return self._float_bytes * values
         return 2 * rows + packed_bytes(values, self.bits)
 
     def encode(self, grad: Tensor, mask: Mask | None, context: StepContext) -> bytes:
-        """Encode gradients of axes (rows, k); a mask selects the ones to encode.
+        """Encode gradients of axes (rows, k); if there is a mask, only the values that it marks.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf.
@@ -511,7 +511,7 @@ class GradientCode:
         )
 
     def decode(self, payload: Payload, rows: int, width: int, mask: Mask | None) -> Values:
-        """Decode a payload's gradients, axes (rows, width); unmarked positions become 0.
+        """Return a payload's gradients, axes (rows, width); positions that are not marked are 0.
 
         Raises:
             FrameError: `encode` could not have made these bytes.
@@ -539,18 +539,18 @@ class GradientCode:
         if (codes > self._top).any() or (ends > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload holds gradients out of their range")
         scale = from_bfloat16(ends).astype(np.float64)
-        with np.errstate(over="ignore"):  # infinite values are refused next
+        with np.errstate(over="ignore"):  # refused below if infinite
             values: Values = (codes * scale[np.nonzero(marked)[0]]).astype(np.float32)
         return values
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether no value is NaN or Inf; NaN reaches both ends, so this check is fast."""
+    """Return whether all values are finite; NaN spreads to minimum and maximum, so this is fast."""
     return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
-    """Return the label party's own uniform draws, or 1/2, for the nearest, without randomness."""
+    """Return uniform random numbers of the label party, or 1/2, which rounds to the nearest."""
     if not context.training or context.secret is None:
         return 0.5
     return context.secret.uniform(shape, "gradient", context.step)

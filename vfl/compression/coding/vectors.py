@@ -1,13 +1,13 @@
-"""Loops of the range coder over 16 states at a time, one vector of the processor.
+"""Loops of the range coder that handle 16 states at a time, in one vector of the processor.
 
-Numba does not vectorise such loops, because of their table look-ups and because a state writes and
-reads words only sometimes. So `_give` and `_take` insert the work on 16 states into the LLVM code
-that numba compiles. LLVM translates it to the processor's instructions, from AVX-512 down to plain
-SSE2, with the same results. Only code that uses numba imports this module.
+Numba does not vectorise these loops, because of their table look-ups, and because a state reads or
+writes a word only in some steps. So `_give` and `_take` insert LLVM code for 16 states into the
+code that numba compiles. LLVM translates this code to the processor's instructions, from AVX-512
+down to plain SSE2; the results are the same. vfl imports this module only if numba is installed.
 
-No code here checks array indices, so callers must keep to the documented sizes. Numbers from a
-payload never become an index: symbols are masked or found between bounds, and words are counted
-before each row.
+The code here does not check array indices, so callers must pass arrays of the documented sizes. The
+code never uses a number from a payload as an index without a check: it masks symbols or searches
+them between bounds, and it counts the words before each row.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: States of a vector, and how often a share is halved before a table look-up.
+#: Number of states in a vector, and number of halvings of a share's interval before the table is
+#: read.
 LANES, _SPLITS = 16, 4
 _TOTAL_BITS, _WORD_BITS = 15, 16
-#: Number of codes of 8 bits.
+#: Number of different codes of 8 bits.
 _BYTES = 256
 
 _Bit, _Byte, _Word, _Number, _Index = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
 
 class _Lanes:
-    """Unsigned numbers in a vector, with the operators of numpy's arrays."""
+    """A vector of unsigned numbers, with the operators of numpy arrays."""
 
     def __init__(self, builder: ir.IRBuilder, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -66,11 +67,11 @@ class _Lanes:
         return self._of(lambda one, two: self.builder.icmp_unsigned(">=", one, two), other)
 
     def where(self, yes: _Lanes, no: _Lanes) -> _Lanes:
-        """Return `yes` in lanes where the condition holds, and `no` elsewhere."""
+        """Return `yes` in lanes in which the condition is true, and `no` in the others."""
         return _Lanes(self.builder, self.builder.select(self.value, yes.value, no.value))
 
     def to(self, kind: ir.IntType) -> _Lanes:
-        """Convert to numbers of another size: numbers that are too large lose their upper bits."""
+        """Convert to integers of another size; numbers that are too large lose their upper bits."""
         narrower = kind.width < self.value.type.element.width
         convert = self.builder.trunc if narrower else self.builder.zext
         return _Lanes(self.builder, convert(self.value, _vector(kind)))
@@ -85,7 +86,7 @@ class _Lanes:
     def compressed(self, mask: _Lanes) -> _Lanes:
         """Move the marked lanes to the front, in their order.
 
-        The lanes after them are arbitrary.
+        The other lanes of the result are arbitrary.
         """
         kinds = [self.value.type, mask.value.type, self.value.type]
         function = _llvm(self.builder, "llvm.experimental.vector.compress.v16i32", kinds[0], kinds)
@@ -93,7 +94,7 @@ class _Lanes:
         return _Lanes(self.builder, self.builder.call(function, parts))
 
     def chosen(self, lanes: _Lanes) -> _Lanes:
-        """Return, for each lane, the value of the lane whose number it contains, 0 to 15."""
+        """Return, for each lane, the value of the lane with the number (0 to 15) in `lanes`."""
         found = ir.Constant(self.value.type, ir.Undefined)
         for lane in range(LANES):
             which = self.builder.extract_element(lanes.value, _Number(lane))
@@ -115,7 +116,7 @@ class _Lanes:
         return found
 
     def marked(self) -> Any:
-        """Return the number of true lanes, as a 64-bit number."""
+        """Return the number of true lanes, as a 64-bit integer."""
         bits = self.builder.bitcast(self.value, ir.IntType(LANES))
         return self.builder.zext(self.builder.ctpop(bits), _Index)
 
@@ -124,7 +125,7 @@ class _Lanes:
             other = ir.Constant(self.value.type, [other] * LANES)
         elif isinstance(other, _Lanes):
             other = other.value
-        else:  # one number for all lanes
+        else:  # the same number in all lanes
             kind = self.value.type
             number = self.builder.trunc(other, kind.element)
             first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, _Number(0))
@@ -134,7 +135,7 @@ class _Lanes:
 
 
 class _Memory:
-    """The numbers of an array."""
+    """An array in memory, read and written as vectors."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder, kind: Any, array: Any) -> None:
         self._builder = builder
@@ -165,9 +166,9 @@ class _Memory:
         return _Lanes(self._builder, self._builder.call(function, parts))
 
     def last_at_most(self, limits: _Lanes, firsts: _Lanes) -> tuple[_Lanes, _Lanes]:
-        """Look at 16 increasing numbers for each lane, the first of which is at most its limit.
+        """Search 16 increasing numbers for each lane; the first number is at most the lane's limit.
 
-        Returns how many are at most the limit, and the last of these.
+        Returns how many of the numbers are at most the limit, and the last of them.
         """
         counts = lasts = ir.Constant(_vector(_Number), ir.Undefined)
         for lane in map(_Number, range(LANES)):
@@ -202,10 +203,10 @@ def _numbered(builder: ir.IRBuilder) -> _Lanes:
 
 
 def _move(state: _Lanes, start: _Lanes, size: _Lanes) -> _Lanes:
-    """Return a state after a symbol of that share, if the state is below size x 2^17."""
+    """Return a state after coding a symbol with this share; the state must be below size x 2^17."""
     quotient = state.quotient(size)
     rest = state - quotient * size
-    short = rest >= (1 << 31)  # the quotient is one too large, and the remainder is negative
+    short = rest >= (1 << 31)  # the quotient is 1 too large, so the remainder is negative
     quotient, rest = short.where(quotient - 1, quotient), short.where(rest + size, rest)
     long = rest >= size
     quotient, rest = long.where(quotient + 1, quotient), long.where(rest - size, rest)
@@ -224,9 +225,9 @@ def _giving(
     lane: Any,
     end: Any,
 ) -> Any:
-    """Code the symbols of 16 columns in a row; return the new end of the words.
+    """Encode the symbols of 16 columns in one row; return the new end of the words.
 
-    The first state writes its word first; `encode` reverses that order.
+    The first of the 16 states writes its word first; `encode` reverses this order later.
     """
     arrays = table, codes, states, words
     signature = types.int64(*arrays, *(types.int64,) * 5)
@@ -268,11 +269,11 @@ def _taking(
     lane: Any,
     taken: Any,
 ) -> Any:
-    """Decode the symbols of 16 columns in a row; return the new number of words taken.
+    """Decode the symbols of 16 columns in one row; return the new number of words read.
 
-    A symbol is found by halving: four times among the splits, which all columns have side by side,
-    and `levels` times in the table, which has 16 x 2^levels symbols a column. With fewer symbols
-    `levels` is negative.
+    Binary search finds each symbol: four steps in the splits, where all columns are side by side,
+    and `levels` steps in the table, which has 16 x 2^levels symbols per column. With fewer than 16
+    symbols, `levels` is negative.
     """
     arrays = table, splits, words, states, codes
     signature = types.int64(*arrays, *(types.int64,) * 6)
@@ -331,7 +332,7 @@ def _taking_bytes(
     lane: Any,
     taken: Any,
 ) -> Any:
-    """Do what `_taking` does, for 256 symbols: the 16 shares of a part are compared at once."""
+    """Do the same as `_taking` for 256 symbols: compare the 16 shares of a part at once."""
     arrays = table, splits, words, states, codes
     signature = types.int64(*arrays, *(types.int64,) * 5)
 
@@ -357,7 +358,7 @@ _take_bytes: Any = intrinsic(_taking_bytes)
 
 
 def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: Any) -> Any:
-    """Store the states, and refill each one that needs a word; return the number of words taken."""
+    """Store the states, and add a word to each state that needs one; return the words read."""
     takes = state < (1 << _WORD_BITS)
     given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
     states.store(lane, takes.where((state << _WORD_BITS) | given, state))
@@ -365,7 +366,7 @@ def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: 
 
 
 def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
-    """Return which sixteenth of the shares each slot is in, and where that part starts and ends."""
+    """Return the sixteenth of the symbols that contains each slot, and its start and end."""
     builder = slots.builder
     lines = [column]
     for _ in range(1, (1 << _SPLITS) - 1):
@@ -373,7 +374,7 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
     middles = [splits.load(line) for line in lines]
     part, starts = slots - slots, slots - slots
     ends, step = starts + (1 << _TOTAL_BITS), 1 << _SPLITS
-    while len(middles) % 2:  # the middle one, and the halves on either side of it
+    while len(middles) % 2:  # the middle start, and the starts below and above it
         step >>= 1
         half = len(middles) // 2
         above = middles[half] <= slots
@@ -388,19 +389,19 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
 def encode(
     table: Any, choices: int, codes: Any, rows: int, width: int, states: Any, words: Any
 ) -> int:
-    """Code all symbols from last to first; write the words in the decoder's order.
+    """Encode all symbols from the last to the first; write the words in the decoder's order.
 
     Args:
-        table: shares, uint32, width x choices of them.
-        choices: symbols of a context, a power of two.
-        codes: uint8, rows x width of them.
-        rows: rows of the cut.
+        table: shares, uint32, width x choices entries.
+        choices: number of symbols of a context, a power of two.
+        codes: codes, uint8, rows x width entries.
+        rows: number of rows of the cut.
         width: width of the cut, a multiple of `LANES`.
-        states: uint32, a multiple of `LANES`; changed by coding.
-        words: uint16, axes (2, rows x width + LANES); the first line is filled.
+        states: the states, uint32, a multiple of `LANES`; the function changes them.
+        words: output, uint16, axes (2, rows x width + LANES); the result is in the first row.
 
     Returns:
-        The number of words.
+        The number of words written.
     """
     count, end, given = len(states), 0, words[1]
     for first in range((width - 1) // count * count, -1, -count):
@@ -430,17 +431,18 @@ def decode(
 
     Args:
         table: see `encode`.
-        splits: uint16, axes (15, width); start of every sixteenth part of the symbols. With fewer
-            than 16 symbols, some starts are repeated.
-        choices: see `encode`; from 2 to 256.
-        words: uint16, at least len(states) + LANES more than the payload has.
+        splits: start of every sixteenth part of the symbols, uint16, axes (15, width). If there are
+            fewer than 16 symbols, some starts occur several times.
+        choices: number of symbols of a context, a power of two from 2 to 256.
+        words: the payload's words, uint16, with room for at least len(states) + LANES more words.
         states: see `encode`.
-        codes: uint8, rows x width; filled.
+        codes: output, uint8, rows x width entries.
         rows: see `encode`.
         width: see `encode`.
 
     Returns:
-        Number of words read; it exceeds the payload's length if the payload is too short.
+        The number of words read; it exceeds the payload's number of words if the payload is too
+        short.
     """
     count, taken = len(states), 0
     most = len(words) - count - LANES
