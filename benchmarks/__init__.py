@@ -1,1 +1,1 @@
-"""Measurements of vfl on this machine: each runs as ``python -m benchmarks.NAME [--json]``."""
+"""Benchmarks of vfl on this machine: run each as ``python -m benchmarks.NAME [--json]``."""

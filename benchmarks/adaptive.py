@@ -1,15 +1,16 @@
-"""The adaptive attacker against the heavy pack at equal processor time, on victims of a grid.
+"""The adaptive attacker against the heavy pack of attacks, with equal processor time, on a grid.
 
     vfl grid quick --defense potential:alpha=4 --defense potential:alpha=16 --defense dcor:alpha=4 \
         --defense label_dp:flip=0.08 --defense anchored:rate=0.02+potential:alpha=2,norm=no \
         --attack kmeans --leaks 5 --draws 1 --seeds 0,1 -s grid.baselines=raw --out runs/defended
     python -m benchmarks.adaptive runs/defended
 
-With `--over gradients` the victims are those of a grid that kept its recordings (`-s
-grid.record=training`), the pack is of attacks on gradients, and AUC is compared.
+With `--over gradients`, the victims are trainings of a grid that stored its recordings (`-s
+grid.record=training`). The pack then consists of attacks on gradients, and the measure is AUC.
 
-On each victim the attacks of the pack run one after another, and the best of them is chosen by the
-answer, which no attacker has. What they took together is the budget of the adaptive attacker.
+On each victim, the attacks of the pack run one after another. The best of them is then chosen by
+the true labels, which no attacker has. The adaptive attacker may use as much processor time as all
+of these attacks together.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from vfl.experiments.scores import BASELINES
 from vfl.training.run import load_data
 
 Over = Literal["cuts", "gradients"]
-#: The attacks of a pack, the layers of the adaptive attacker and the measure, by what it reads.
+#: For cuts and for gradients: the attacks of the pack, the layers that the adaptive attacker reads,
+#: and the measure.
 PACKS: dict[Over, tuple[Sequence[str], str, str]] = {
     "cuts": (HEAVY, "cut+before+inputs", "accuracy"),
     "gradients": (
@@ -49,23 +51,25 @@ PACKS: dict[Over, tuple[Sequence[str], str, str]] = {
 }  # fmt: skip
 
 
-#: Seconds that the adaptive attacker has at least; five attacks take fewer than a search does.
+#: Least processor time of the adaptive attacker in seconds, because five attacks on gradients take
+#: less time than a search over compositions.
 LEAST_S: dict[Over, float] = {"cuts": 0.0, "gradients": 20.0}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One victim.
+    """Result of the comparison on one victim.
 
     Attributes:
-        victim: its defense and seed.
-        k: leaked labels of each class.
+        victim: defense and seed of the victim.
+        k: number of leaked labels of each class.
         best: spec of the best attack of the pack.
-        heavy, adaptive, gain: shares of right answers, or AUC, in percent, and their difference.
-        budget_s, spent_s: processor time of the whole pack, or `LEAST_S`, and of the adaptive
-            attacker.
+        heavy, adaptive, gain: fraction of right answers, or AUC, in percent, of both attackers, and
+            their difference.
+        budget_s, spent_s: processor time that the adaptive attacker may use, and that it used. The
+            first is the time of the whole pack, or `LEAST_S`.
         tried: compositions.
-        voted: specs of the compositions that voted.
+        voted: specs of the compositions whose votes gave the result.
     """
 
     victim: str
@@ -81,7 +85,7 @@ class Compared:
 
 
 def compare(cases: Cases, seed: int, k: int, victim: str, over: Over = "cuts") -> Compared:
-    """Run the pack and then the adaptive attacker on one leak of one victim."""
+    """Run the pack and then the adaptive attacker on one victim with one draw of leaked labels."""
     specs, layers, measure = PACKS[over]
 
     def attempt(spec: str) -> tuple[float, float, attacks.Attack]:
@@ -108,12 +112,12 @@ def compare(cases: Cases, seed: int, k: int, victim: str, over: Over = "cuts") -
 
 
 def compare_all(run: Path, leaks: Sequence[int] = (5,), over: Over = "cuts") -> list[Compared]:
-    """The adaptive attacker against the heavy pack, on every stored victim with a defense.
+    """Compare the adaptive attacker with the heavy pack on every stored victim with a defense.
 
     Args:
-        run: the folder of a grid.
-        leaks: leaked labels of each class.
-        over: evidence of the attackers.
+        run: folder of a grid.
+        leaks: numbers of leaked labels of each class.
+        over: whether the attackers use cuts or gradients.
     """
     use_one_thread()
     folder, found = GridFolder(run), list[Compared]()
@@ -146,7 +150,7 @@ CELLS = harness.table(
 
 
 def table(rows: Sequence[Compared]) -> str:
-    """A line a victim, and how often the adaptive attacker was ahead."""
+    """Format one line per victim, and how often the adaptive attacker was ahead."""
     ahead = sum(one.gain > 0 for one in rows)
     above = sum(one.spent_s > one.budget_s for one in rows)
     return f"{CELLS(rows)}\n\nahead on {ahead} of {len(rows)}, above its budget on {above}"

@@ -3,11 +3,11 @@
     python -m benchmarks.alignment --ids 1000000 --ids 10000000 --protocol server_aided
     python -m benchmarks.alignment --ids 10000000 --small 1000 --protocol ecdh:reuse=true --times 3
 
-Each party, and the helper where there is one, is a process of its own. It reads its ids from a
-Parquet file, plays its role over the loopback in the pieces that a session sends, and writes its
-positions. Half of the ids of the smaller set are common; with --times, that set has other ids in
-each alignment. Memory is counted from the size right after the imports to
-the peak.
+Each party, and the helper if the protocol has one, runs in its own process. The process reads its
+ids from a Parquet file. It plays its role over the loopback interface, in the same pieces as a
+session, and writes the positions of the common ids. Half of the ids of the smaller set are common.
+With --times, the smaller set has other ids in each alignment. Memory is the peak minus the memory
+right after the imports.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _MOST_BYTES = 1 << 40
 
 
 class AlignmentJob(Settings):
-    """One role of one alignment.
+    """One role of one alignment, as a job for a process.
 
     Attributes:
-        role: a party, or the helper.
+        role: name of a party, or "helper".
         protocol: spec of the protocol.
-        table: Parquet file of the party's ids; for the helper a folder for its files.
+        table: Parquet file of the party's ids; for the helper, a folder for its files.
         memory: memory limit, such as "256MiB".
     """
 
@@ -67,17 +67,17 @@ class Ports(Settings):
 
 
 class AlignmentRow(Settings):
-    """Cost of one role.
+    """Cost of one role in one alignment.
 
     Attributes:
         role, protocol, memory: see `AlignmentJob`.
-        ids: number of ids of the role's party; for the helper, of the larger set.
-        turn: number of the alignment, from 1.
-        sent_mb: payload that the role sent, in 10^6 bytes.
-        peak_mb: peak resident memory minus the memory after the imports, in 10^6 bytes.
+        ids: number of ids of the role's party; for the helper, of the party with more ids.
+        turn: number of the alignment, from 1 on.
+        sent_mb: payload that the role sent, in units of 10^6 bytes.
+        peak_mb: peak resident memory minus the memory after the imports, in units of 10^6 bytes.
         cpu_s: processor seconds.
-        common: number of common ids found; None at the helper.
-        expected: number of common ids of the tables.
+        common: number of common ids that the role found; None for the helper.
+        expected: number of ids that are in both tables.
     """
 
     role: str
@@ -108,12 +108,13 @@ def bench_alignment(
     """Measure memory and processor time of each party of an alignment.
 
     Args:
-        ids: number of ids of each party, in each alignment; half of them are common.
+        ids: number of ids of each party in each alignment; half of them are common.
         protocol: server_aided, or ecdh.
         memory: memory limit of each role.
-        small: number of ids of one party instead.
-        small_at: that party, label or bank.
-        times: number of alignments in turn, which share the keys that `ecdh:reuse=true` keeps.
+        small: number of ids of the party `small_at`, instead of `ids`.
+        small_at: party with fewer ids, label or bank.
+        times: number of alignments one after another; they share the keys that `ecdh:reuse=true`
+            keeps.
 
     Raises:
         LostPeerError: a role ended early; its standard error says why.
@@ -156,7 +157,7 @@ def _aligned(
 
 
 def write_ids(path: Path, numbers: np.ndarray) -> None:
-    """Write a party's ids in an uninformative order."""
+    """Write a party's ids in an order that discloses nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(len(numbers)).permutation(numbers)
     with pq.ParquetWriter(path, pa.schema([("id", pa.string())])) as writer:
@@ -166,11 +167,11 @@ def write_ids(path: Path, numbers: np.ndarray) -> None:
 
 
 class Mesh:
-    """Messages between the roles, each a process; one thread per link receives.
+    """Messages between the roles, which are processes; a thread per connection receives.
 
     Args:
         name: name of this role.
-        listener: socket for connections from later roles.
+        listener: socket for connections from roles that connect later.
         ports: ports of all roles.
         place: folder for received messages.
     """
@@ -193,7 +194,7 @@ class Mesh:
         return Post(self._roles, _MOST_BYTES, self._place)
 
     def send(self, to: str, payload: Message) -> None:
-        """Send a message, one piece after another."""
+        """Send a message in pieces."""
         post = self._post()
         post.put(to, payload)
         self.sent_bytes += len(payload)
@@ -201,7 +202,7 @@ class Mesh:
             self._links[to].send_bytes(to_bytes(post.frame()))
 
     def receive(self) -> tuple[str, Message]:
-        """Return the next message of any role."""
+        """Return the next message from any role."""
         return self._came.get()
 
     def _receive(self, sender: str) -> None:
@@ -216,7 +217,7 @@ class Mesh:
 
 
 def work(parent: Parent) -> None:
-    """Run one role in a separate process, because a process has only one memory peak."""
+    """Run one role in a separate process, because only a new process has its own memory peak."""
     job = parent.get(AlignmentJob)
     folder = Path(job.table) if job.role == HELPER else Path(job.table).parent
     place = OnDisk(folder, memory_bytes(job.memory))

@@ -1,12 +1,14 @@
-"""Quality of a block-wise shuffle compared with a full one, on real tables.
+"""Quality of models trained with block-wise shuffled rows, compared with a full shuffle.
 
     python -m benchmarks.block_shuffle --seeds 5
 
-Two feature parties share the columns of a table below the folder in VFL_DATA. Rows are in the order
-of the file, or sorted by the label, where every block has one label: the worst order. Split, first
-weights and codec are the same in every row; only the order of the training rows differs. `lag 1` is
-the correlation between the table positions of neighbours in an epoch's order. `moved` is the mean
-distance of a row from its place in the table, as a share of the rows: 1/3 for a permutation.
+Two feature parties share the columns of a real table in the folder that VFL_DATA names. The rows of
+the table are in the order of the file, or sorted by the label. The sorted order is the worst case,
+because every block then contains one label only. All result rows use the same split, initial
+weights and codec; only the order of the training rows differs. `lag 1` is the correlation between
+the table positions of two rows that follow each other in an epoch. `moved` is the mean distance of
+a row from its position in the table, as a fraction of the number of rows; it is 1/3 for a random
+permutation.
 """
 
 from __future__ import annotations
@@ -46,21 +48,22 @@ SOURCES = {
     ),
     "bank marketing": Source("bank-marketing/bank-additional-full.csv.gz", ";", "y", ("duration",)),
 }
-#: Rows of a block, and blocks of a window; 0 is the full shuffle.
+#: Rows of a block, and blocks of a window, for each shuffle; 0 means the full shuffle.
 SHUFFLES = ((0, 0), (128, 64), (128, 16), (128, 4), (128, 1))
 EPOCHS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleRow:
-    """Means over seeds, with the spread of the difference from the full shuffle.
+    """Means over seeds, and the spread of the difference from the full shuffle.
 
     Attributes:
-        table: the table, and the order of its rows.
-        block_rows, window_blocks: settings of the shuffle; 0 is the full one.
-        auc, log_loss: figures of the test rows after the last epoch.
-        auc_apart, deviation: mean difference from the full shuffle on the same seed; its spread.
-        lag_1, moved: figures of the first epoch's order, see above.
+        table: name of the table, and the order of its rows.
+        block_rows, window_blocks: options of the shuffle; 0 means the full shuffle.
+        auc, log_loss: metrics of the test rows after the last epoch.
+        auc_apart, deviation: mean difference of the AUC from the full shuffle on the same seed, and
+            the spread of this difference.
+        lag_1, moved: properties of the first epoch's order; see the module.
     """
 
     table: str
@@ -80,16 +83,16 @@ def bench_block_shuffle(
     rows: int | None = None,
     epochs: int = EPOCHS,
 ) -> list[ShuffleRow]:
-    """Compare a shuffle by block with a full one, on tables in two orders.
+    """Compare a block-wise shuffle with a full shuffle, on tables in two orders.
 
     Args:
-        seeds: number of seeds; each gives a split, initial weights and orders.
-        table: credit default, bank marketing, or both.
-        rows: most rows of each table.
+        seeds: number of seeds; each seed determines a split, initial weights and row orders.
+        table: credit default, bank marketing, or both of them.
+        rows: largest number of rows of each table.
         epochs: epochs of each training.
 
     Raises:
-        MissingDataError: VFL_DATA names no folder that has the tables.
+        MissingDataError: the folder that VFL_DATA names does not have the tables.
     """
     use_one_thread()
     for name in table:
@@ -148,7 +151,7 @@ def _trained(
         "label": {"column": label},
         "train": {"epochs": epochs, "batch_size": 128},
     }
-    data = load_data(Experiment.model_validate(settings))  # with the split of a full shuffle
+    data = load_data(Experiment.model_validate(settings))  # with the split that a full shuffle uses
     if block_rows:
         blocks = {"block_rows": block_rows, "window_blocks": window_blocks}
         settings["train"] |= {"shuffle": "blocks"} | blocks

@@ -1,11 +1,11 @@
-"""A training step on a GPU, compared with a plain loop there and with the CPU.
+"""A training step of vfl on a GPU, compared with a plain training loop on the GPU and on the CPU.
 
-Every party runs its models on the card of this one process; cuts and gradients cross the link as
-bytes, as always. A loop on the card moves each batch there as the parties do. Paths take turns;
-times are medians over the turns. Without a card only the processor is measured.
+All parties run in this one process and use its GPU; cuts and gradients still cross the links as
+bytes. The plain loop also moves each batch to the GPU, as the parties do. The variants take turns,
+and times are medians over the turns. Without a GPU, only the CPU is measured.
 
-With `--products`, it measures instead products of ring elements, and cuts on their way to bytes and
-back, including transfers to and from the card.
+With `--products`, the benchmark instead measures products of ring elements, and the encoding and
+decoding of cuts, including transfers to and from the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vfl.mpc import ring
 
 SIZES = ("mlp_small", "mlp", "cnn", "pictures")
 CODECS = ("none", "topk:k=3", "quantise:values=4")
-#: Sides of products of ring elements; rows and width of cuts.
+#: Side lengths of square matrices of ring elements; numbers of rows and widths of cuts.
 SIDES = (256, 512, 1024, 2048)
 CUTS = ((64, 128), (256, 256), (256, 1280), (1024, 4096))
 WARMUP_STEPS = 10
@@ -34,14 +34,14 @@ WARMUP_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRow:
-    """Cost of a step in one place.
+    """Cost of a training step of one variant on one device.
 
     Attributes:
-        workload, batch_size, width: sizes of the network.
-        codec: codec of the cut; None is the monolithic loop.
-        device: device of the models.
+        workload, batch_size, width: sizes of the network and the batch.
+        codec: codec of the cut; None for the plain loop.
+        device: device on which the models run.
         wall_ms: wall time per step.
-        of_loop: `wall_ms` divided by that of the loop on the same device.
+        of_loop: `wall_ms` divided by the time of the plain loop on the same device.
         final_loss: mean training loss of the last epoch.
     """
 
@@ -63,15 +63,15 @@ def bench_card(
     products: bool = False,
     quick: bool = False,
 ) -> Sequence[CardRow | ProductRow]:
-    """Measure a training step on a graphics card, for every workload, device and codec.
+    """Measure a training step on a GPU and on the CPU, for every workload and codec.
 
     Args:
         workloads: networks.
-        steps: timed steps of a turn.
+        steps: number of timed steps in a turn.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        products: products of ring elements and codecs instead.
-        quick: only check that the benchmark runs.
+        products: measure products of ring elements and codecs instead.
+        quick: only check that the benchmark runs, with few steps.
     """
     if products:
         return bench_products(3 if quick else 20)
@@ -120,12 +120,12 @@ def bench_card(
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Time of one computation on both devices.
+    """Time of one computation on the CPU and on the GPU.
 
     Attributes:
-        work: name of the work.
-        here_ms: time on the CPU, with as many threads as torch uses.
-        there_ms: time on a card; None without a card.
+        work: name of the computation.
+        here_ms: time in ms on the CPU, with as many threads as torch uses.
+        there_ms: time in ms on the GPU; None without a GPU.
     """
 
     work: str
@@ -134,7 +134,7 @@ class ProductRow:
 
 
 def bench_products(repeats: int, seed: int = 0) -> list[ProductRow]:
-    """Measure products of square matrices of ring elements, and codecs of real cuts."""
+    """Measure products of square matrices of ring elements, and codecs on real cuts."""
     draw, rows = generator(seed, "bench", "products"), []
     card = torch.device("cuda") if torch.cuda.is_available() else None
     for side in SIDES:

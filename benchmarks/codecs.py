@@ -1,10 +1,10 @@
 """Cost of encoding and decoding a cut, compared with finding its largest values.
 
-All ways take turns, in an order drawn anew each round, over many different batches, in a process of
-their own with one thread. A single batch in a tight loop would train the processor's branch
-prediction and flatter every selector several times over. The measure is CPU time, so that other
-work on the machine matters little; the rows show medians, also relative to ``torch.topk(cut.abs(),
-k)`` alone.
+All codecs take turns, in an order drawn anew for each round, on many different batches, in a
+separate process with one thread. The same batch in a tight loop would train the processor's branch
+prediction, so that selecting the largest values would appear several times faster than it is. The
+measure is CPU time, so that other work on the machine matters little. The result rows show medians,
+and their ratio to the time of ``torch.topk(cut.abs(), k)`` alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vfl.core.errors import BadOptionError, WidthError
 from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.seeds import Secret, generator, permutation
 
-#: Widths and numbers of kept values from the thesis' table 3.2.
+#: Widths, and numbers of kept values, in the thesis' table 3.2.
 PAIRS = (
     *((128, 3), (128, 6), (128, 13)),
     *((300, 2), (300, 4), (300, 9)),
@@ -38,7 +38,7 @@ PAIRS = (
     *((1280, 2), (1280, 4), (1280, 9)),
 )
 ROWS, BATCHES, ROUNDS = 256, 48, 96
-#: Codecs, the same for every width; `k` is filled in.
+#: Codecs to measure, the same for every width; `k` is replaced by the number of kept values.
 SPECS = (
     "none",
     "topk:k={k},values=8",
@@ -53,18 +53,18 @@ SPECS = (
     "relu:values=4,packer=bitmap",
 )
 BASE = "torch.topk"
-_AHEAD = 3  # batches of a turn that do not count
-_ENOUGH_S = 1.0  # after this time the remaining rounds are skipped
+_AHEAD = 3  # number of batches of a turn before the batch that counts
+_ENOUGH_S = 1.0  # seconds after which the remaining rounds are skipped
 _INPUTS = 64
 
 
 class CodecJob(Settings):
-    """Cuts to send in every available way.
+    """Job of one process: a width for which to measure all codecs.
 
     Attributes:
         width: width of the cut.
-        k: number of values that sparse codecs keep per row.
-        rounds: turns of each way.
+        k: number of values that a sparse codec keeps in each row.
+        rounds: number of turns of each codec.
         seed: seed of the batches.
     """
 
@@ -75,17 +75,17 @@ class CodecJob(Settings):
 
 
 class CodecRow(Settings):
-    """Cost of one way to send a cut.
+    """Cost of one codec, or of another way to send a cut.
 
     Attributes:
         width, k: see `CodecJob`.
-        name: a codec's spec, or the name of another measurement.
-        compiled: whether loops ran as machine code.
+        name: spec of the codec, or name of another way.
+        compiled: whether numba compiled the loops.
         rounds: number of measurements.
-        encode_us, decode_us: median microseconds, with header and checksum of a frame.
-        encode_ratio, decode_ratio: the same divided by the time of torch.topk.
-        wire_bytes: median sent bytes; 0 if none are sent.
-        wire_ratio: the same divided by the size of the dense float32 cut.
+        encode_us, decode_us: median time in microseconds, including header and checksum of a frame.
+        encode_ratio, decode_ratio: these times divided by the time of torch.topk.
+        wire_bytes: median number of sent bytes; 0 if nothing is sent.
+        wire_ratio: `wire_bytes` divided by the bytes of the dense float32 cut.
     """
 
     width: int
@@ -102,7 +102,7 @@ class CodecRow(Settings):
 
 
 class CodecRows(Settings):
-    """All ways to send cuts of one width."""
+    """Costs of all ways to send cuts of one width."""
 
     rows: tuple[CodecRow, ...]
 
@@ -114,16 +114,16 @@ def bench_codecs(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> list[CodecRow]:
-    """Measure encoding and decoding of every codec, relative to torch.topk; bytes of real frames.
+    """Measure encoding and decoding of every codec, relative to torch.topk, and the frames' bytes.
 
     Args:
-        width: width of the cut; by default the published widths.
-        k: numbers of values kept per row, such as 3,6; needs a width.
-        rounds: turns of each; very slow ways get fewer.
+        width: width of the cut; by default, the widths in the thesis.
+        k: numbers of values kept in each row, such as 3,6; requires a width.
+        rounds: number of turns of each codec; very slow codecs get fewer.
         seed: seed of the batches.
 
     Raises:
-        BadOptionError: k without a width, or above it.
+        BadOptionError: `k` is given without a width, or is larger than the width.
         LostPeerError: a process ended early; its standard error says why.
     """
     if k and width is None:
@@ -166,10 +166,10 @@ def work(parent: Parent) -> None:
 
 
 def measure(job: CodecJob) -> CodecRows:
-    """Measure every way to send cuts of one width.
+    """Measure all ways to send cuts of one width.
 
-    A turn is a few batches, of which the last counts. Its data are new, but the code is in the
-    processor's caches, whatever ran before.
+    A turn consists of a few batches, of which only the last counts. For this batch the data are
+    new, but the code is in the processor's caches, whatever ran before.
     """
     batches = make_batches(job.width, job.seed)
     turns = [*contenders(job.width, job.k).items()]
@@ -186,7 +186,7 @@ def measure(job: CodecJob) -> CodecRows:
 
 
 def make_batches(width: int, seed: int) -> list[Tensor]:
-    """Make different batches of a rectified layer's output, with units of different frequency."""
+    """Make different batches of ReLU outputs, in which units are active at various rates."""
     draw = generator(seed, "bench codecs", width)
     weight = torch.randn(_INPUTS, width, generator=draw) / _INPUTS**0.5
     bias = torch.randn(width, generator=draw)
@@ -220,21 +220,21 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 
 class Cost(NamedTuple):
-    """Cost of one batch: seconds to encode and decode it, and its bytes."""
+    """Cost of one batch: seconds to encode it, seconds to decode it, and its bytes."""
 
     encode_s: float
     decode_s: float
     wire_bytes: int
 
 
-#: One measurement, for a step and its batch.
+#: Function that measures one batch; its arguments are the step number and the batch.
 Turn = Callable[[int, Tensor], Cost]
 
 
 def contenders(width: int, k: int) -> dict[str, Turn]:
-    """Return the measured ways for a width, the reference first.
+    """Return the functions to measure for a width; torch.topk comes first.
 
-    Codecs that would need too large a table are omitted.
+    Codecs that would need too large a table are left out.
     """
     found: dict[str, Turn] = {"memcpy": _memcpy, BASE: partial(_topk, k), "zstd -1, dense": _zstd}
     for spec in (each.format(k=k) for each in SPECS):
@@ -246,7 +246,7 @@ def contenders(width: int, k: int) -> dict[str, Turn]:
 
 
 class _CodecTurn:
-    """A codec at both ends of a link; its trained module at the feature party is not timed."""
+    """A codec at both ends of a link; a trained layer at the feature party is not timed."""
 
     def __init__(self, spec: str, width: int) -> None:
         self._codec = make(spec)
@@ -290,7 +290,7 @@ def _zstd(step: int, batch: Tensor) -> Cost:
 
 
 def _csr_pickle(k: int, step: int, batch: Tensor) -> Cost:
-    """Measure a pickled SciPy matrix; choosing the kept values is not timed."""
+    """Measure a pickled SciPy matrix; the time to choose the kept values is not counted."""
     indices = torch.topk(batch.abs(), k).indices
     sparse = torch.zeros_like(batch).scatter_(1, indices, batch.gather(1, indices)).numpy()
     began = time.thread_time()

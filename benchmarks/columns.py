@@ -3,17 +3,21 @@
     python -m benchmarks.columns --seeds 0,1,2     # goes on where it was left
     python -m benchmarks.columns --redraw          # page and pictures of the stored rows
 
-Two tables and a set of pictures below the folder in VFL_DATA, three parties each. The label party
-holds columns of its own, and whole rows of the attacked party for some customers; of test rows it
-wants every column. Categories are read by the composed attacker (`adaptive`), scored by the AUC of
-one value against the rest; numbers by the best of several regressions, chosen on rows that the
-attacker knows, scored by R2 of their rank; pictures by the best of several decoders, chosen in the
-same way, and by a blend of those, scored by R2 of their pixels and by structural similarity. Each
-is done from the label party's own columns alone, from cuts alone, and from both; the first is the
-reference for the better of the others.
+The tasks are two tables and a set of pictures in the folder that VFL_DATA names, each with three
+parties. The label party has its own columns, and for some customers it knows whole rows of the
+attacked party. For the test rows it infers every column of that party.
 
-The trainings of a task are cells in a folder, as those of `vfl value`. A row is a column; rows lie
-in one CSV file, and page and pictures are made of it alone.
+The composed attacker (`adaptive`) infers categories; its score is the AUC of each value against all
+other values. Numbers are inferred by the best of several regressions, chosen on known rows; the
+score is the R2 of the ranks. Pictures are inferred by the best of several decoders, chosen in the
+same way, and by a blend of decoders; the scores are the R2 of the pixels and the structural
+similarity.
+
+Each attack uses the label party's own columns alone, cuts alone, or both. The result for own
+columns alone is the reference for the better of the two other results.
+
+The trainings of a task are cells in a folder, as in `vfl value`. A result row describes one column.
+All result rows are in one CSV file, and the page and its pictures are made from this file only.
 """
 
 from __future__ import annotations
@@ -69,20 +73,21 @@ from vfl.experiments.value import SPLIT
 from vfl.training.specs import read_checked
 
 _TARGETS, _COMMON, _FOLDS = 4000, 8, 3
-#: "auc" of a category's values, "r2" of a number's rank or of pixels, "ssim" of pictures.
+#: Measures: "auc" for the values of a category, "r2" for the rank of a number or for pixels, "ssim"
+#: for pictures.
 Measure = Literal["auc", "r2", "ssim"]
-#: Layers that each attack reads.
+#: Layers that the attack reads in each of the three cases.
 READS = {"own": "inputs", "cut": "cut", "both": "cut+inputs"}
 
 
 @dataclass(frozen=True)
 class Task:
-    """Targets of the attacks on a training of `examples/columns` by the label party.
+    """The columns that the label party infers after a training of `examples/columns`.
 
     Attributes:
-        utility: measure of the model's utility.
-        wanted: columns to infer, by party, and the measure of each; for pictures the last party's
-            part, pixel by pixel and as a picture.
+        utility: metric of the trained model's utility.
+        wanted: columns to infer, by party, with the measure of each. For pictures, the target is
+            the last party's part of each picture, as pixels and as a picture.
     """
 
     utility: str
@@ -100,8 +105,9 @@ TASKS = {
     }),
     "fashion_mnist": Task("accuracy", {"right": {"pixels": "r2", "structure": "ssim"}}),
 }  # fmt: skip
-#: Protections, as changes of the experiment. The secure mode `beaver` discloses the sum of linear
-#: first layers, and the training of this name sends this sum; the protocol discloses no more.
+#: Protections, each as changes of the experiment. The secure mode `beaver` discloses only the sum
+#: of linear first layers. The training named "beaver" sends exactly this sum, so the attacks read
+#: the same.
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "width 4": {"width": 4},
@@ -121,14 +127,14 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "secure sum": {"secure": "sum", "merge": "sum"},
     "beaver": {"merge": "sum", "bottom": "mlp:hidden=none"},
 }
-#: Number of queries for the same rows, where it is more than one. Each query has new noise, as each
-#: epoch of a training has, and the label party reads the mean.
+#: Number of queries for the same rows, for protections where it is more than one. Each query has
+#: new noise, as each epoch of a training has, and the label party averages the cuts.
 TIMES = {name: 6 for name in PROTECTIONS if name.endswith("six times")}
-#: Settings of parties that a protection changes; all others are settings of the experiment.
+#: Party settings that a protection may change; all other changes are settings of the experiment.
 _OF_PARTIES = ("width", "bottom")
-#: Protections whose label party receives only the sum over the feature parties.
+#: Protections under which the label party receives only the sum of the feature parties' cuts.
 SUMMED = ("secure sum", "beaver")
-#: Families of protections by how their names begin, and a colour each.
+#: Families of protections, by how their names begin, with the name and colour of each.
 FAMILIES: Families = {
     "none": ("undefended", 0), "width": ("narrow cut", 2), "topk": ("codec", 3),
     "quantise": ("codec", 3), "sign": ("codec", 3), "nopeek": ("NoPeek", 4),
@@ -139,15 +145,15 @@ FAMILIES: Families = {
 
 @dataclass(frozen=True)
 class ColumnRow:
-    """Result of the attacks on one column.
+    """Result of the attacks on one column in one training.
 
     Attributes:
-        task, protection, seed: task, protection and seed of the training.
-        utility: AUC of the task's test rows; of pictures accuracy.
+        task, protection, seed: name of the task, protection and seed of the training.
+        utility: AUC on the task's test rows; for pictures, accuracy.
         column: the attacked column.
         measure: one of `Measure`.
-        own, cut, both: value of the measure, by the evidence of the attacker.
-        cpu_s: processor seconds of the three attacks.
+        own, cut, both: value of the measure if the attacker reads own columns, cuts, or both.
+        cpu_s: processor time of the three attacks, in seconds.
     """
 
     task: str
@@ -164,33 +170,33 @@ class ColumnRow:
 
 @dataclass(frozen=True)
 class Known:
-    """The label party's view of some rows: its own columns and the received cuts."""
+    """The label party's knowledge of some rows: its own columns and the received cuts."""
 
     own: Tensor
     cuts: Tensor
 
     def layers(self, reads: str) -> Tensor:
-        """Axes (rows, features)."""
+        """Return the values that the attack reads; axes (rows, features)."""
         parts = {"own": [self.own], "cut": [self.cuts], "both": [self.cuts, self.own]}[reads]
         return torch.cat(parts, 1)
 
     def evidence(self, labels: Tensor | None = None) -> Evidence:
-        """The same for an attack on labels."""
+        """Return the same knowledge in the form for attacks on labels."""
         return Evidence(inputs=self.own, cuts=self.cuts, labels=labels)
 
 
 def read_category(
     known: Known, labels: Tensor, asked: Known, truth: Tensor, reads: str, seed: int
 ) -> float:
-    """Return AUC of each value against the rest, weighted by the value's number of rows.
+    """Return the AUC of each value against all others, averaged with the values' numbers of rows.
 
     Args:
-        known: rows whose value the attacker knows.
-        labels: the code of each.
-        asked: rows whose value the attacker infers.
+        known: rows for which the attacker knows the value.
+        labels: code of the value in each of these rows.
+        asked: rows for which the attacker infers the value.
         truth: their codes.
-        reads: key of READS.
-        seed: seed of the compositions.
+        reads: key of READS: which values the attack reads.
+        seed: seed that determines the attacker's compositions.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -210,13 +216,13 @@ def read_category(
 
 
 def read_number(known: Tensor, ranks: Tensor, asked: Tensor, truth: Tensor) -> float:
-    """Return R2 of the ranks of numbers, by the regression that is best on held-out rows.
+    """Return the R2 of inferred ranks of numbers, by the regression that is best on held-out rows.
 
     Args:
-        known: rows whose number the attacker knows, axes (rows, features).
-        ranks: ranks of these numbers, axes (rows,).
-        asked: rows whose number the attacker infers, axes (rows, features).
-        truth: the ranks of theirs.
+        known: rows for which the attacker knows the number, axes (rows, features).
+        ranks: ranks of these known numbers, axes (rows,).
+        asked: rows for which the attacker infers the number, axes (rows, features).
+        truth: true ranks of the inferred numbers.
     """
     everything = torch.cat([known, asked])
     mean, spread = everything.mean(0), everything.std(0).clamp_min(1e-6)
@@ -254,17 +260,17 @@ _DECODERS = ("ridge:0.001", "ridge:0.01", "ridge:0.1", "kernel:1", "kernel:10", 
 def read_pictures(
     known: Known, pictures: Tensor, asked: Known, truth: Tensor, seed: int
 ) -> dict[str, dict[Measure, float]]:
-    """Return R2 of pixels about the mean picture, and structural similarity, for each of READS.
+    """Return R2 of the pixels (about the mean picture), and structural similarity, for each case.
 
-    Own columns and cuts are each read by the best decoder; both are read by a blend of the two
-    and of the best decoder of their concatenation.
+    Own columns alone, and cuts alone, are decoded by the best decoder for each. For both together,
+    the result is a blend of these two and of the best decoder of their concatenation.
 
     Args:
-        known: rows whose picture the attacker knows.
-        pictures: theirs, axes (rows, channels, height, width).
-        asked: rows that it is after.
+        known: rows for which the attacker knows the picture.
+        pictures: pictures of the known rows, axes (rows, channels, height, width).
+        asked: rows for which the attacker infers the picture.
         truth: their pictures.
-        seed: seed of first weights and batches.
+        seed: seed of initial weights and batches.
     """
     decoded = {
         reads: best_decoded(known.layers(reads), pictures, asked.layers(reads), seed)
@@ -284,11 +290,11 @@ def read_pictures(
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """Guesses of pictures, axes (rows, channels, height, width).
+    """Guesses of pictures by one decoder, axes (rows, channels, height, width).
 
     Attributes:
-        held: guesses of held-out known rows by the same decoder.
-        asked: guesses of the attacked rows.
+        held: guesses for known rows that were held out from the decoder's training.
+        asked: guesses for the attacked rows.
     """
 
     held: Tensor
@@ -296,13 +302,13 @@ class Decoded:
 
 
 def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> Decoded:
-    """Return guesses of the decoder with the smallest squared error on a held-out third.
+    """Return the guesses of the decoder with the smallest squared error on a held-out third.
 
     Args:
-        known: rows whose picture the attacker knows, axes (rows, features).
-        pictures: theirs, axes (rows, channels, height, width).
-        asked: rows that it is after, axes (rows, features).
-        seed: seed of first weights and batches.
+        known: rows for which the attacker knows the picture, axes (rows, features).
+        pictures: pictures of the known rows, axes (rows, channels, height, width).
+        asked: rows for which the attacker infers the picture, axes (rows, features).
+        seed: seed of initial weights and batches.
     """
     held = _held_back(len(known))
     tried = {
@@ -313,10 +319,10 @@ def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> D
 
 
 def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
-    """A weighted sum of guesses of the attacked rows, about the mean picture.
+    """Return a weighted sum of several decoders' guesses for the attacked rows.
 
-    Weights are those of least squares on the rows held back, of each column of pixels, because
-    own columns predict near ones better.
+    The weights minimise the squared error on held-out known rows, about the mean picture. Each
+    column of pixels has its own weights, because own columns predict near pixels better.
 
     Args:
         decoded: guesses of several decoders.
@@ -324,7 +330,8 @@ def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
     """
     middle, held = pictures.mean(0), pictures[_held_back(len(pictures))]
 
-    def by_column(guesses: Sequence[Tensor]) -> Tensor:  # axes (width, pixels, decoders)
+    # The result has axes (width, pixels, decoders).
+    def by_column(guesses: Sequence[Tensor]) -> Tensor:
         return torch.stack([each - middle for each in guesses], -1).movedim(-2, 0).flatten(1, -2)
 
     weights = torch.linalg.lstsq(
@@ -371,26 +378,26 @@ def _r2(guesses: Tensor, truth: Tensor) -> float:
 
 
 def codes_of(column: np.ndarray, known: np.ndarray) -> Tensor:
-    """Return categories as codes: one for each frequent category, and one for all others."""
+    """Return categories as codes: one for each frequent category, one for all others."""
     values, counts = np.unique(column[known], return_counts=True)
     common = values[counts >= _COMMON]
     found = np.full(len(column), len(common))
     for code, value in enumerate(common):
         found[column == value] = code
-    if not (found[known] == len(common)).any():  # no row is known to be of the others
+    if not (found[known] == len(common)).any():  # no known row has one of the other categories
         found = np.minimum(found, len(common) - 1)
     return torch.from_numpy(found)
 
 
 def ranks_of(column: np.ndarray, known: np.ndarray) -> Tensor:
-    """Share of the known rows that are not above each number, in 0 to 1."""
+    """Return, for each number, the fraction of known rows whose number is not larger."""
     ordered = np.sort(column[known])
     low, high = (np.searchsorted(ordered, column, side) for side in ("left", "right"))
     return torch.from_numpy((low + high) / (2 * len(ordered))).float()
 
 
 def experiment_of(name: str, protection: str, seed: int) -> Experiment:
-    """Return the training of a task with one protection."""
+    """Return the experiment of a task's training with one protection."""
     file, changes = EXAMPLES / "columns" / f"{name}.toml", PROTECTIONS[protection]
     asked = {key: value for key, value in changes.items() if key not in _OF_PARTIES}
     for party in read_checked(file, [])[0].parties:
@@ -401,11 +408,11 @@ def experiment_of(name: str, protection: str, seed: int) -> Experiment:
 
 
 def cells_of(name: str, trainings: Sequence[tuple[int, str]]) -> list[Cell]:
-    """The trainings of a task, as those of `vfl value`, which measures the cost of protections.
+    """Return the trainings of a task as cells, in which `vfl value` measures a protection's cost.
 
     Args:
         name: name of the task.
-        trainings: a seed and a protection each.
+        trainings: seed and protection of each training.
     """
     return [
         Cell(
@@ -430,16 +437,16 @@ def rows_of(
     leaks: int,
     alone: Mapping[str, float],
 ) -> Iterator[ColumnRow]:
-    """Look for each column in a finished training.
+    """Attack each target column in a finished training, and yield a result row for each.
 
     Args:
         name: name of the task.
-        protection: key of PROTECTIONS.
-        run: the training, whose seed also selects the leaked rows.
-        data: every party's rows.
-        leaks: rows that the attacker knows.
-        alone: prediction of each column from own columns, if known; it does not depend on the
-            training.
+        protection: name of the protection, a key of PROTECTIONS.
+        run: run folder of the training, whose seed also selects the leaked rows.
+        data: data of every party.
+        leaks: number of rows that the attacker knows.
+        alone: results for own columns alone, by column, if they are known; they do not depend on
+            the training.
     """
     task, experiment = TASKS[name], run.experiment()
     label, seed = data[experiment.label.party], experiment.seed
@@ -477,13 +484,13 @@ def rows_of(
 
 
 def _received(party: Victim, rows: Tensor, times: int, draw: torch.Generator) -> Tensor:
-    """Return the mean of the cuts that the label party receives for repeated queries of rows."""
+    """Return the mean of the cuts that the label party receives when it repeats a query."""
     if times == 1:
         return party.cuts(rows)
     return mean_cuts(Transcript(len(rows), party.asked_again(rows, times, draw)))
 
 
-#: A column, how well it is read by what is read of it, and processor time.
+#: A column, the results by what the attacker reads, and the processor time.
 Read = tuple[str, dict[str, float], float]
 
 
@@ -522,21 +529,23 @@ def _pictures_read(
 
 
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
-    """Return the accuracy of a column's reconstruction under one protection, by seed.
+    """Return how well one column was inferred under one protection, by seed.
 
-    By cuts or by all that the attacker has, whichever is better on average.
+    The result is that for cuts or that for cuts and own columns, whichever is better on average.
     """
     some = [row for row in rows if row.column == column]
     return max(([row.cut for row in some], [row.both for row in some]), key=fmean)
 
 
 def table_of(rows: Sequence[ColumnRow]) -> Table:
-    """One line a protection: utility, and how well each column is read; first without any cut.
+    """Return a table with a line for each protection: utility and results for each column.
 
-    Means over seeds, by how much seeds differ at most, and `opened`.
+    The first line is the attack without any cut.
+
+    Values are means over seeds, with the largest difference between seeds, and `opened`.
 
     Args:
-        rows: result rows of one task.
+        rows: result rows of a single task.
     """
     task = TASKS[rows[0].task]
     wanted = [each for some in task.wanted.values() for each in some]
@@ -564,21 +573,21 @@ def table_of(rows: Sequence[ColumnRow]) -> Table:
 
 
 def table(rows: Sequence[ColumnRow]) -> str:
-    """The table of each task."""
+    """Return the tables of all tasks as text."""
     return "\n".join(f"{name}\n{table_of(own).markdown()}" for name, own in by_task(rows).items())
 
 
 def by_task(rows: Sequence[ColumnRow]) -> dict[str, list[ColumnRow]]:
-    """The rows of each task, in the order of TASKS."""
+    """Return the result rows by task, in the order of TASKS."""
     found = {name: [row for row in rows if row.task == name] for name in TASKS}
     return {name: own for name, own in found.items() if own}
 
 
 def opened(rows: Sequence[ColumnRow]) -> list[float]:
-    """Return the share of the gap left by own columns that an attack closes, by seed.
+    """Return the fraction of the gap above own columns alone that an attack closes, by seed.
 
-    The mean over columns of (reached - own) / (1 - own), for 1 is the best of every measure here;
-    below 0 where less is read than own columns predict alone.
+    This is the mean over columns of (reached - own) / (1 - own), because 1 is the best value of
+    every measure here. It is below 0 where cuts predict less than own columns alone.
     """
     found: list[list[float]] = []
     for column in dict.fromkeys(row.column for row in rows):
@@ -589,7 +598,7 @@ def opened(rows: Sequence[ColumnRow]) -> list[float]:
 
 
 def picture_of(rows: Sequence[ColumnRow]) -> str:
-    """Draw a task's utility against the leakage of columns as SVG, one dot per protection."""
+    """Draw a task's utility against the leakage of columns as SVG; a dot is a protection."""
     name, dots = rows[0].task, []
     utility = TASKS[name].utility
     for protection in dict.fromkeys(row.protection for row in rows):
@@ -648,14 +657,14 @@ pixels. R2 is of pixels about the mean picture; *structure* is the mean SSIM.
 Nine votes and seed 0 ([rows](columns_reread.csv)) change categories by -.027 to +.060 and numbers
 by -.020 to +.129. Only PAY_AMT1 behind noise rises by more than its seeds differ (.129, .067).
 """
-#: Protections on the page; all of them lie in the file of whole tables.
+#: Protections that the page shows; the file of whole tables contains all protections.
 ON_PAGE = (
     "nothing sent", "none", "width 1", "`nopeek:alpha=1`", "`clipped_noise:sigma=0.5`",
 )  # fmt: skip
 
 
 def task_section(rows: Sequence[ColumnRow], page: Path) -> Iterator[str]:
-    """Return one task's picture, stored beside the page, and its table."""
+    """Return the page's section on one task; its picture is stored beside the page."""
     name = rows[0].task
     spoken, drawn = name.replace("_", " "), page.with_name(f"{page.stem}_{name}.svg")
     drawn.write_text(picture_of(rows), encoding="utf-8")
@@ -689,16 +698,16 @@ def bench_columns(
     page: Path = Path("docs/results/columns.md"),
     redraw: bool = False,
 ) -> list[ColumnRow]:
-    """Attack columns of another party as its label party; stored cells are not trained again.
+    """Attack columns of other parties as the label party; stored trainings are not repeated.
 
     Args:
-        tasks: files of examples/columns.
-        protections: protections to run; by default all.
-        seeds: seeds of trainings, splits and leaks.
-        leaks: rows that the attacker knows.
-        jobs: trainings at a time, a process each.
-        out: folder of the trainings.
-        page: the page; its rows are in a CSV file next to it, and pictures too.
+        tasks: names of files of examples/columns.
+        protections: protections to run; by default, all of them.
+        seeds: seeds of trainings, splits and leaked rows.
+        leaks: number of rows that the attacker knows.
+        jobs: number of simultaneous trainings, each in its own process.
+        out: folder for the trainings.
+        page: file of the page; its result rows are in a CSV file next to it, and its pictures too.
         redraw: train nothing.
     """
     use_one_thread()
@@ -718,7 +727,7 @@ def bench_columns(
         run_cells(folder, cells, jobs, on_end=say_cell)
         for cell, (seed, protection) in zip(cells, left, strict=True):
             run = RunFolder(folder.cells_path / cell.name)
-            if is_done(run.path):  # else it was said why not
+            if is_done(run.path):  # if it is not done, the reason was already printed
                 alone = {
                     row.column: row.own for row in found if (row.task, row.seed) == (name, seed)
                 }

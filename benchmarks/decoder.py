@@ -1,12 +1,14 @@
-"""Answers of a private decoder: functions, choice of a score, one layer, whole tokens.
+"""Cost of a private decoder: functions, choice of the best score, one layer, whole tokens.
 
-The rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model, all parties as threads of this
-process, one thread each. Bytes are payloads between P0 and P1 online, and all that was sent
-offline. Seconds are of the processor: online of P0 and P1 together, who take turns, offline of all
-three. The time of a line with a width and a delay is computed: those seconds, the bytes one after
-the other, and half a round trip a message. `--wan` measures it: both ends wait as
-`benchmarks.emulation` says that bytes arrive. A model of 6 billion weights is computed from the
-widest layer that was measured.
+The benchmark measures the rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model. All parties
+are threads of this process, with one thread each. Online bytes are the payloads between P0 and P1;
+offline bytes are everything that was sent offline. Seconds are processor time: online, the sum of
+P0 and P1, who work in turn; offline, the sum of all three parties.
+
+The time over a network link with a bandwidth and a delay is computed: processor time, plus the time
+to send all bytes one after the other, plus half a round trip for each message. With `--wan` this
+time is also measured: both parties wait until `benchmarks.emulation` would deliver the bytes. The
+cost of a model with 6 billion weights is computed from the widest layer that was measured.
 """
 
 from __future__ import annotations
@@ -41,20 +43,24 @@ from vfl.mpc.channel import Traffic
 from vfl.mpc.ring import matmul
 from vfl.mpc.rules import P0, P1
 
-#: Values of Table 6.2: number of tokens in the context, and heads of a layer by its width.
+#: Sizes in Table 6.2: number of tokens in the context, and number of heads of a layer by its width.
 _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
 _MIB = 2.0**20
-#: The line of the thesis' goals: 80 Mbit/s, 40 ms there and back.
+#: Network link of the thesis' goals: 80 Mbit/s, and a round trip of 40 ms.
 _LINE = Wan.parse("80mbps,40ms")
-#: ChatGLM-6B as the thesis has it, and its two lines.
+#: Shape of ChatGLM-6B in the thesis, and the two network links used there.
 _TOKENS, _LAYERS = 130_528, 28
 _LINES = (Wan.parse("100mbps,20ms"), Wan.parse("1000mbps,10ms"))
 _BITS, _RING, _RESULT_BITS = 30, 40, 14
 
 
 def _forms() -> dict[str, Form]:
-    """Return forms by name. Values between layers below 2^6 save two bits of every element."""
-    with warnings.catch_warnings(action="ignore"):  # floats are measured, not served
+    """Return the protocol forms to measure, by name.
+
+    Values below 2^6 between layers save two bits of every element.
+    """
+    # The form on floats is only measured; no command uses it.
+    with warnings.catch_warnings(action="ignore"):
         floats = Form("thesis", sharing="insecure_float")
     return {
         "thesis, insecure floats": floats,
@@ -65,24 +71,25 @@ def _forms() -> dict[str, Form]:
 
 
 class DecoderRow(Settings):
-    """Cost of one computation.
+    """Cost of one computation of the private decoder.
 
     Attributes:
         what: name of the computation, such as "gelu 100000".
-        mode: "thesis", "fast", "fast" with values between layers below 2^6; see
+        mode: "thesis" or "fast"; "fast" with values between layers below 2^6, see
             `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.as_printed`.
-        online_mib: payload between P0 and P1.
-        messages: sequential messages between P0 and P1.
-        offline_mib: all that all parties sent ahead, headers included.
-        offline_s: all three together.
-        cpu_s: online, the median.
-        computed_wan_s: see the module.
-        wan_s: measured, the median.
-        ring_s: time of P0's integer products alone.
-        plain_s: the same by torch in float32.
-        error: the largest difference to torch in float64; of tokens, of logits.
-        same: number of tokens that equal those of plain torch.
-        of: number of tokens.
+        online_mib: payload between P0 and P1, in MiB.
+        messages: number of sequential messages between P0 and P1.
+        offline_mib: everything that all parties sent before the online phase, headers included, in
+            MiB.
+        offline_s: offline processor time of all three parties together, in seconds.
+        cpu_s: online processor time of P0 and P1 together, in seconds, median.
+        computed_wan_s: computed time over a network link, in seconds; see the module.
+        wan_s: measured time over the emulated network link, in seconds, median.
+        ring_s: time of P0's integer matrix products alone, in seconds.
+        plain_s: time of the same computation in torch with float32, in seconds.
+        error: largest difference from torch with float64; for tokens, the difference of logits.
+        same: number of tokens that equal the tokens of plain torch.
+        of: number of tokens compared.
     """
 
     what: str
@@ -103,7 +110,7 @@ class DecoderRow(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One program, run once: the results of P0 and P1, and costs."""
+    """One run of a program: the results of P0 and P1, and the costs."""
 
     found: list[Any]
     seconds: float
@@ -116,7 +123,7 @@ class Played:
     def row(
         self, what: str, mode: str, seconds: float, plain_s: float | None, **more: Any
     ) -> DecoderRow:
-        """Return a result row, given times of several runs."""
+        """Return a result row with the costs of this run and the times over several runs."""
         computed = seconds + _line_s(_LINE, self.online_bytes, self.messages)
         return DecoderRow(
             what=what,
@@ -140,15 +147,16 @@ def bench_decoder(
     wan: Wan | None = None,
     form: Sequence[harness.Whole] = (),
 ) -> list[DecoderRow]:
-    """Answers of a private decoder, Tables 6.1 and 6.2, in all forms.
+    """Measure a private decoder as in Tables 6.1 and 6.2, in all protocol forms.
 
     Args:
-        elements: numbers of elements of functions and scores.
-        widths: widths of layers, for one token at a context of 32.
-        prompts: number of prompts of the small model, with one next token each; 0 omits it.
-        turns: repeats of each function and layer.
-        wan: an additional line to measure over, such as 80mbps,40ms.
-        form: a single form to measure; may be repeated.
+        elements: numbers of elements of functions, and numbers of scores to choose from.
+        widths: widths of layers, which are measured for one token at a context of 32 tokens.
+        prompts: number of prompts of the small model, for each of which one next token is computed;
+            0 omits them.
+        turns: number of repetitions of each function and layer.
+        wan: a network link over which to measure too, such as 80mbps,40ms.
+        form: a protocol form to measure; may be repeated.
     """
     use_one_thread()
     rows, every = [], _forms()
@@ -174,7 +182,7 @@ def bench_decoder(
 
 
 class _Waiting:
-    """A link whose frames are received at the time when a party's line would deliver them."""
+    """A link that delivers each frame only at the time when an emulated network would."""
 
     def __init__(self, link: Link, mine: Egress, sent: _Dues, coming: _Dues) -> None:
         self._link, self._mine, self._sent, self._coming = link, mine, sent, coming
@@ -196,7 +204,7 @@ _Dues = queue.SimpleQueue[float]
 
 
 def _over(parties: LocalRoles, wan: Wan) -> None:
-    """Connect P0 and P1 by a line; no message may be in transit."""
+    """Connect P0 and P1 by an emulated network link; no message may be in transit."""
     ways: list[_Dues] = [queue.SimpleQueue(), queue.SimpleQueue()]
     for role in (P0, P1):
         channel = parties.parties[role].channels[P1 - role]
@@ -208,21 +216,23 @@ def _line_s(wan: Wan, sent_bytes: int, messages: int) -> float:
 
 
 def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
-    """Estimate a next token of ChatGLM-6B's shape, context 32, as 28 times the measured layer.
+    """Estimate a next token of ChatGLM-6B, context 32, from 28 times the measured layer.
 
-    The embedding by one-hot, the last norm, the head and the index are counted: bytes by the
-    model of `tests/llm/test_private_decoder.py`, seconds by products of whole numbers.
+    The one-hot embedding, the last norm, the head and the index are added. Their bytes are those of
+    the model in `tests/llm/test_private_decoder.py`, and their seconds are scaled by the number of
+    integer products.
     """
     width = max(_HEADS)
     above = form.integer_bits + 2
-    # Of the first norm P1 sees five bits more than of others, in thesis mode in both messages.
+    # P1 sees five bits more of the first norm than of the other norms; in thesis mode, in both
+    # messages.
     bits = _TOKENS * (24 + above + 14 + above + 1) + width * (11 + above + 30 + above + 5)
     messages = _LAYERS * layer.messages + 6
     if form.mode == "thesis":
         bits += width * (13 + above + 30 + above + 5) + _TOKENS * (16 + above)
         messages += 3
     sent = layer.online_mib * _MIB * _LAYERS + bits / 8
-    # Of 12 width^2 products in a layer.
+    # A layer has 12 width^2 products.
     alike = _LAYERS + 2 * _TOKENS / (12 * width)
     return [
         DecoderRow(
@@ -254,13 +264,13 @@ def _play(parties: LocalRoles, program: Callable[[Role], Any]) -> Played:
 
 
 def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
-    """Bytes and frames of a phase."""
+    """Return the bytes and the number of frames of a phase."""
     of_phase = [row for row in rows if row.phase == phase]
     return sum(row.wire_bytes for row in of_phase), sum(row.frames for row in of_phase)
 
 
 def _dealt(party: Role, values: Tensor, bits: int = _BITS, ring: int = _RING) -> Shared:
-    """Return values as shares, of which P1 knows its part in advance; nothing is sent."""
+    """Return values as shares, of which P1 knows its share in advance; sends no message."""
     if party.form.sharing != "ring":
         known = SCALE * torch.randn(values.shape, generator=generator(0, "share")).double()
         return Shared(known if party.role == P1 else values - known, bits, ring)
@@ -272,7 +282,7 @@ def _dealt(party: Role, values: Tensor, bits: int = _BITS, ring: int = _RING) ->
 def _timed(
     parties: LocalRoles, turns: int, wan: Wan | None, program: Callable[[Role], Any]
 ) -> tuple[Played, float, float | None]:
-    """The last time, the median of the processor, and that over the line."""
+    """Return the last run, the median processor time, and the median time over the network link."""
     played = [_play(parties, program) for _ in range(turns + 1)][1:]
     seconds = median(each.seconds for each in played)
     if wan is None:
@@ -332,7 +342,8 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         layers = parties.run(
             lambda party: PrivateLayers.share(party, shape, model if party.role == P0 else None)
         )
-        # As a second one: before the first P1 is shown more of a value.
+        # The layer is used as the second layer, because P1 sees more bits of a value before the
+        # first.
         layers = [
             replace(
                 each,
@@ -345,10 +356,11 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         ]
 
         def program(last: int, party: Role) -> tuple[Shared, float, float]:
-            """Run all steps except the last one, and optionally the last one.
+            """Run all steps except the last one, or all steps.
 
-            What came of it, the processor's seconds, and those until it was there. Both ends begin
-            it together: who came earlier would have sent something ahead.
+            Return the result, the processor time and the wall time of the last step that ran. Both
+            ends begin it together: otherwise the party that begins earlier would have sent
+            something in advance.
             """
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:
@@ -402,7 +414,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
 
 
 def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
-    """Measure next tokens of a small random model, compared with plain torch."""
+    """Measure next tokens of a small random model, and compare them with plain torch."""
     torch.manual_seed(0)
     shape = DecoderShape(vocabulary=512, width=64, layers=2, heads=4, tied=False)
     model = Decoder(shape).eval()

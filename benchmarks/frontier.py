@@ -1,21 +1,24 @@
-"""Accuracy against label leakage: defenses compared with bottoms that never saw a label.
+"""Accuracy against label leakage: defenses compared with bottom models trained without labels.
 
     python -m benchmarks.frontier --task fashion            # goes on where it was left
     python -m benchmarks.frontier --task bank --seeds 5
     python -m benchmarks.frontier --task bank --families mixing --again      # added attacks
     python -m benchmarks.frontier --redraw                  # page and pictures of the stored rows
 
-The page has some lines of each task. `frontier_places.csv`, beside it, has every defense.
+The page shows some defenses of each task. The file `frontier_places.csv`, beside the page, contains
+all defenses.
 
-A task is a grid file of `examples/frontier`, which names its defenses, most at five strengths. Each
-is trained, and attacked by a feature party that keeps what it received: its own bottom, every
-gradient, a few leaked labels. A secure top, with labels and top under multi-party computation and
-the sum of the batch's gradients disclosed, is `gradient_averaging:rows=0`, which sends a feature
-party just that.
+A task is a grid file of `examples/frontier`, which names the task's defenses, most of them at five
+strengths. Each defense is trained, and then attacked by a feature party that keeps all it has: its
+bottom model, every gradient, and a few leaked labels. The defense `gradient_averaging:rows=0`
+stands for a secure top model: labels and top model are computed by multi-party computation, and
+only the sum of the batch's gradients is disclosed. It sends a feature party exactly this sum.
 
-What labels leak is what the worst of these attacks reaches above the best that reads nothing a
-label is in: attacks on inputs, and on label-free bottoms, which every holder of inputs can make.
-Rows of every task lie in one CSV file. Page, places and pictures are made of that file alone.
+The label leakage of a defense is the result of the strongest attack minus the result of the best
+attack that uses nothing computed from labels. The latter attacks use inputs, or bottom models
+trained without labels, so every party that has the inputs can run them. The result rows of all
+tasks are in one CSV file; the page, `frontier_places.csv` and the pictures are made from this file
+only.
 """
 
 from __future__ import annotations
@@ -78,15 +81,15 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "frontier"
 TASKS = ("fashion", "mnist", "cifar", "bank", "credit", "reviews")
-#: Rows of tables, all of which are used.
+#: Numbers of rows of the tables, all of which are used.
 WHOLE = {"bank": 45_211, "credit": 30_000}
-#: Points that a defense may leak and still stand where label-free bottoms do.
+#: Points by which a defense may leak and still count as leaking no more than label-free bottoms.
 MARGIN = 0.01
 LEAKED = 10
-#: Columns that identify a row.
+#: Columns that identify a result row.
 KEY = ("task", "family", "defense", "seed", "attack")
 COLUMNS = (*KEY[:4], "utility", "attack", "access", "reaches")
-#: Names in place of a family: attackers without a model, no defense, a label-free bottom.
+#: Names that stand in place of a family: attacks without a model, no defense, label-free bottoms.
 NO_MODEL, UNDEFENDED, LABEL_FREE = "no model", "undefended", "label-free bottom"
 FAMILIES: Families = {
     "none": (UNDEFENDED, 0),
@@ -107,12 +110,12 @@ FAMILIES: Families = {
 }
 
 Verdict = Literal["reference", "beats it", "leaks", "no better", "undecided"]
-#: Verdicts in the order in which more victims or attacks are worth their time.
+#: Verdicts, in the order in which it is worth most to run more victims or attacks.
 _ORDER: Sequence[Verdict] = ("reference", "undecided", "beats it", "no better", "leaks")
 
 
 def settings_of(task: str) -> GridSettings:
-    """The grid of a task."""
+    """Return the grid settings of a task."""
     return grid_settings_of(read_checked(FOLDER / f"{task}.toml", [])[0])
 
 
@@ -124,18 +127,18 @@ def families_of(task: str) -> dict[str, list[str]]:
     return found
 
 
-#: Seeds of the victims to train, by defense.
+#: Type: the seeds of the victims that must still be trained, by defense.
 Left = dict[str, list[int]]
 
 
 def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) -> Left:
-    """Return victims of a task without stored rows, of some families or of all.
+    """Return the victims of a task that have no stored rows, of some families or of all.
 
     Args:
         task: key of TASKS.
-        seeds: victims of each defense, from seed 0 on.
-        families: names in `families_of`; empty takes all. The reference family comes first.
-        done: rows that are stored.
+        seeds: number of victims of each defense; their seeds count from 0.
+        families: names in `families_of`; if empty, all families. The reference family comes first.
+        done: stored result rows.
     """
     known = set(done[done.task == task][["defense", "seed"]].itertuples(index=False, name=None))
     chosen = families_of(task)
@@ -149,13 +152,13 @@ def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) 
 def added_attacks(
     task: str, seeds: int, families: Sequence[str], done: pd.DataFrame
 ) -> tuple[Left, list[str]]:
-    """Return victims that lack an attack of the task's file, and the attacks that some lack.
+    """Return victims without rows of some attack in the task's file, and these attacks.
 
     Args:
         task: key of TASKS.
-        seeds: victims of each defense.
+        seeds: number of victims of each defense.
         families: see `left_of`.
-        done: rows that are stored.
+        done: stored result rows.
     """
     own = done[done.task == task]
     known = set(own[["defense", "seed", "attack"]].itertuples(index=False, name=None))
@@ -182,9 +185,9 @@ def _lacking(victims: Iterable[tuple[str, list[int]]]) -> Left:
 
 
 def rows_of(task: str, folder: GridFolder) -> Iterator[dict[str, Any]]:
-    """Score of every attack on every victim of a grid, means over draws of leaked labels.
+    """Yield the result of every attack on every victim of a grid, averaged over leaked-label draws.
 
-    Those without a model have a name in the place of the defense, and no utility.
+    Rows of attacks without a model have the attack's name in place of the defense, and no utility.
     """
     grid = LoadedGrid(folder)
     records = grid.records
@@ -211,23 +214,26 @@ def rows_of(task: str, folder: GridFolder) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-# --- where everything stands ----------------------------------------------------------------------
+# --- comparison of the defenses -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One defense on the picture of a task.
+    """One defense of a task, as a point of the task's picture.
 
     Attributes:
         family, defense: family and spec of the defense.
-        utility: utility of the victims' own answers for test rows, over seeds.
-        gain: difference of the utility to the best label-free bottom's, seed by seed.
-        attack, access, reaches: the worst attack, its attacker's access, and its mean.
-        leak: difference of `reaches` from the best attack without information learned from labels,
-            by seed.
-        verdict: whether it is better than every label-free bottom; a claim of `Claims`.
-        is_ahead: whether it is shown to be more accurate than the best label-free bottom.
-        claims: corrected p-values; None of a reference.
+        utility: utility of the victims' own predictions for test rows, over seeds.
+        gain: difference of the utility from the best label-free bottom's utility, paired by seed.
+        attack, access, reaches: spec of the strongest attack, its attacker's access, and its mean
+            result.
+        leak: difference of `reaches` from the best attack that uses nothing computed from labels,
+            paired by seed.
+        verdict: whether the defense is better than every label-free bottom; one of the claims of
+            `Claims`.
+        is_ahead: whether the data show that the defense is more accurate than the best label-free
+            bottom.
+        claims: corrected p-values; None for the reference.
     """
 
     family: str
@@ -244,19 +250,19 @@ class Place:
 
     @property
     def above(self) -> float:
-        """Leakage, at least 0."""
+        """The leakage, or 0 if it is negative."""
         return max(0.0, self.leak.mean)
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """A task's picture.
+    """All defenses of a task, with their reference.
 
     Attributes:
         task: its name.
-        reference: the best attack that reads nothing computed from labels, and its mean.
-        best: the label-free bottom of the highest utility.
-        places: the highest utility first.
+        reference: the best attack that uses nothing computed from labels, and its mean result.
+        best: the label-free bottom with the highest utility.
+        places: the defenses, sorted by falling utility.
         attacked: number of defenses on which each attack was run.
     """
 
@@ -274,7 +280,7 @@ class Frontier:
         return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
     def nearest_first(self, defenses: Sequence[str]) -> list[str]:
-        """Sort defenses by verdict, in the order of `_ORDER`, and then by their nearest claim."""
+        """Sort defenses by verdict, in the order of `_ORDER`, then by their smallest p-value."""
         places = {one.defense: one for one in self.places}
 
         def rank(defense: str) -> tuple[int, float]:
@@ -289,7 +295,7 @@ class Frontier:
 
     @property
     def front(self) -> list[Place]:
-        """Return positions that no other one beats in both mean accuracy and leakage, ascending."""
+        """Return the defenses that no other beats in both mean accuracy and mean leakage."""
         found: list[Place] = []
         for one in sorted(self.places, key=lambda one: (one.above, -one.utility.mean)):
             if not found or one.utility.mean > found[-1].utility.mean:
@@ -297,7 +303,7 @@ class Frontier:
         return found
 
     def named(self, verdict: Verdict) -> list[Place]:
-        """Return the positions with one verdict."""
+        """Return the defenses with this verdict."""
         return [one for one in self.places if one.verdict == verdict]
 
 
@@ -306,10 +312,12 @@ class Claims:
     """p-values of the possible claims about a defense.
 
     Attributes:
-        leaks: some attack is above the reference by more than the margin, however many were run.
-        ahead: it is more accurate than the best label-free bottom.
-        behind: it is not more accurate, whichever label-free bottom is the best.
-        beats: it is ahead, and no attack is above the reference by more than the margin.
+        leaks: claim: some attack reaches more than the reference plus the margin, however many
+            attacks were run.
+        ahead: claim: the defense is more accurate than the best label-free bottom.
+        behind: claim: the defense is not more accurate, whichever label-free bottom is the best.
+        beats: claim: the defense is more accurate, and no attack reaches more than the reference
+            plus the margin.
     """
 
     leaks: float
@@ -322,13 +330,14 @@ class Claims:
         cls, attacks: Sequence[Values], blind: Sequence[Values], utility: Values,
         free: Sequence[Values],
     ) -> Claims:  # fmt: skip
-        """Return the metrics of one defense.
+        """Return the p-values for one defense.
 
         Args:
-            attacks: value of each attack, by seed.
-            blind: attacks that read nothing computed from labels; the best one first.
+            attacks: results of each attack, by seed.
+            blind: results of attacks that use nothing computed from labels; the best attack comes
+                first.
             utility: utility of the victims, by seed.
-            free: utility of label-free bottoms, by seed; the best one first.
+            free: utility of the label-free bottoms, by seed; the best bottom comes first.
         """
         ahead = chance_above(advantage(utility, free[0]), 0.0)
         return cls(
@@ -338,7 +347,7 @@ class Claims:
 
 
 def corrected(found: Mapping[str, Claims]) -> dict[str, Claims]:
-    """The same, adjusted for all claims of a kind in a task, by defense; see `claims`."""
+    """Return p-values corrected for all claims of a kind in a task, by defense; see `claims`."""
     adjusted = {
         kind.name: claims({one: getattr(of, kind.name) for one, of in found.items()})
         for kind in fields(Claims)
@@ -359,11 +368,11 @@ def _values(found: pd.Series[float]) -> dict[tuple[str, int], float]:
 
 
 def frontier_of(rows: pd.DataFrame) -> Frontier:
-    """Return the positions of the defenses of one task.
+    """Compare the defenses of one task.
 
     Args:
-        rows: result rows of that task, without seeds that an attacker without labels lacks. A
-            defense counts with the seeds that were run.
+        rows: result rows of this task; seeds for which an attack without labels has no row are left
+            out. A defense is compared over the seeds for which it was run.
     """
     without = rows[rows.family.isin((NO_MODEL, LABEL_FREE))]
     of_each = [set(own.seed) for _, own in without.groupby("defense")]
@@ -410,12 +419,12 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
 
 
 def _less(found: pd.Series[float], reference: pd.Series[float]) -> Estimate:
-    """Difference from a reference over the seeds that both have."""
+    """Return the difference from a reference, over the seeds that both have."""
     return over((found - reference).dropna())
 
 
 def _ranked(found: Mapping[Any, pd.Series[float]]) -> list[Values]:
-    """Values by seed, the highest mean first."""
+    """Return the results by seed; the entry with the highest mean comes first."""
     return [_values(one) for one in sorted(found.values(), key=lambda one: -float(one.mean()))]
 
 
@@ -423,16 +432,17 @@ def _ranked(found: Mapping[Any, pd.Series[float]]) -> list[Values]:
 
 
 def measure_of(task: str) -> str:
-    """Name of the measure of models and attacks on a task."""
+    """Return the name of the measure for models and attacks on a task."""
     return MEASURES[settings_of(task).measure]
 
 
 def summary_of(found: Sequence[Frontier], by_tops: Sequence[str] = ()) -> str:
-    """Results of all tasks: the answer and one line for each task.
+    """Return the summary of all tasks: the answer, and a line for each task.
 
     Args:
-        found: results by task.
-        by_tops: tasks in which another top on a label-free bottom is ahead of the reference's.
+        found: results, one for each task.
+        by_tops: tasks in which another top model on a label-free bottom is better than the
+            reference's top model.
     """
     beating = [one for each in found for one in each.named("beats it")]
     head = [
@@ -478,7 +488,7 @@ def _listed(places: Sequence[Place]) -> str:
 
 
 def _missing(found: Frontier) -> str:
-    """Return a sentence on families, strengths and attacks that were not run, or an empty text."""
+    """Return a sentence about families, strengths and attacks that were not run, or ""."""
     run, said = {one.defense for one in found.places}, list[str]()
     for family, specs in families_of(found.task).items():
         left = [spec for spec in specs if spec not in run]
@@ -496,7 +506,7 @@ def _missing(found: Frontier) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRow:
-    """One line of the CSV file with all positions; shares, with half 95 % intervals."""
+    """One line of the CSV file with all defenses; fractions, with half widths of 95 % intervals."""
 
     task: str
     family: str
@@ -516,7 +526,7 @@ class PlaceRow:
 
 
 def place_rows(found: Frontier) -> list[PlaceRow]:
-    """Return every position of a task, highest utility first."""
+    """Return the lines of all defenses of a task, sorted by falling utility."""
 
     def figures(one: Estimate) -> tuple[float, float]:
         return one.mean, nan if one.half_width is None else one.half_width
@@ -531,15 +541,15 @@ def place_rows(found: Frontier) -> list[PlaceRow]:
     ]  # fmt: skip
 
 
-#: Defenses of a task on the page, beside the undefended model and the reference.
+#: Number of defenses of a task on the page, besides the undefended model and the reference.
 LINES = 2
 
 
 def for_readers(found: Frontier) -> list[Place]:
-    """Return the positions shown on the page, highest utility first.
+    """Return the defenses that the page shows, sorted by falling utility.
 
     They are the undefended model, the best label-free bottom, and the most accurate defenses of
-    different families, first of all those that are not shown to leak.
+    different families; defenses that are not shown to leak come first.
     """
     chosen: dict[str, Place] = {found.best.family: found.best}
     for one in sorted(found.places, key=lambda one: (one.verdict == "leaks", -one.utility.mean)):
@@ -549,7 +559,7 @@ def for_readers(found: Frontier) -> list[Place]:
 
 
 def table_of(found: Frontier) -> Table:
-    """Format the positions of `for_readers`, highest utility first."""
+    """Format the defenses of `for_readers` as a table, sorted by falling utility."""
     head = ["defense", f"test {measure_of(found.task)}", "gain", "leak", "verdict"]
     lines = [
         [
@@ -562,7 +572,7 @@ def table_of(found: Frontier) -> Table:
 
 
 def picture_of(found: Frontier) -> str:
-    """Draw a task's positions and the front through them as an SVG file."""
+    """Draw the defenses of a task, and a line through the best of them, as an SVG file."""
     measure = measure_of(found.task)
     dots = [
         Dot(
@@ -618,7 +628,7 @@ def _note(found: Sequence[Frontier]) -> str:
 
 
 def task_section(found: Frontier, page: Path) -> Iterator[str]:
-    """One task's picture, which lies beside the page, and its table."""
+    """Return the page's section on one task; its picture lies beside the page."""
     drawn = page.with_name(f"{page.stem}_{found.task}.svg")
     drawn.write_text(picture_of(found), encoding="utf-8")
     experiment, _ = read_checked(FOLDER / f"{found.task}.toml", [])
@@ -633,7 +643,7 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
 
 
 def page_of(found: Sequence[Frontier], page: Path) -> StudyPage[Frontier]:
-    """Return the page, with a section on other tops on label-free bottoms if measured."""
+    """Return the page; if other top models were measured, with a section on them."""
     best = {one.task: one.best.defense for one in found}
     rows = read_rows(page.with_name(frontier_tops.FILE), frontier_tops.TopRow)
     rows = [one for one in rows if one.task in best]
@@ -671,20 +681,21 @@ def bench_frontier(
     again: bool = False,
     defenses: Sequence[harness.Whole] = (),
 ) -> list[Frontier]:
-    """Train and attack the missing victims of a task; write rows, page and pictures.
+    """Train and attack the missing victims of a task; write result rows, page and pictures.
 
-    Rows are stored defense by defense, those nearest to a verdict first. Ctrl-C loses one defense.
+    Result rows are stored after each defense; defenses nearest to a verdict come first. Ctrl-C
+    loses the work on one defense.
 
     Args:
-        task: a file of examples/frontier.
-        seeds: victims of each defense.
-        families: some of the defenses' families; may be repeated.
-        jobs: cells at a time, a process each.
-        out: folder of the grids.
-        page: the page; its rows are in a CSV file next to it.
-        redraw: whether to redraw only, without training.
-        again: train defenses with rows again, and run only attacks that its file names since then.
-            Stored rows stay.
+        task: name of a file of examples/frontier.
+        seeds: number of victims of each defense.
+        families: families of defenses to run; may be repeated.
+        jobs: number of simultaneous cells, each in its own process.
+        out: folder for the grids.
+        page: file of the page; its result rows are in a CSV file next to it.
+        redraw: only draw the page again, without training.
+        again: train defenses that already have rows again, and run only the attacks that were added
+            to the task's file since. Stored rows stay.
         defenses: defenses to run; may be repeated.
     """
     file = page.with_suffix(".csv")
@@ -720,7 +731,7 @@ def bench_frontier(
 
 
 def _begun(rows: pd.DataFrame) -> list[str]:
-    """Tasks that have a reference."""
+    """Return the tasks that have a reference."""
     there = set(rows[rows.family == LABEL_FREE].task)
     return [one for one in TASKS if one in there]
 

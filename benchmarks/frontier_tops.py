@@ -1,4 +1,4 @@
-"""Rows of `benchmarks.frozen_tops`, and their table on the page of the frontier."""
+"""Result rows of `benchmarks.frozen_tops`, and their table on the page of the frontier."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from benchmarks.studies import over, points_text
 from vfl.experiments.statistics import FALSE_CLAIMS, Estimate, chance_above, claims
 from vfl.experiments.tables import Table
 
-#: Rows of all tasks, beside the page of the frontier.
+#: File with the result rows of all tasks, beside the page of the frontier.
 FILE = "frontier_tops.csv"
-#: Points by which a top must be ahead.
+#: Percentage points by which a top model must be better.
 AHEAD = 0.01
-#: The top of the experiment.
+#: Name of the experiment's own top model.
 NETWORK = "network"
-#: Task, bottom and top.
+#: Key of a result: task, bottom and top.
 Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class TopRow:
-    """One top on one label-free bottom.
+    """Result of one top model on one label-free bottom.
 
     Attributes:
-        task, defense, seed: the bottom, a defense of the frontier.
-        top: one of `benchmarks.frozen_tops.NAMES`.
-        utility: accuracy or AUC of the test rows.
+        task, defense, seed: task, label-free defense that trained the bottom, and seed.
+        top: name of the top model, one of `benchmarks.frozen_tops.NAMES`.
+        utility: accuracy or AUC on the test rows.
     """
 
     task: str
@@ -41,7 +41,7 @@ def _key(row: TopRow) -> Key:
 
 
 def gains_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> dict[Key, Estimate]:
-    """Return the gain of each top on each bottom over the network on the best bottom.
+    """Return the gain of each top on each bottom over the experiment's own top on the best bottom.
 
     Args:
         rows: result rows of any tasks.
@@ -57,13 +57,13 @@ def gains_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> dict[Key, Estim
 
 
 def ahead_of(gains: Mapping[Key, Estimate]) -> list[Key]:
-    """Return the tops shown to be ahead by more than `AHEAD`, corrected for their number."""
+    """Return the tops that are shown to gain more than `AHEAD`, corrected for their number."""
     chances = claims({key: chance_above(gain, AHEAD) for key, gain in gains.items()})
     return [key for key, chance in chances.items() if chance <= FALSE_CLAIMS]
 
 
 def table_of(rows: Sequence[TopRow], best: Mapping[str, str]) -> str:
-    """Return sentences on what was run and claimed, and the best top of each task."""
+    """Return sentences on the trained tops and shown gains, and each task's best top."""
     gains = gains_of(rows, best)
     if not gains:
         return "No top has a network beside it."

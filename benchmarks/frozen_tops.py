@@ -1,15 +1,18 @@
-"""Other tops on label-free bottoms: does the label party do better if it sends no gradient?
+"""Other top models on label-free bottoms: is the label party better off if it sends no gradient?
 
     python -m benchmarks.frozen_tops --task bank        # goes on where it was left
     python -m benchmarks.frozen_tops --task mnist --seeds 5 --tops network,logistic,svm
     python -m benchmarks.frozen_tops --redraw           # the table of the stored rows
 
-A label-free bottom sends cuts and gets gradients of zeros. A feature party therefore reads the same
-whatever the label party makes of the cuts: an attack on it is an attack on the victim of that
-bottom in `benchmarks.frontier`. Each top learns from the cuts and the label party's own columns of
-the training rows. `network` is the top of the experiment; others are its variants, and learners of
+A label-free bottom model sends cuts and receives gradients of zeros. What a feature party receives
+therefore does not depend on the top model. An attack on it is the same as the attack on the victim
+with this bottom model in `benchmarks.frontier`.
+
+Each top model learns from the cuts and the label party's own columns of the training rows.
+`network` is the top model of the experiment; the others are variants of it, and learners of
 scikit-learn. Gains are differences from `network` on the best label-free bottom of the frontier,
-seed by seed. The options of a top are fixed here; no test row chooses them.
+for each seed. The options of each top model are fixed in this file; no test row was used to choose
+them.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def _semi_supervised(seed: int) -> ClassifierMixin:
     return make_pipeline(StandardScaler(), SelfTrainingClassifier(learner, threshold=0.95))
 
 
-#: Variants of the experiment's top, as overrides: more epochs; batch normalisation, also both.
+#: Variants of the experiment's top, as changed settings: more epochs; batch normalisation; both.
 VARIANTS: Mapping[str, Callable[[Experiment], list[str]]] = {
     "longer": lambda made: [f"train.epochs={6 * made.train.epochs}"],
     "normalised": lambda made: [f"label.top={made.label.top},batch_norm=true"],
@@ -78,11 +81,11 @@ VARIANTS: Mapping[str, Callable[[Experiment], list[str]]] = {
         f"train.epochs={3 * made.train.epochs}",
     ],
 }
-#: Learns from cuts of validation rows too, without their labels.
+#: Tops that also learn from the cuts of validation rows, without their labels.
 SEMI_SUPERVISED = "semi_supervised"
-#: Has no probabilities, so it has no AUC.
+#: Tops that predict no probabilities, so they have no AUC.
 _WITHOUT_AUC = "svm"
-#: Tops by name.
+#: Top models by name.
 TOPS: Mapping[str, Callable[[int], Any]] = {
     "logistic": _logistic,
     "boosting": _boosting,
@@ -92,25 +95,25 @@ TOPS: Mapping[str, Callable[[int], Any]] = {
 }
 
 
-#: Names of all tops.
+#: Names of all top models.
 NAMES = (NETWORK, *VARIANTS, *TOPS)
 
 
 def best_of(task: str, page: Path) -> str:
-    """Return the best label-free bottom of a task of the frontier."""
+    """Return the best label-free bottom of a task on the frontier."""
     rows = stored(page.with_name("frontier.csv"), frontier.COLUMNS)
     return frontier.frontier_of(rows[rows.task == task]).best.defense
 
 
 def bottoms_of(task: str, best: str) -> list[str]:
-    """Return the best label-free bottom of a task, and those of principal components."""
+    """Return the label-free bottoms to use: the best of a task, and principal components."""
     known = settings_of(task).defenses
     others = (one for one in ("label_free:features=0", "label_free") if one in known)
     return list(dict.fromkeys([best, *others]))
 
 
 def experiment_of(task: str, defense: str, seed: int) -> Experiment:
-    """Return the experiment of one victim of the frontier."""
+    """Return the experiment that trains one victim of the frontier."""
     file = frontier.FOLDER / f"{task}.toml"
     experiment, _ = read_checked(file, source_of(file))
     made = with_overrides(experiment, [f"seed={seed}"])
@@ -119,14 +122,14 @@ def experiment_of(task: str, defense: str, seed: int) -> Experiment:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Data of the label party after the training of a victim.
+    """The label party's data after the training of a victim.
 
     Attributes:
-        columns: cuts, and the party's own columns, axes (rows, columns).
+        columns: cuts and the party's own columns, axes (rows, columns).
         labels: axes (rows,).
-        split: the rows of each part.
-        network: utility of the experiment's own top.
-        variant: trains one of `VARIANTS` on the same rows, and returns its utility.
+        split: the rows for training, validation and test.
+        network: utility of the experiment's own top model.
+        variant: function that trains one of `VARIANTS` on the same rows, and returns its utility.
     """
 
     columns: np.ndarray
@@ -137,7 +140,7 @@ class Held:
 
     @classmethod
     def of(cls, experiment: Experiment, out: Path, measure: str) -> Held:
-        """Train a top, and return its result."""
+        """Train a victim, and return the label party's data after the training."""
         run = train(experiment, runs=out.parent, name=out.name, progress=False)
         data = load_data(experiment)
         label = data[experiment.label.party]
@@ -158,7 +161,7 @@ class Held:
         return cls(torch.cat(held, 1).numpy(), labels, label.split, network, variant)
 
     def utility(self, top: str, seed: int, measure: str) -> float:
-        """Return the accuracy, or the AUC of two classes, of a top on the test rows."""
+        """Train a top model; return its accuracy on the test rows, or its AUC for two classes."""
         if top == NETWORK:
             return self.network
         if top in VARIANTS:
@@ -184,16 +187,17 @@ def bench_tops(
     page: Path = Path("docs/results/frontier.md"),
     redraw: bool = False,
 ) -> list[TopRow]:
-    """Train the missing label-free bottoms of a task, and tops on each.
+    """Train the missing label-free bottoms of a task, and several top models on each.
 
     Args:
-        task: a file of examples/frontier.
-        seeds: victims of each bottom.
-        tops: names of tops.
-        bottoms: label-free defenses; by default the best of the frontier and principal components.
-        out: folder of the runs.
-        page: page of the frontier, which has CSV files next to it.
-        redraw: whether to train nothing.
+        task: name of a file of examples/frontier.
+        seeds: number of victims of each bottom.
+        tops: names of the top models.
+        bottoms: label-free defenses that train the bottoms; by default, the best of the frontier
+            and principal components.
+        out: folder for the runs.
+        page: page of the frontier, beside which the CSV files lie.
+        redraw: only write the table again, without training.
     """
     file = page.with_name(FILE)
     rows = read_rows(file, TopRow)
@@ -228,7 +232,7 @@ def bench_tops(
 
 
 def shown(rows: Sequence[TopRow]) -> str:
-    """The table of all tasks."""
+    """Return the table of all tasks."""
     page = Path("docs/results/frontier.md")
     tasks = dict.fromkeys(one.task for one in rows)
     return table_of(rows, {task: best_of(task, page) for task in tasks})

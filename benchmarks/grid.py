@@ -1,11 +1,12 @@
-"""Cost of a grid's engine: many short trainings through `vfl compare`, beside a plain loop.
+"""Cost of the engine of `vfl compare` for many short trainings, compared with a plain loop.
 
     python -m benchmarks.grid --cells 1000 --epochs 1 --jobs 2
 
-The loop trains some of the cells one after another in this process, on rows that it has. The other
-lines train all of them: in this process, in processes, on Ray. `used` is the share of `jobs` cores
-that trained: the loop's time of all cells, over the cores' time. Starts count; tables and page are
-not written. CPU is that of this process and all it started, Ray's own processes included.
+The plain loop trains some of the cells one after another in this process, on rows that are already
+loaded. The other result rows train all cells: in this process, in several processes, or on Ray.
+`used` is the fraction of the `jobs` cores that trained: the loop's time for all cells, divided by
+wall time and cores. Starting times are included; tables and page are not written. CPU time includes
+this process and all processes that it started, also those of Ray.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.scheduler import run_cells
 from vfl.training.run import load_data, train
 
-#: Cells of which the loop's time is the mean.
+#: Number of cells from which the loop's mean time is computed.
 _ALONE = 10
 
 Engine = Literal["process", "pool", "ray"]
@@ -37,16 +38,16 @@ Engine = Literal["process", "pool", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """Cost of all cells.
+    """Cost of all cells with one engine.
 
     Attributes:
-        engine: engine that runs the cells.
-        jobs: cells at a time.
+        engine: name of the engine that runs the cells.
+        jobs: number of simultaneous cells.
         cells: number of cells.
-        wall_s: seconds of all cells, including start and end.
-        cell_cpu_ms: CPU of a cell, in milliseconds.
-        over_ms: the same above that of the loop.
-        used: share of `jobs` cores that trained.
+        wall_s: wall time of all cells in seconds, including start and end of the engine.
+        cell_cpu_ms: CPU time of a cell, in milliseconds.
+        over_ms: CPU time of a cell above that of the loop, in milliseconds.
+        used: fraction of the `jobs` cores that trained.
     """
 
     engine: str
@@ -66,15 +67,15 @@ def bench_grid(
     ray: str = "local",
     quick: bool = False,
 ) -> list[GridRow]:
-    """Compare the grid's engine with a loop over the same trainings.
+    """Compare the engine of `vfl compare` with a loop over the same trainings.
 
     Args:
         cells: number of cells; each has its own seed, and thus its own split.
-        epochs: epochs of each training, which set a cell's length.
-        jobs: cells at a time in processes and on Ray.
+        epochs: epochs of each training, which determine the time of a cell.
+        jobs: number of simultaneous cells in processes and on Ray.
         engine: process for this process, pool for `--jobs`, ray for `--ray`.
-        ray: value of `--ray`.
-        quick: check only that it runs.
+        ray: value of the option `--ray`.
+        quick: only check that the benchmark runs.
     """
     if quick:
         cells, engine = 2, ("process",)
@@ -102,7 +103,7 @@ def _planned(cells: int, epochs: int) -> tuple[Experiment, Sequence[Cell]]:
 
 @contextmanager
 def _clocks() -> Iterator[list[float]]:
-    """Yield a list that gets wall and CPU seconds of the block."""
+    """Yield a list that receives the wall time and CPU time of the block, in seconds."""
     found: list[float] = []
     wall, cpu = time.monotonic(), _cpu_s()
     yield found
@@ -110,7 +111,7 @@ def _clocks() -> Iterator[list[float]]:
 
 
 def _cpu_s() -> float:
-    """Return CPU seconds of this process and all its descendants, including ended ones."""
+    """Return the CPU time of this process and all its descendants, including those that ended."""
     total = 0
     for pid in harness.family(os.getpid()):
         try:

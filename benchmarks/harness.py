@@ -1,7 +1,8 @@
 """The command line of every benchmark: its options, rows as a table or as JSON, and times.
 
-A benchmark is a function that measures. Its arguments are the options of its command: types and
-defaults are those of the signature, and the text under ``Args`` is the help.
+A benchmark is a function that measures. The arguments of the function are the options of its
+command: their types and defaults come from the signature, and the help texts from the docstring's
+``Args``.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from vfl.core.errors import VFLError
 from vfl.core.text import printable_lines
 
 Row = TypeVar("Row")
-#: A text with commas of its own; other lists of texts are split at commas.
+#: Type of a text option that may contain commas; lists of other texts are split at commas.
 Whole = Annotated[str, "whole"]
-#: An integer that may be 0 although its default is not.
+#: Type of an integer option that may be 0 although its default is not 0.
 OrZero = Annotated[int, "0"]
-#: A heading, a format such as ">10.2f", and the row's attribute or a function of the row.
+#: A column: heading, format such as ">10.2f", and an attribute of the row or a function of the row.
 Column = tuple[str, str, str | Callable[[Any], Any]]
-#: Formats rows for people.
+#: Type of a function that formats rows for people.
 Shown = Callable[[Sequence[Any]], str]
 
 
 def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
     """Run the measurement that the command line requests, and print the rows.
 
-    Exit codes of errors are those of `vfl`.
+    Errors end the program with the exit codes of `vfl`.
 
     Args:
-        bench: function that measures; arguments without a default are positional.
-        shown: formats rows for people.
+        bench: function that measures; its arguments without a default become positional arguments.
+        shown: function that formats rows for people.
     """
     about, helps = _documented(bench)
     name = Path(inspect.getfile(bench)).stem
@@ -75,12 +76,12 @@ def command(
     shown: Shown,
     holds: Callable[[Row], bool] = lambda row: True,
 ) -> Callable[[], None]:
-    """Return the `main` of a benchmark's program; see `run`.
+    """Return the `main` function of a benchmark's program; see `run`.
 
     Args:
         bench: function that measures.
-        shown: formats rows for people.
-        holds: whether a row meets its aim; the exit code is 1 unless all rows do.
+        shown: function that formats rows for people.
+        holds: whether a row meets its aim; the exit code is 1 if some row does not.
     """
 
     def main() -> None:
@@ -91,7 +92,9 @@ def command(
 
 
 def table(*columns: Column, markdown: bool = False) -> Shown:
-    """Return a formatter of rows by these columns; None is a dash, or empty in Markdown.
+    """Return a function that formats rows with these columns.
+
+    A value of None becomes a dash, or an empty cell in Markdown.
 
     >>> print(table(("rows", ">5", lambda row: row), ("half", ">6.1f", lambda row: row / 2))([3]))
      rows  half
@@ -125,12 +128,12 @@ def say(text: str) -> None:
 
 
 def times(ratio: float) -> str:
-    """Format a ratio with its unit."""
+    """Format a ratio, followed by "x"."""
     return f"{ratio:.2f}x"
 
 
 def beside(figure: float, ratio: float, digits: int = 2) -> str:
-    """Format a figure with a ratio in brackets.
+    """Format a number, followed by a ratio in brackets.
 
     >>> beside(12.3456, 1.5)
     '12.35 (1.500x)'

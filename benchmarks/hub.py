@@ -1,11 +1,12 @@
-"""Cost at the label party of many feature parties: a step with 2 to 64 over TLS.
+"""Cost of a training step at the label party with 2 to 64 feature parties over TLS.
 
     python -m benchmarks.hub
     python -m benchmarks.hub --wan 40ms
 
-The label party is a process of its own. The other parties are threads of two processes, unlike real
-parties, so the rows show only the label party's CPU time. Lines delay bytes
-(`benchmarks.emulation.proxy`). The limit is the time of delay and bandwidth alone.
+The label party runs in its own process. The feature parties are threads of two processes, unlike
+real parties, so the result rows show only the label party's CPU time. Emulated network links delay
+bytes (`benchmarks.emulation.proxy`). The limit is the time that delay and bandwidth alone would
+take.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Defenses against attacks: the reference grid of four tasks, and its page.
+"""Leaderboard of defenses against attacks: the reference grid of four tasks, and its page.
 
     make leaderboard                                     # all of it, where it was left
     python -m benchmarks.leaderboard --tasks bank_marketing --attack light --seeds 0,1,2
     python -m benchmarks.leaderboard --plan              # time and memory; nothing is trained
 
-The tasks are `examples/leaderboard/*.toml`: two tables, pictures, a text. Every defense is trained
-as it stands there, honestly and against a feature party that tampers. What was trained and
-attacked before is not done again, so that the same command goes on after it was stopped. Tables are
-looked for in `VFL_DATA`.
+The tasks are `examples/leaderboard/*.toml`: two tables, pictures, and a text. Every defense is
+trained with the settings in these files, once with honest parties and once with a feature party
+that tampers. Cells that were trained and attacked before are not repeated, so the same command
+continues after it was stopped. Tables are read from the folder that `VFL_DATA` names.
 
-The page has four lines of each task. All rows lie beside it: `leaderboard.csv` has the worst
-attack on each defense at each number of leaked labels, `leaderboard_access.csv` the same by what
-the attacker holds, and `leaderboard_tasks.csv` one row a task. The page is made of these files
-alone; `--redraw` does that and trains nothing.
+The page shows four lines of each task. All result rows are in files beside it: `leaderboard.csv`
+has the strongest attack on each defense for each number of leaked labels. `leaderboard_access.csv`
+has the strongest attack for each kind of access of the attacker, and `leaderboard_tasks.csv` has
+one row for each task. The page is made from these files only; `--redraw` makes it again without
+training.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python -m benchmarks.lengths                        # scikit-learn's digits
     python -m benchmarks.lengths --data bank-marketing  # the table below VFL_DATA
 
-Each codec trains a network with ``pad=no`` and answers queries again with ``pad=query``; weights
-are the same. An observer of the network guesses the class only from the length of a query: of
-single rows, and of 16 rows of one class. The area under the curve is for the class whose rows stand
-out most, against all others. For training frames it is for batches with more rows of a class than
-half of all batches have, in the second half of the training.
+Each codec trains a network with ``pad=no``; the same weights then answer queries with ``pad=no``
+and with ``pad=query``. An observer of the network guesses the class of a query from its length
+only, for queries of a single row and for queries of 16 rows of one class. The AUC is for the class
+that differs most from all others. For training frames, the AUC is for batches that contain more
+rows of a class than half of all batches do, in the second half of the training.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
 """A decoder queried by `vfl llm`, compared with plain torch and other systems.
 
-Owner, dealer and user are processes of one thread each, over TLS; of other systems each party is
-one too, over plain TCP. All stand in one network and take turns: a question of ours, then each
-other system's first token of it and one from the middle of the answer, whose earlier keys and
-values are shared beforehand. First token of ours: from the call on, so with the greeting of the
-stream, TLS and fresh keys. What is dealt comes before it and is told apart; other systems deal
-within their clock. Each of their runs is the second of two, as in `benchmarks.mpc`.
+Owner, dealer and user of vfl are processes with one thread each, connected over TLS. The parties of
+other systems are also processes with one thread each, connected over plain TCP. All systems use the
+same network and take turns. vfl answers one question; each other system then computes the first
+token, and one token from the middle of the answer, with earlier keys and values shared beforehand.
 
-`--next-tokens` asks something else: how often the one token behind a prompt is that of the model in
-float64, and how near to each other the two are where it is not. An answer that differs once goes on
-as another text, so tokens of whole answers say less. The three parties are threads there.
+The first token of vfl is timed from the call on, so its time includes the stream's handshake, TLS
+and new keys. Dealing takes place before and is reported separately; other systems deal within the
+measured time. Each run of another system is the second of two runs, as in `benchmarks.mpc`.
+
+`--next-tokens` measures something else: how often the next token after a prompt equals the token of
+the float64 model, and how close the scores of the two tokens are if they differ. Whole answers
+would show less, because an answer continues as another text after the first different token. With
+this option, the three parties are threads.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Memory and processor time of `vfl llm`, by process and phase, for a decoder of any size.
 
-Owner, dealer and user are commands, one thread each, over TLS on the loopback. A peak is the
-largest resident set of a phase. It includes interpreter and torch, and pages of mapped files (the
-model owner's weights), which the system reclaims when memory is short. The first dealing shares the
-weights; answering reads them from the disk, so that no process keeps a copy. In one phase a command
-of the user asks while another deals, so owner and dealer serve both.
+Owner, dealer and user are commands with one thread each, connected over TLS on the loopback
+interface. A peak is the largest resident set of a process in a phase. It includes the Python
+interpreter, torch, and pages of mapped files (the model owner's weights), which the operating
+system reclaims when memory is short. The first dealing also shares the weights; answering reads
+them from the disk, so that no process keeps a copy. In one phase, a command of the user asks a
+question while another command deals, so owner and dealer serve both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Long and simultaneous questions to `vfl llm`: bytes, messages, processor time.
 
-The three parties are threads of this process, on one processor. A first token reads the whole
-question; a next token reads one token of each text. The time over a line is computed: processor
-time online, the bytes one after the other, and half a round trip a message. A round of speculative
-decoding (Leviathan et al. 2023) with k - 1 drafted tokens costs what the first token of a text of k
-tokens does, and the scores of k - 1 more.
+The three parties are threads of this process, on one core. A first token requires the parties to
+process the whole question; a next token, to process one token of each text. The time over a network
+link is computed. It is the online processor time, plus the time to send all bytes one after the
+other, plus half a round trip for each message. In speculative decoding (Leviathan et al. 2023), a
+round with k - 1 drafted tokens costs as much as the first token of a text of k tokens, plus the
+scores of k - 1 more tokens.
 """
 
 from __future__ import annotations

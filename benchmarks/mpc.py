@@ -1,13 +1,16 @@
-"""Private workloads between three processes, compared with other systems.
+"""Private workloads computed by three processes, compared with other systems.
 
 The workloads are those of Tables 5.2 and 5.3 (thesis, 2025) and element-wise functions. Every
-system has processes of its own, one thread each, over the same network. They take turns, so that
-each ratio compares neighbours in time. A turn is a tenth of a second of warm-up runs, at least one,
-and then the run that counts: an idle connection has a small window, other data fill an idle
-process's caches, and code is compiled at first. A run begins when all parties are ready and ends
-when the last one is done, with its result still in shares. Keys, shares and lasting openings come
-before it. Dealing is part of it, for every system that deals. Fast mode can deal ahead, so its turn
-has a second such run, reported separately as online: with dealing ahead done before the clock.
+system has its own processes, with one thread each, on the same network. The systems take turns, so
+that each ratio compares measurements that are close in time.
+
+A turn consists of warm-up runs for at least a tenth of a second, at least one run, and then the run
+that is measured. Without warm-up, an idle connection would have a small TCP window, other data
+would fill the caches, and code would be compiled. A run begins when all parties are ready and ends
+when the last party is done; its result stays in shares. Keys, shares, and values that stay opened
+under masks are made before the run. Dealing is part of the run, for every system that deals. Fast
+mode can deal ahead, so its turn has a second such run, with dealing before the measured time, which
+is reported separately as online.
 """
 
 from __future__ import annotations

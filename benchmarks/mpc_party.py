@@ -1,7 +1,8 @@
-"""One of vfl's three parties in a private workload: prepared once, then run on a signal.
+"""One of vfl's three parties in a private workload: it prepares once, then runs on a signal.
 
-`modelled` runs all three in one process, on computed lines: exact bytes and hops, and the limit
-they set. The messages are those of all compared systems. An adapter has them from
+`modelled` runs all three parties in one process, over computed network links: it returns exact
+bytes, the number of sequential messages, and the least time that both allow. All compared systems
+exchange the same control messages. The adapter of another system takes their definition from
 `benchmarks/peers/talk.py`, because it imports no part of vfl.
 """
 

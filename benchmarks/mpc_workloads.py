@@ -1,8 +1,8 @@
 """The workloads of Tables 5.2 and 5.3 (thesis, 2025), and element-wise functions.
 
-DNN1 is 100-50-1 and DNN2 1000-500-1, with ReLU inside and a sigmoid at the end. The network of
-images is that of CrypTen's tutorial 7, with ten classes: 16 filters of 5 x 5, ReLU, max pooling of
-2 x 2, 100, ReLU, 10.
+DNN1 has layers of widths 100-50-1 and DNN2 of 1000-500-1, with ReLU inside and a sigmoid at the
+end. The network for images is the network of CrypTen's tutorial 7 with ten classes: 16 filters of 5
+x 5, ReLU, max pooling of 2 x 2, a layer of width 100, ReLU, and a layer of width 10.
 """
 
 from __future__ import annotations

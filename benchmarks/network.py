@@ -1,9 +1,9 @@
-"""Measured behaviour of lines between processes, compared with their model.
+"""Measured behaviour of emulated network links between processes, compared with their model.
 
-Three parties send each other bytes in the patterns of protocols, over TCP connections that stay
-open. The table shows the time beside the model's, and beside the limit of any protocol that sends
-as much in as many hops. In the first turn TCP is cold, with small windows, so it is reported
-separately.
+Three parties send each other bytes in patterns that protocols use, over TCP connections that stay
+open. The table shows the measured time beside the computed time, and beside the least time of any
+protocol that sends as many bytes in as many sequential messages. In the first turn, TCP windows are
+small, so its time is reported separately.
 """
 
 from __future__ import annotations

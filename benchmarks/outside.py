@@ -5,8 +5,9 @@
     vfl grid --add-attack examples/outside_pipeline.py runs/outside --attack pipeline:learner=svm
     python -m benchmarks.outside runs/outside --out outside.csv
 
-A line of --out is an attack on one victim. The table has the best external attack on each training,
-selected by the result, and its difference from the adaptive attacker on the same victims.
+A line of the file --out is the result of one attack on one victim. The table has the best external
+attack on each training, selected by its results, and the difference of its result from the adaptive
+attacker's on the same victims.
 """
 
 from __future__ import annotations

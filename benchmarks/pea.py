@@ -1,10 +1,10 @@
-"""The tables of PEA (2022): benefits of features, of first models and of shared noise.
+"""The tables of PEA (2022): the benefit of features, of first models and of shared noise.
 
-Three holders train linear models by DP-SGD with the rule of `vfl.mpc.secure_dpsgd`, on MNIST,
-CIFAR-10 and film reviews. Accuracies are of the same arithmetic in plaintext, with the noise that
-the holders add together; "on shares" runs the protocols. A linear model starts at zero, with the
-learning rate that was best on a sixth of the training rows, which costs privacy that is not
-counted; networks likewise.
+Three holders of rows train linear models by DP-SGD with the update rule of `vfl.mpc.secure_dpsgd`,
+on MNIST, CIFAR-10 and film reviews. Most accuracies are computed with the same arithmetic in
+plaintext, and with the noise that the holders add together; rows named "on shares" run the secure
+protocols. A linear model starts at zero. Its learning rate is the one that was best on a sixth of
+the training rows; the privacy cost of this choice is not counted. The same holds for networks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""CPU time of clipping and noise in a split step.
+"""CPU time that clipping and noise (DP-SGD) add to a step of split training.
 
-Two feature parties and a label party train on digits in halves, in one process with one thread.
-Plain and private trainings take turns. Rows show the median of the turns, and the ratio within a
-turn, so that other work on the machine matters little.
+Two feature parties, which each have half of every picture, and a label party train on handwritten
+digits, in one process with one thread. Plain and private trainings take turns. The result rows show
+the median over the turns, and the ratio within a turn, so that other work on the machine matters
+little.
 """
 
 from __future__ import annotations

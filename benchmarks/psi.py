@@ -1,7 +1,8 @@
-"""Private set intersection of two parties with half of the ids in common, and other systems.
+"""Private set intersection of two parties that share half of their ids, and other systems.
 
-Our protocols run in a process of their own, all roles in it. openmined-psi also has both sides in
-one process, SPU two processes over the loopback. CPU seconds are of all roles together.
+vfl's protocols run in one separate process, which plays all roles. openmined-psi also runs both
+parties in one process; SPU uses two processes over the loopback interface. CPU seconds are the sum
+over all roles.
 """
 
 from __future__ import annotations

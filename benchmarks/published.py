@@ -1,13 +1,14 @@
-"""Every number that the five seed papers print, with vfl's stored result.
+"""All numbers that the five seed papers print, each compared with a stored result of vfl.
 
     python -m benchmarks.published            # writes docs/results/published.md
     python -m benchmarks.published --check    # fails where the page is stale
 
-`published.csv` has a row a printed number, with a link to ours; `published_ours.csv` has results
-that no other file of `docs/results` holds. A link names a file, what its row must have, and a
-column: ``pea.csv?table=noise&task=mnist#accuracy*100``. A row may be a mean over several (seeds);
-`codec:SPEC@WIDTH` is a codec's ratio in percent; `ours:KEY` is a line of `published_ours.csv`;
-links and numbers may be subtracted and divided, with spaces around the sign.
+`published.csv` has a row for each printed number, with a link to vfl's result; `published_ours.csv`
+has the results that no other file of `docs/results` contains. A link names a file, values that
+select its rows, and a column: ``pea.csv?table=noise&task=mnist#accuracy*100``. If a link selects
+several rows (seeds), it means their average. `codec:SPEC@WIDTH` is the compression ratio of a codec
+in percent, and `ours:KEY` is a line of `published_ours.csv`. Links and numbers may be subtracted
+and divided, with spaces around the sign.
 """
 
 from __future__ import annotations

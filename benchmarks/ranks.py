@@ -1,14 +1,16 @@
-"""A training step with several ranks per party, compared with one rank.
+"""A training step with several ranks per party, compared with one rank per party.
 
-One feature party and the label party train on the same batches, over TLS on the loopback, a process
-a rank and one thread a process. One rank and two take turns, so that each ratio compares neighbours
-in time; rows show the median over the turns. In a step the two parties also take turns, so that one
-rank keeps one core busy at a time, and two ranks two.
+One feature party and the label party train on the same batches, over TLS on the loopback interface,
+with a process for each rank and one thread in each process. Trainings with one rank and with two
+ranks take turns, so that each ratio compares measurements that are close in time; result rows show
+the median over the turns. In a step, the two parties also work in turn, so that one rank per party
+keeps one core busy, and two ranks keep two cores busy.
 
-No machine here can run eight ranks, so their step is computed from two measurements. One is the CPU
-time of a step on an eighth of the batch, in one rank. The other is the time in which eight
-simultaneous ranks sum that many gradients and gather the outputs. The same computation for two
-stands beside the measurement of two. It ignores networks and memory that cores share.
+The machine cannot run eight ranks at once, so their step is computed from two measurements. One is
+the CPU time of a step on an eighth of the batch, in one rank. The other is the time in which eight
+simultaneous ranks sum as many gradients and gather the outputs. For two ranks, the result of the
+same computation is shown beside the measurement. The computation ignores network time, and memory
+bandwidth that cores share.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.regression --rows 100000 --columns 40
 
-All parties are threads of one process, with the frames of a federation. Times are of the whole
-training without reading the table.
+All parties are threads of one process and exchange the same frames as in a federation. Times cover
+the whole training, but not the reading of the table.
 """
 
 from __future__ import annotations

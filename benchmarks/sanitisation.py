@@ -1,13 +1,14 @@
-"""Words of film reviews that sanitised texts still disclose, and the remaining accuracy.
+"""Words of film reviews that sanitised texts still disclose, and the accuracy that remains.
 
     vfl model add glove.6B.50d.txt glove
     python -m benchmarks.sanitisation --out docs/results/sanitisation.csv
 
-Of each review the first 300 tokens that are among the 9,999 most frequent words of GloVe are used.
-The attacker knows half of the texts beside their sanitised form, and names for each substitute of
-the other half the word that stood behind it most often. Its guess without substitutes is the most
-frequent word. The task is the polarity of a review, by logistic regressions on the mean vector and
-on the set of words; both are trained and tested on sanitised texts.
+The benchmark uses the first 300 tokens of each review that are among the 9,999 most frequent words
+of GloVe. The attacker knows half of the texts together with their sanitised form. For each
+substitute word in the other half, it names the word that this substitute replaced most often. Its
+guess without the sanitised texts is the most frequent word. The task is the polarity of a review,
+predicted by logistic regressions on the mean word vector and on the set of words; both are trained
+and tested on sanitised texts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Scorecards over three parties: their quality, and their time from a CSV to the page.
+"""Scorecards of three parties: their quality, and the time from CSV files to the finished page.
 
-Credit default and German credit are read below the folder in VFL_DATA. Synthetic rows have columns
-with much, little and no information on the label, with missing cells and categories. All parties
-are in one process. Figures are of test rows; after ± the standard deviation over the seeds.
+The tables are credit default and German credit, from the folder that VFL_DATA names, and synthetic
+rows. The columns of the synthetic rows have much, little or no information about the label, and
+include missing cells and categories. All parties run in one process. Metrics are those of the test
+rows; the number after ± is the standard deviation over the seeds.
 """
 
 from __future__ import annotations

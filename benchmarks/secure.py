@@ -1,14 +1,14 @@
-"""A training step under each secure mode, compared with the plain split step.
+"""A training step in each secure mode, compared with a plain step of split training.
 
-Both train the same network on the same batches with ``merge = "sum"``, one thread a process. A turn
-trains each kind once, in an order that changes from turn to turn. Ratios are of neighbours in time,
-and rows show the median over the turns. "inprocess" plays all parties in one process, so that the
-additional work of every party shows; "tls" is a process a party over the loopback interface. CPU
-time counts all processes; on a busy machine wall time means little. Shared first layers train
-without momentum.
+Both train the same network on the same batches with ``merge = "sum"``, with one thread in each
+process. A turn trains each kind once, in an order that changes from turn to turn. Ratios compare
+measurements that are close in time, and result rows show the median over the turns. "inprocess"
+runs all parties in one process, so that the additional work of all parties counts; "tls" runs a
+process for each party, over the loopback interface. CPU time is the sum over all processes; on a
+busy machine, wall time means little. Shared first layers train without momentum.
 
-With a line between the parties (`benchmarks.emulation`) only streams are measured. Beside wall time
-stands the exact time of that mode's bytes and delay.
+With an emulated network link between the parties (`benchmarks.emulation`), only "tls" is measured.
+The result then also has the exact time that the mode's bytes and delays alone would take.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""DP-SGD on shares of many holders, compared with the same training in plaintext.
+"""DP-SGD on secret shares among many holders, compared with the same training in plaintext.
 
-The rows are MNIST, as means of four pixels or other features of each picture, divided among the
-holders; without a folder of data sets, they are handwritten digits of 64 pixels. All parties are
-threads of this process, so its seconds are those of all of them. The link is computed
-(docs/results/wan.md), without compute.
+The rows are pictures of MNIST, divided among the holders; a row has the means of four pixels each,
+or other features of a picture. Without a folder of data sets, the rows are handwritten digits of 64
+pixels. All parties are threads of this process, so its seconds are the sum over all parties. The
+time over a network link is computed (docs/results/wan.md), without computation time.
 """
 
 from __future__ import annotations

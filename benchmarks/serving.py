@@ -1,19 +1,24 @@
-"""`vfl serve` and one process with all columns: latency, throughput, and killed parties.
+"""`vfl serve` compared with one process that has all columns: latency, throughput, killed parties.
 
-Both answer the same requests about the same network over HTTP on the loopback, with FastAPI and
-uvicorn, one thread for torch in each process. Split: the label party and two feature parties, a
-process each, with TLS streams between them, as in a federation; a pipe replaces Flower's one
-message a session. Monolith: the three models in one FastAPI process, a forward pass a request.
-Loads alternate in one run, so that ratios are of neighbours in time. The floor is the least time of
-any such service: one client, a process that listens and two that echo. It has the same hops with
-the same TLS, and only blocking sockets.
+Both services answer the same requests with the same network over HTTP on the loopback interface,
+with FastAPI and uvicorn, and one torch thread in each process. The split service has a process for
+the label party and for each of two feature parties, with TLS streams between them, as in a
+federation; a pipe replaces Flower's single message of a session. The monolith has all three models
+in one FastAPI process, and runs one forward pass for each request.
 
-With ``--kill-s`` one feature party after the other is killed and started again while clients send
-requests. With ``--stop-s`` it is stopped (SIGSTOP) and continued after so many seconds. Every
-answer is compared with the prediction of its row, and every failure must be a 503 that names a
-party. The memory of the label party is read at the beginning and at the end. With ``--drift`` two
-such services take turns, one without the counters of drift. With ``--middle`` they are one of two
-parties and the same network with a third party between bottoms and head (U-shape).
+Loads of the two services alternate in one run, so that ratios compare measurements that are close
+in time. The floor is the least time of any service with this structure: a client, a process that
+listens, and two processes that echo. It has as many sequential messages with the same TLS, but only
+blocking sockets.
+
+With ``--kill-s``, one feature party after the other is killed and started again while clients send
+requests. With ``--stop-s``, it is stopped (SIGSTOP) and continued after that many seconds. Every
+answer is compared with the known prediction for its row, and every failure must be a 503 that names
+a party. The memory of the label party is measured at the beginning and at the end.
+
+With ``--drift``, two such services take turns, of which one does not count drift. With
+``--middle``, the two services are a network of two parties, and the same network with a third party
+between the bottom models and the head (U-shape).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""`vfl serve` on a real federation under load, while runs are promoted and a party is killed.
+"""`vfl serve` on a real federation under load, while runs are promoted and parties are killed.
 
-Every party runs its own commands here: `vfl up` with Flower's SuperLink or SuperNode, streams over
-TLS on the loopback. Clients send HTTP requests without a pause. In every round a feature party is
-killed (SIGKILL) and brought back, and another run is promoted; in every second round while the
-party is away. Each answer is compared bit for bit with the result of `vfl predict` for the run that
-the answer names. A 503 is right while the party that it names is away; any other failure is a
-fault.
+Every party runs its own commands on this machine: `vfl up` with Flower's SuperLink or SuperNode,
+and streams over TLS on the loopback interface. Clients send HTTP requests without a pause. In every
+round, a feature party is killed (SIGKILL) and started again, and another run is promoted; in every
+second round, the run is promoted while the party is down. Each answer is compared bit for bit with
+the result of `vfl predict` for the run that the answer names. A 503 is correct while the party that
+it names is down; any other failure is a fault.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time to start a session on a federation of running parties, and idle costs.
+"""Time to start a session in a running federation, and the cost of idle parties.
 
-SuperLink, SuperNodes and their workers run on this machine, as `vfl up` starts them. Train,
-evaluate and predict are commands of their own, timed from their start. One time ends when every
-party is on the stream, just before the first exchange; the other ends with the command. Beside them
-stand memory and CPU of each idle process of a party.
+The SuperLink, the SuperNodes and their workers run on this machine, as `vfl up` starts them.
+Training, evaluation and prediction are separate commands, timed from their start. One time ends
+when every party has connected to the stream, just before the first exchange; the other time ends
+with the command. The result also has the memory and CPU time of each idle process of a party.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""A training step as a monolith, in process and over a stream.
+"""A training step as a monolith, split in one process, and split over a network stream.
 
-Every path trains the same network from the same first weights on the same batches of synthetic rows
-drawn from the seed, one thread a process. Paths take turns, so that each ratio compares neighbours
-in time; rows show the median over the turns. CPU time counts all processes. On a busy machine wall
-time means little, and processes that share cores and caches with other programs take more CPU time
-than one does: small steps over a stream need a quiet machine.
+Every variant trains the same network with the same initial weights on the same batches of synthetic
+rows, with one thread in each process. Variants take turns, so that each ratio compares measurements
+that are close in time; result rows show the median over the turns. CPU time is the sum over all
+processes. On a busy machine, wall time means little, and processes that share cores and caches with
+other programs need more CPU time than one process does: small steps over a stream need a quiet
+machine.
 
-With a line between the parties (`benchmarks.emulation`) streams go over it. Beside the time of a
-step stands the exact time of bytes and delay alone.
+With an emulated network link between the parties (`benchmarks.emulation`), streams use this link.
+The result then also has the exact time that bytes and delays alone would take.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""A training step over a stream, compared with PyTorch's own means: gloo and its RPC.
+"""A training step over a stream, compared with two libraries of PyTorch: gloo and RPC.
 
     python -m benchmarks.step_peers
     python -m benchmarks.step_peers --parties 8 --models mlp,cnn --wan 40ms
 
-Every system trains the same network from the same first weights on the same batches, with a process
-of one thread a party; the benchmark checks that their losses agree. `gloo` is a loop with
-`torch.distributed`'s send and receive. `rpc` is one with `torch.distributed.rpc`, whose label party
-hands every feature party a gradient and gets the next cut in one call. Both are as lean as we can
-write them: without encryption, admission, checks, counts or records. RPC moves Python objects that
-any process with access to its port may choose. vfl stands beside them without and with TLS, and
-does all of that.
+Every system trains the same network with the same initial weights on the same batches, with a
+process of one thread for each party; the benchmark checks that their losses agree. `gloo` is a
+training loop with `torch.distributed`'s send and receive. `rpc` is a loop with
+`torch.distributed.rpc`, whose label party sends a gradient to every feature party and receives the
+next cut in one call. Both loops are as short as possible: they have no encryption, admission,
+checks, counts or records. RPC unpickles any Python object from any process that can reach its port.
+vfl, which has all of these, is measured with and without TLS.
 
-Systems take turns. CPU time is of all processes. Rows show the median over the turns, and that of
-the ratios to vfl over TLS in the same turn.
+Systems take turns. CPU time is the sum over all processes. Result rows show the median over the
+turns, and the median of the ratios to vfl over TLS in the same turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Studies of several tasks: grid files, stored result rows, and their pictures.
 
-A task is a grid file of `examples`. Its trainings and attacks are those of `vfl grid`, in a folder
-in which a killed run resumes. Result rows are in one CSV file, and pages are made from that file.
+A task is a grid file of `examples`. `vfl grid` runs its trainings and attacks in a folder, from
+which a killed run can resume. Result rows are in one CSV file, and pages are made from that file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A convolutional network trained on shares of MNIST, and the same in plain torch.
+"""A convolutional network trained on secret shares of MNIST, compared with plain torch.
 
-The network of CrypTen's tutorial 7 with ten classes. Images, labels as rows of one 1, weights,
-gradients and the loss are shares of two holders; all parties are in this process. Accuracy is that
-of the revealed weights on all test images.
+The network is that of CrypTen's tutorial 7 with ten classes. Images, one-hot labels, weights,
+gradients and the loss are shares of two holders; all parties are in this process. The accuracy is
+that of the revealed weights on all test images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rounds, bytes and errors of operations on shared tensors, and CrypTen's counters.
+"""Rounds, bytes and errors of operations on shared tensors, compared with CrypTen.
 
-Two holders and a dealer run one program (`vfl.tensors.Party`) as threads of this process; their
-messages are counted. `--write` puts all rows into docs/results/tensor_operations.csv, and some of
-them into docs/results/tensors.md.
+Two holders and a dealer run one program (`vfl.tensors.Party`) as threads of this process; the
+benchmark counts their messages. With `--write`, it writes all result rows to
+docs/results/tensor_operations.csv, and some of them to docs/results/tensors.md.
 """
 
 from __future__ import annotations

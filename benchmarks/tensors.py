@@ -1,11 +1,12 @@
-"""A product through a pointer, and small networks at workers, with noise and on shares.
+"""Cost of a product through a pointer, and of small networks at workers, with noise and on shares.
 
-Each figure stands beside torch's in the same run.
+Each time is shown beside the time of torch in the same run.
 
-The experiments of Ryffel et al. (2018): a regressor 13-32-1 on Boston Housing (506 rows), and a
-classifier 8-32-1 on Pima Indians Diabetes (768 rows). Without a folder of data sets, both use rows
-of scikit-learn. All workers are in this process. Times are CPU times of it, so they are those of
-all workers together, without other work on the machine.
+The experiments are those of Ryffel et al. (2018): a regressor with widths 13-32-1 on Boston Housing
+(506 rows), and a classifier with widths 8-32-1 on Pima Indians Diabetes (768 rows). Without a
+folder of data sets, both use rows of scikit-learn. All workers are in this process. Times are the
+CPU time of this process, so they are the sum over all workers and do not include other work on the
+machine.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A training on a table on disk, and one on a sample of it.
+"""A training on a table that stays on disk, compared with a training on a sample of the table.
 
     python -m benchmarks.train_on_disk --rows 10000000 --memory 128MiB
 
-Two feature parties share eight number columns. The label is drawn with a probability that is a
-curved function of all of them, so more rows keep helping, and the label is never certain: the AUC
-of that probability itself is the best possible. Each training is a process of its own, with one
-thread, in which all parties run. Its memory is counted from its size right after the imports to its
-peak.
+Two feature parties share eight numeric columns. The label is random, with a probability that is a
+nonlinear function of all eight columns. So more rows keep improving the model, and the label is
+never certain: the AUC of that probability itself is the best possible. Each training runs in its
+own process, with one thread and all parties. Its memory is the peak minus the memory right after
+the imports.
 """
 
 from __future__ import annotations

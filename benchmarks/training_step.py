@@ -1,6 +1,7 @@
-"""One training step as benchmarks measure it: its network, path and clock.
+"""One training step as benchmarks measure it: its network, its variant and its timing.
 
-`work` is the part of one process; `benchmarks.step` and `benchmarks.secure` compare the paths.
+`work` runs in each process of a variant; `benchmarks.step` and `benchmarks.secure` compare the
+variants.
 """
 
 from __future__ import annotations

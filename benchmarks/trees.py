@@ -1,19 +1,19 @@
-"""Boosted trees of several parties, and XGBoost in one place: time, memory, bytes, accuracy.
+"""Boosted trees of several parties, compared with XGBoost: time, memory, bytes, accuracy.
 
-The label of a drawn table depends on some of many normal columns. All systems train with one thread
-in a process of their own, from each party's float32 table on, one after the other, several times.
-Rows show the median of the turns, and ratios within a turn. Our parties share their process. The
-AUC is that of rows outside the training.
+The label of a synthetic table depends on some of its many normally distributed columns. All systems
+train with one thread in their own process, from each party's float32 table on. They run one after
+the other, several times; result rows show the median over the turns, and ratios within a turn.
+vfl's parties share one process. The AUC is measured on rows outside the training.
 
-With ``--wan 80mbps,40ms`` a training of ours also goes over computed lines, where work takes no
-time (`LinkModel`); messages are those of the training on loopback. With ``--peer PYTHON``, an
-interpreter whose XGBoost has the federated plug-in, XGBoost's vertical mode stands beside it: its
-server and its parties are processes with proxies between them.
+With ``--wan 80mbps,40ms``, a training of vfl also runs over computed network links, where
+computation takes no time (`LinkModel`); its messages are those of the training on the loopback
+interface. With ``--peer PYTHON``, an interpreter whose XGBoost has the federated plug-in, XGBoost's
+vertical mode is measured too: its server and its parties are processes with proxies between them.
 
-With ``--tables`` real tables of the folder in VFL_DATA are learned instead, by four systems: ours,
-XGBoost, XGBoost on our bins as cells, and XGBoost on the same rows in another order. The third
-shows whether a difference comes from bins or from trees; the fourth shows the effect of its
-approximate bins alone.
+With ``--tables``, real tables from the folder in VFL_DATA are used instead, with four systems: vfl,
+XGBoost, XGBoost on vfl's bins as cells, and XGBoost on the same rows in another order. The third
+shows whether a difference comes from the bins or from the trees; the fourth shows the effect of
+XGBoost's approximate bins alone.
 """
 
 from __future__ import annotations

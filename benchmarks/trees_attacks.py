@@ -1,13 +1,14 @@
-"""Leakage of trees: labels by splits and columns by bins, at every strength of protection.
+"""Leakage of boosted trees: labels by splits and columns by bins, for each protection.
 
     python -m benchmarks.trees_attacks --task credit       # goes on where it was left
     python -m benchmarks.trees_attacks --redraw            # page of the stored rows
 
 A task is a grid file of `examples/trees`, which names its victims: default trees, trees with fewer
-bins, with randomised bins, and with first rounds on the label party's own columns. Parties, rows
-and leaks are those of the task of that name in `benchmarks.frontier`, whose networks stand beside
-the trees. In `NAME_nodes` feature parties know which rows are in which node. Rows of every task are
-in one CSV file, and the page is made from that file and the frontier's.
+bins, trees with randomised bins, and trees whose first rounds use only the label party's columns.
+Parties, rows and leaked labels are those of the task with this name in `benchmarks.frontier`, whose
+networks are shown beside the trees. In the tasks `NAME_nodes`, feature parties know which rows are
+in which node. Result rows of all tasks are in one CSV file, and the page is made from this file and
+the frontier's file.
 """
 
 from __future__ import annotations

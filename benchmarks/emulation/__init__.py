@@ -1,7 +1,8 @@
 """Networks between organisations, emulated on one machine.
 
-Three members: `tun` delays packets (root, /dev/net/tun), `proxy` delays bytes of TCP connections
-(anywhere), and `model` computes a line's times exactly; docs/results/wan.md compares all three.
+There are three emulations. `tun` delays packets (it needs root and /dev/net/tun), and `proxy`
+delays the bytes of TCP connections and runs anywhere. `model` computes the exact times of a network
+link without any delay. docs/results/wan.md compares the three.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ __all__ = [
 
 
 def choose(kind: str) -> str:
-    """Return the member for a name on this machine; `auto` means `tun` if it works, else `proxy`.
+    """Return the emulation for a name; `auto` means `tun` if it works here, else `proxy`.
 
     Raises:
-        BadOptionError: the member is unknown.
+        BadOptionError: no emulation has this name.
     """
     require_choice("network", kind, KINDS)
     if kind == "auto":
@@ -45,7 +46,7 @@ def choose(kind: str) -> str:
 
 
 def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
-    """Return the members available here; report why others are not."""
+    """Return the names of the emulations that work here; report why others do not work."""
     reason = why_not()
     if reason:
         say(f"no tun here: {reason}")
@@ -53,20 +54,20 @@ def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
 
 
 def open_network(parties: Sequence[str], wan: Wan | None, kind: str = "auto") -> Network:
-    """Open a network for processes; end it with `close` or a `with` block.
+    """Open an emulated network for processes; end it with `close` or a `with` block.
 
     >>> with open_network(["bank", "lender"], Wan.parse("80mbps,40ms"), "proxy") as network:
     ...     network.kind, network.bytes_sent()
     ('proxy', {'bank': 0, 'lender': 0})
 
     Args:
-        parties: names of its parties.
-        wan: every party's line; None is the plain loopback.
-        kind: "auto", "tun" or "proxy"; a computed network has no processes (`LinkModel`).
+        parties: names of the network's parties.
+        wan: network link of every party; None is the plain loopback interface.
+        kind: "auto", "tun" or "proxy"; a computed network (`LinkModel`) has no processes.
 
     Raises:
-        BadOptionError: the network is unknown.
-        UserError: `tun` is not available here.
+        BadOptionError: no emulation has this name.
+        UserError: `tun` is not available on this machine.
     """
     if wan is None:
         return Network(parties)

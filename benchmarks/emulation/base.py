@@ -1,4 +1,4 @@
-"""Code common to emulated networks: lines, arrival times, and the parties' locations."""
+"""Common code of emulated networks: bandwidth and delay, arrival times, the parties' addresses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WANT = "bandwidth and round trip, or one of them, such as 80mbps,40ms"
 
 @dataclass(frozen=True, slots=True)
 class Wan:
-    """Every party's line: bandwidth in each direction, and delay to the others.
+    """Network link of every party: bandwidth in each direction, and delay to the other parties.
 
     Attributes:
-        mbps: millions of bits a second that a party can send; None sets no limit.
-        round_trip_ms: round trip between any two parties.
+        mbps: bandwidth in Mbit/s at which a party can send; None sets no limit.
+        round_trip_ms: round-trip time in ms between any two parties.
 
     Raises:
         BadOptionError: the bandwidth is not positive, or a time is negative.
@@ -46,7 +46,7 @@ class Wan:
 
     @staticmethod
     def parse(text: str) -> Wan:
-        """Parse a line.
+        """Parse a bandwidth and a round-trip time.
 
         >>> Wan.parse("80mbps,40ms")
         Wan(mbps=80.0, round_trip_ms=40.0)
@@ -80,12 +80,12 @@ class Wan:
 
     @property
     def one_way_s(self) -> float:
-        """Seconds between the departure of a bit and its arrival."""
+        """Seconds from the departure of a bit until its arrival."""
         return self.round_trip_ms / 2000
 
     @property
     def seconds_a_byte(self) -> float:
-        """Seconds for which a byte occupies its sender's line."""
+        """Seconds for which a byte occupies the link of its sender."""
         return 8e-6 / self.mbps if self.mbps else 0.0
 
     def limit_s(self, most_bytes: int, hops: int) -> float:
@@ -95,7 +95,7 @@ class Wan:
         46.2
 
         Args:
-            most_bytes: bytes of the party that sends most.
+            most_bytes: number of bytes of the party that sends most.
             hops: number of sequential messages.
         """
         return most_bytes * self.seconds_a_byte + hops * self.one_way_s
@@ -106,13 +106,13 @@ def _refuse(got: str, want: str = _WANT) -> NoReturn:
 
 
 class Egress:
-    """Outgoing line of one party, on which messages to all receivers leave one by one.
+    """Outgoing network link of one party; messages to all receivers leave one by one.
 
     Args:
-        wan: bandwidth and delay.
+        wan: bandwidth and delay of the link.
 
     Attributes:
-        sent_bytes: bytes sent so far.
+        sent_bytes: number of bytes sent so far.
     """
 
     def __init__(self, wan: Wan) -> None:
@@ -122,7 +122,7 @@ class Egress:
         self.sent_bytes = 0
 
     def arrival(self, now: float, size: int) -> float:
-        """Return when bytes that are sent now arrive, on the clock of `now`, in seconds.
+        """Return the arrival time of bytes that are sent now, in seconds on the clock of `now`.
 
         >>> line = Egress(Wan(mbps=8, round_trip_ms=100))
         >>> line.arrival(now=10.0, size=1_000_000), line.arrival(now=10.5, size=1_000_000)
@@ -142,13 +142,13 @@ class Address(NamedTuple):
 
 
 class Network:
-    """Parties on this machine and the lines between them; a context manager.
+    """Parties on this machine and the emulated links between them; use it as a context manager.
 
     This base class is the plain loopback: no delay, no counts.
 
     Args:
-        parties: the parties' names without repetition.
-        wan: every party's line.
+        parties: names of the parties, without repetition.
+        wan: network link of every party.
     """
 
     kind = "loopback"
@@ -170,11 +170,11 @@ class Network:
         self.close()
 
     def command(self, party: str) -> list[str]:
-        """Return the prefix of a command line that runs at a party."""
+        """Return the prefix of a command line that runs the command at a party."""
         return []
 
     def host(self, party: str) -> str:
-        """Return the address at which a party listens."""
+        """Return the host address at which a party listens."""
         return LOOPBACK
 
     def reach(self, source: str, target: str, port: int) -> Address:
@@ -182,7 +182,7 @@ class Network:
         return Address(self.host(target), port)
 
     def bytes_sent(self) -> dict[str, int]:
-        """Return the bytes that each party has sent so far; empty if they are not counted."""
+        """Return the bytes that each party has sent so far; empty if bytes are not counted."""
         return {}
 
     def close(self) -> None:
@@ -190,10 +190,11 @@ class Network:
 
 
 class LinkModel:
-    """A computed network: the clocks of its parties, and their sent bytes.
+    """A computed network: a clock for each party, and the bytes that the party has sent.
 
-    A message leaves when its sender's line is free, and carries the time of its arrival; its
-    receiver's clock is then at least as late. Real computation takes no time unless it is added.
+    A message leaves when its sender's link is free, and carries the time of its arrival; the
+    receiver's clock is then set to at least this time. Real computation does not advance the
+    clocks, unless `compute` adds its time.
 
     >>> model = LinkModel(["bank", "lender"], Wan(mbps=80, round_trip_ms=40))
     >>> sent = model.send("bank", 256 * 1024)
@@ -203,7 +204,7 @@ class LinkModel:
 
     Args:
         parties: their names.
-        wan: every party's line.
+        wan: network link of every party.
     """
 
     kind = "model"
@@ -221,28 +222,28 @@ class LinkModel:
 
     @property
     def seconds(self) -> float:
-        """Time at the latest party."""
+        """Time on the clock that is furthest ahead, in seconds."""
         return max(self._clocks.values())
 
     def now(self, party: str) -> float:
-        """Return the time at a party, in seconds."""
+        """Return the time on a party's clock, in seconds."""
         return self._clocks[party]
 
     def bytes_sent(self) -> dict[str, int]:
-        """Return the bytes each party has sent so far."""
+        """Return the number of bytes that each party has sent so far."""
         return {party: egress.sent_bytes for party, egress in self._egress.items()}
 
     def compute(self, party: str, seconds: float) -> None:
-        """Advance a party's clock, for work measured elsewhere or assumed."""
+        """Advance a party's clock by a computation time that was measured or is assumed."""
         self._clocks[party] += seconds
 
     def send(self, party: str, size: int) -> tuple[float, int]:
-        """Send bytes; return the argument for `receive`."""
+        """Send a number of bytes; return the argument for `receive`."""
         arrival = self._egress[party].arrival(self._clocks[party], size)
         return arrival, self._depths[party] + 1
 
     def receive(self, party: str, sent: tuple[float, int]) -> None:
-        """Wait at a party for sent bytes."""
+        """Advance a party's clock to the arrival of bytes that were sent to it."""
         arrival, depth = sent
         self._clocks[party] = max(self._clocks[party], arrival)
         self._depths[party] = max(self._depths[party], depth)
@@ -250,12 +251,12 @@ class LinkModel:
     def between(
         self, one: str, other: str, ends: tuple[TransportLink, TransportLink]
     ) -> tuple[TransportLink, TransportLink]:
-        """Return a link between two parties that keeps their clocks.
+        """Return a link between two parties that advances their clocks.
 
         Args:
-            one: name of the party with the first end.
-            other: name of the party with the second end.
-            ends: a pair that carries the frames in order, from one thread or several.
+            one: name of the party at the first end.
+            other: name of the party at the second end.
+            ends: pair of links that carry the frames in order, for one thread or several threads.
         """
         there, back = deque[tuple[float, int]](), deque[tuple[float, int]]()
         return (
@@ -264,17 +265,17 @@ class LinkModel:
         )
 
     def star(self, middle: str, streams: LocalStreams) -> LocalStreams:
-        """Return streams to one party in the middle that keep the clocks of all.
+        """Return streams between one party and all others that advance the clocks of all parties.
 
         Args:
-            middle: name of that party.
-            streams: streams that carry the frames, between threads.
+            middle: name of the party in the middle.
+            streams: streams that carry the frames between threads.
         """
         return _ModelStar(self, middle, streams)
 
 
 class _ModelStar:
-    """Streams of threads over lines; see `LinkModel.star`."""
+    """Streams of threads over computed network links; see `LinkModel.star`."""
 
     def __init__(self, model: LinkModel, middle: str, streams: LocalStreams) -> None:
         self._streams = streams
@@ -295,7 +296,7 @@ class _ModelStar:
 
 
 class _Taken:
-    """The middle end of a stream whose frame was read from all streams together."""
+    """The middle party's end of a stream, for a frame that was received from any stream."""
 
     def __init__(self, link: TransportLink) -> None:
         self._link, self.frame = link, Frame(Kind.DONE, 0)

@@ -1,4 +1,4 @@
-"""A network of TCP proxies on the loopback, without special rights; it delays only bytes."""
+"""A network of TCP proxies on the loopback interface; it needs no rights and delays bytes only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from benchmarks.emulation.base import LOOPBACK, Address, Egress, Network, Wan
 
 Way = Literal["up", "down"]
 _PIECE_BYTES = 16 * 1024
-#: With this option, closing a connection resets it, which ends a sender that waits for room.
+#: Socket option with which closing a connection resets it, so that a sender that waits for room
+#: ends.
 _RESET = struct.pack("ii", 1, 0)
 _BUFFER_BYTES = 64 * 1024
 _UNLIMITED_BYTES = 16 * 1024 * 1024
 
 
 class ProxyNetwork(Network):
-    """A proxy for each pair of parties and port, so that bytes count for their sender.
+    """A proxy for each pair of parties and each port, so that bytes are counted for their sender.
 
-    Connections open without delay and TCP's own ramp-up is that of the loopback. The counts are the
-    bytes of the connections, without headers of packets.
+    A new connection opens without delay, and TCP's slow start is that of the loopback interface.
+    The counted bytes are those of the connections, without packet headers.
     """
 
     kind = "proxy"
@@ -52,24 +53,24 @@ class ProxyNetwork(Network):
 
 
 class TcpProxy:
-    """Delays traffic, limits bandwidth, and drops or cuts connections; a context manager.
+    """Proxy that delays data, limits bandwidth and breaks connections; a context manager.
 
-    The data of a direction pass one after the other at its bandwidth, all connections together, and
-    arrive after the delay; the two directions are independent. A connection is opened without
-    delay, because the kernels open it. There is no jitter, and the ramp-up of TCP is that of the
-    loopback.
+    The data of all connections in one direction pass one after the other at the bandwidth, and
+    arrive after the delay; the two directions are independent. A connection opens without delay,
+    because the operating system opens it. There is no jitter, and TCP's slow start is that of the
+    loopback interface.
 
     Args:
         target: address to which connections are forwarded.
-        wan: bandwidth in each direction, and round trip.
-        up: outgoing line of the connecting side; by default a separate one.
-        down: outgoing line of the target; by default a separate one.
-        listen: address to listen on; by default a free port of this machine.
+        wan: bandwidth in each direction, and round-trip time.
+        up: outgoing link of the connecting side; by default, a separate link.
+        down: outgoing link of the target; by default, a separate link.
+        listen: address to listen on; by default, a free port of this machine.
 
     Attributes:
-        port: port on which it listens.
-        connections: number of forwarded connections so far.
-        swallowed: direction whose data are lost, until the next cut.
+        port: port on which the proxy listens.
+        connections: number of connections that were forwarded so far.
+        swallowed: direction in which data are dropped, until the next `cut`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class TcpProxy:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes carried, in both directions."""
+        """Number of bytes carried in both directions."""
         return sum(egress.sent_bytes for egress in self._egress.values())
 
     def cut(self) -> None:
@@ -120,18 +121,18 @@ class TcpProxy:
             _break(end)
 
     def shut(self) -> None:
-        """Break every connection, and new ones at once, until `restore`."""
+        """Break every connection, also each new connection at once, until `restore`."""
         with self._lock:
             self._open = False
         self.cut()
 
     def restore(self) -> None:
-        """Accept connections again."""
+        """Accept connections again after `shut`."""
         with self._lock:
             self._open = True
 
     def close(self) -> None:
-        """Break everything and stop listening."""
+        """Break all connections and stop listening."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._door.join()
@@ -165,7 +166,7 @@ class TcpProxy:
             far.close()
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
-        """Serve one connection until both directions have ended."""
+        """Serve one connection until both its directions have ended."""
         ways: tuple[tuple[Way, socket.socket, socket.socket], ...]
         ways = (("up", near, far), ("down", far, near))
         pumps = [threading.Thread(target=self._pump, args=way, daemon=True) for way in ways]
@@ -179,7 +180,7 @@ class TcpProxy:
         far.close()
 
     def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
-        """Read one end; a second thread writes to the other end at the computed time."""
+        """Read from one end; a second thread writes to the other end at the computed times."""
         travelling = _Travelling(self._most_bytes)
         writer = threading.Thread(target=_deliver, args=(travelling, source, sink), daemon=True)
         writer.start()
@@ -195,7 +196,7 @@ class TcpProxy:
 
 
 def _deliver(travelling: _Travelling, source: socket.socket, sink: socket.socket) -> None:
-    """Write arriving bytes; if the sink closes, close the source too."""
+    """Write bytes when they arrive; if the receiving end closes, close the sending end too."""
     taken = True
     while data := travelling.take():
         if taken:
@@ -215,9 +216,9 @@ def _break(end: socket.socket) -> None:
 
 
 class _Travelling:
-    """Bytes in transit in one direction of a connection, at most as many as a line holds.
+    """Bytes in transit in one direction of a connection, at most as many as the link can hold.
 
-    Other data stay with the sender, so that its `send` blocks as on a real line.
+    Further data stay with the sender, so that its `send` blocks as it does on a real network.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -227,7 +228,7 @@ class _Travelling:
         self._changed = threading.Condition()
 
     def add(self, arrival: float, data: bytes) -> None:
-        """Add a piece in transit when there is room."""
+        """Add bytes to those in transit, when there is room."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._most_bytes)
             self._pieces.append((arrival, data))
@@ -235,7 +236,7 @@ class _Travelling:
             self._changed.notify_all()
 
     def take(self) -> bytes:
-        """Return the next piece, when it arrives."""
+        """Return the next bytes at the time when they arrive."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces)
             arrival, data = self._pieces.popleft()
@@ -247,7 +248,7 @@ class _Travelling:
 
 
 def _most_bytes(wan: Wan) -> int:
-    """Return the bytes that a line holds in both directions, and the buffer before it."""
+    """Return how many bytes may be in transit: on a link of this delay, and in its buffer."""
     if wan.mbps is None:
         return _UNLIMITED_BYTES
     return _BUFFER_BYTES + int(2 * wan.one_way_s / wan.seconds_a_byte)

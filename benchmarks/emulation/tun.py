@@ -1,4 +1,4 @@
-"""A network of namespaces and a router in user space: packets are delayed, as on a real line."""
+"""A network of Linux namespaces and a user-space router, which delays real packets."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from vfl.core.errors import UserError
 DEVICE = "wan0"
 _TUN = "/dev/net/tun"
 _TOOLS = ("ip", "nsenter", "setpriv")
-#: From linux/sched.h and linux/if_tun.h.
+#: Constants of linux/sched.h and linux/if_tun.h.
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
-#: Ethernet's packets; a queue for packets that arrive before it is read.
+#: Packet size of Ethernet, and length of the queue for packets that arrive before they are read.
 _SET_UP = f"""
 link set lo up
 addr add {{address}}/24 dev {DEVICE}
 link set {DEVICE} addrgenmode none mtu 1500 txqueuelen 10000
 link set {DEVICE} up
 """
-#: Linux's own default. Where a system defaults to BBR, a protocol that waits for answers is paced
-#: by its small earlier traffic, and takes almost a round trip more for each. That would be a figure
-#: of the machine, not of the line. A kernel without cubic keeps its own default.
+#: Congestion control, set to Linux's default. If a system uses BBR by default, the small earlier
+#: traffic limits a protocol that waits for answers, so that each answer takes almost one more round
+#: trip. Such a time would describe the machine, not the network link. A kernel without cubic keeps
+#: its own default.
 _CONTROL = f"route change {{network}} dev {DEVICE} src {{address}} scope link congctl cubic"
-#: Whether an idle connection starts slowly again. In a new namespace this is Linux's own default,
-#: whatever the setting of this machine.
+#: Setting that determines whether an idle connection begins with slow start again. In a new
+#: namespace, it has Linux's default value, whatever its value on this machine is.
 _AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _ADDRESS = "10.77.0.{}"
-#: Number of packets read from one device before the others get a turn.
+#: Number of packets that are read from one device before the next device.
 _PACKETS = 64
 _PACKET_BYTES = 65536
 _LAST_ADDRESS_BYTE = 19
@@ -53,12 +54,12 @@ _Queue = deque[tuple[float, int, bytes]]
 
 
 class TunNetwork(Network):
-    """A network namespace with its own address for each party, and a router between them.
+    """Network with a namespace and an address for each party, and a router between the namespaces.
 
-    TCP's ramp-up, windows, headers and acknowledgements are those of a real line. A process of a
-    party is started with `command` in front and listens at `host`. The counts are the bytes of
-    packets at the party's interface. The router is a thread of this process, which should be idle
-    during a measurement.
+    TCP's slow start, windows, headers and acknowledgements are those of a real network. To start a
+    process at a party, put `command` in front of its command line; it listens at `host`. The
+    counted bytes are those of packets at the party's interface. The router is a thread of this
+    process, so this process should be idle during a measurement.
 
     Raises:
         UserError: the process lacks rights, or the system does not support it.
@@ -76,7 +77,7 @@ class TunNetwork(Network):
             for party, address in self._addresses.items():
                 self._sites[party] = made.enter_context(closing(Namespace(address)))
             router = Router([site.device for site in self._sites.values()], wan)
-            made.enter_context(closing(router))  # ends first: it uses the devices
+            made.enter_context(closing(router))  # end the router first, because it uses the devices
             self._made = made.pop_all()
 
     def command(self, party: str) -> list[str]:
@@ -93,16 +94,16 @@ class TunNetwork(Network):
 
 
 class Namespace:
-    """A network namespace with the loopback and a TUN device; it has no name.
+    """A network namespace with a loopback interface and a TUN device; it has no name.
 
-    A namespace without a name lives as long as a process in it or a file descriptor for it. So no
-    cleanup is needed, however the process that made it ends.
+    A namespace without a name exists as long as a process runs in it or a file descriptor refers to
+    it. So no cleanup is needed, however the process that made the namespace ends.
 
     Args:
-        address: address of the device, in a network of 24 bits.
+        address: address of the device, in a network with a 24-bit prefix.
 
     Attributes:
-        device: file descriptor that reads and writes the packets of the device.
+        device: file descriptor for reading and writing the packets of the device.
 
     Raises:
         UserError: this process lacks rights, or the system does not support it; see `why_not`.
@@ -112,21 +113,22 @@ class Namespace:
         reason = _missing()
         if reason:
             raise _refusal(reason)
-        # A thread of its own, because entering a namespace changes the thread; this one ends at
-        # once.
+        # The namespace is made in a separate thread, which ends at once, because entering a
+        # namespace changes the thread.
         with ThreadPoolExecutor(1) as thread:
             self._file, self.device = thread.submit(_make, address).result()
 
     def command(self) -> list[str]:
-        """Return a command line's prefix that runs it here as the same process.
+        """Return the prefix with which a command line runs in this namespace.
 
-        It is killed when the thread that started it ends, so that it does not outlive the network.
+        The started process is killed when the thread that started it ends, so that it does not
+        outlive the network.
         """
         enter = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._file}", "--"]
         return [*enter, "setpriv", "--pdeathsig", "KILL", "--"]
 
     def bytes_sent(self) -> int:
-        """Bytes of packets that the device has sent, headers included."""
+        """Number of bytes of the packets that the device has sent, headers included."""
         line = [*self.command(), "ip", "-stats", "-json", "link", "show", DEVICE]
         told = subprocess.run(line, capture_output=True, check=True, text=True)
         return int(json.loads(told.stdout)[0]["stats64"]["tx"]["bytes"])
@@ -158,9 +160,9 @@ def _missing() -> str | None:
 
 
 def _make(address: str) -> tuple[int, int]:
-    """Return a fresh namespace and its device as file descriptors.
+    """Return a new namespace and its device as file descriptors.
 
-    The calling thread stays in it.
+    The calling thread stays in the namespace.
     """
     libc, after_idle = ctypes.CDLL(None, use_errno=True), _AFTER_IDLE.read_bytes()
     if libc.unshare(_CLONE_NEWNET):
@@ -173,7 +175,7 @@ def _make(address: str) -> tuple[int, int]:
         fcntl.ioctl(device, _TUNSETIFF, wanted)
         steps = _SET_UP.format(address=address)
         subprocess.run(["ip", "-batch", "-"], input=steps.encode(), capture_output=True, check=True)
-        _AFTER_IDLE.write_bytes(after_idle)  # of this namespace now
+        _AFTER_IDLE.write_bytes(after_idle)  # sets the value in the new namespace
         network = ip_interface(f"{address}/24").network
         control = _CONTROL.format(network=network, address=address)
         subprocess.run(["ip", *control.split()], capture_output=True, check=False)
@@ -196,28 +198,30 @@ def _refusal(reason: str) -> UserError:
 
 
 class Router:
-    """A star of devices: packets wait for their sender's bandwidth and for the delay.
+    """Router between devices: a packet waits for its sender's bandwidth and for the delay.
 
-    The kernel shapes bandwidth, but not every kernel delays. A thread reads what each site's device
-    sends and writes it to the receiver's device when it arrives. Queues have no bound, so no packet
-    is lost; the senders' TCP windows bound them. Addresses end in 1, 2, 3, as devices are given.
+    Linux can limit bandwidth itself, but not every kernel can delay packets. A thread reads the
+    packets that each party's device sends, and writes each packet to the receiver's device when it
+    should arrive. The queues have no limit, so no packet is lost; the senders' TCP windows limit
+    the queues. The last number of the devices' addresses is 1, 2, 3, in the order of `devices`.
 
     Args:
-        devices: file descriptors of TUN devices, which do not block.
-        wan: line of each device.
+        devices: file descriptors of TUN devices, in non-blocking mode.
+        wan: network link of each device.
     """
 
     def __init__(self, devices: Sequence[int], wan: Wan) -> None:
         self._devices = list(devices)
         self._egress = [Egress(wan) for _ in devices]
-        # One queue a sender: with one delay for all, packets arrive in their order of departure.
+        # One queue for each sender: with the same delay for all, packets arrive in the order of
+        # their departure.
         self._queues: list[_Queue] = [deque() for _ in devices]
         self._awaken, self._waker = os.pipe()
         self._thread = threading.Thread(target=self._run, name="router", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; packets in transit are lost."""
+        """Stop the router; packets in transit are lost."""
         os.close(self._waker)
         self._thread.join()
         os.close(self._awaken)
@@ -225,7 +229,7 @@ class Router:
     def _run(self) -> None:
         watched = [*self._devices, self._awaken]
         while True:
-            # `select` waits to the microsecond, `poll` to the millisecond.
+            # `select` is accurate to a microsecond, `poll` to a millisecond.
             readable, _, _ = select.select(watched, [], [], self._deliver())
             if self._awaken in readable:
                 return
@@ -234,7 +238,7 @@ class Router:
                     self._collect(index)
 
     def _collect(self, index: int) -> None:
-        """Read packets of one device, and schedule their arrival."""
+        """Read the packets that one device sends, and schedule their arrival."""
         egress, queue, device = self._egress[index], self._queues[index], self._devices[index]
         with contextlib.suppress(BlockingIOError):
             for _ in range(_PACKETS):
@@ -247,12 +251,12 @@ class Router:
                     queue.append((arrival, target, packet))
 
     def _deliver(self) -> float | None:
-        """Write the packets that have arrived; return seconds until the next one, or None."""
+        """Write all packets that are due; return the seconds until the next packet, or None."""
         now = time.monotonic()
         for queue in self._queues:
             while queue and queue[0][0] <= now:
                 _, target, packet = queue.popleft()
-                with contextlib.suppress(OSError):  # its site is going down
+                with contextlib.suppress(OSError):  # the device's namespace is ending
                     os.write(self._devices[target], packet)
         arrivals = [queue[0][0] for queue in self._queues if queue]
         return max(0.0, min(arrivals) - time.monotonic()) if arrivals else None

@@ -1,7 +1,8 @@
 """Rounds, bytes and errors of CrypTen's operations: ``PYTHON -I crypten_operations.py RANK PORT``.
 
-It runs where CrypTen is installed and imports nothing of vfl. Rank 0 prints a line of JSON for each
-operation, by the names of `benchmarks/tensor_operations.py`; the elements are the same.
+This program runs in an environment that has CrypTen, and imports no part of vfl. Rank 0 prints a
+line of JSON for each operation; the operations have the names of `benchmarks/tensor_operations.py`
+and process the same elements.
 """
 
 from __future__ import annotations

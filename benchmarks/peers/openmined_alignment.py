@@ -1,12 +1,12 @@
-"""openmined-psi as a protocol to find the common rows of two parties, by code of another author.
+"""openmined-psi as an alignment protocol for the common rows of two parties, by another author.
 
     pip install openmined-psi==2.0.6
     vfl align --plugin benchmarks/peers/openmined_alignment.py -s align.protocol=openmined ...
 
-Diffie-Hellman on NIST P-256 between a client, which learns the result, and a server, which does not
-(Angelou et al. 2020). Here both learn it, the label party last: the other party is the client
-first, accepts its result, and is the server afterwards. The library's own messages travel inside
-those of the session.
+The library computes Diffie-Hellman on NIST P-256 between a client, which learns the result, and a
+server, which does not (Angelou et al. 2020). Here both parties learn the result, the label party
+last: the feature party is first the client, accepts its result, and is then the server. The
+library's own messages travel inside the messages of the session.
 """
 
 from __future__ import annotations

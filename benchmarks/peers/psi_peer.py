@@ -1,7 +1,7 @@
 """Private set intersection of other systems: ``PYTHON -I psi_peer.py SYSTEM IDS`` prints JSON.
 
-It runs in the environment of the other system and imports nothing of vfl. Both sides are on this
-machine; half of the ids are common.
+This program runs in an environment that has the other system, and imports no part of vfl. Both
+parties are on this machine; half of their ids are common.
 """
 
 from __future__ import annotations

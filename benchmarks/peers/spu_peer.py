@@ -1,6 +1,6 @@
 """SPU (Ma et al. 2023) under `talk.py`: FM64, protocols semi2k and aby3; see spu's own reference.
 
-Compiling and sharing come before the clock; the clock measures `Runtime.run`.
+Compiling and sharing take place before the measured time, which covers only `Runtime.run`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Main program of an adapter: ``PYTHON -I talk.py NAME`` runs one party of NAME_peer.py.
 
-It runs in the environment of the other system, imports no part of vfl, and uses the messages of
-`benchmarks/mpc_party.py` as plain JSON.
+This program runs in the environment of the other system, and imports no part of vfl. It exchanges
+the messages of `benchmarks/mpc_party.py` as plain JSON.
 
-Lines of JSON come on standard input: the party's role, the addresses of all parties, then runs. A
-run is a task, the time to begin, and a request to reveal the results after all bytes were counted.
-Lines go back on standard output: the port, "ready", "ready" before and after each run, and the
-costs. The adapter is a class `Peer`:
+It reads lines of JSON from standard input: first the party's role, then the addresses of all
+parties, then runs. A run is a task, the time to begin, and a request to reveal the results after
+all bytes were counted. It writes lines to standard output: its port, "ready", "ready" before and
+after each run, and the costs of the run. The adapter is a class `Peer` with these methods:
 
     Peer(assignment, port)                 who it is, and a port that is free for it
     connect(endpoints)                    host and port of every party, by rank
@@ -14,7 +14,7 @@ costs. The adapter is a class `Peer`:
     run()                             what is timed
     result()                          arrays by name at rank 0; called at every rank
 
-Only numpy and the standard library are needed.
+The program needs only numpy and the standard library.
 """
 
 from __future__ import annotations
