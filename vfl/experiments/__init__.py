@@ -1,9 +1,10 @@
-"""Studies: many trainings that belong together, with their state and their results.
+"""Studies: sets of trainings that belong together, with their status and results.
 
 A grid is a folder with a list of cells. Each cell is an ordinary run folder whose name depends on
-its settings, so that a later call finds earlier trainings. `comparison` and `attack_grid` make
-cells, `scheduler` runs them, and `pages` shows the results. The names listed here read cells and
-need no torch. One cell of a grid, through files of this package:
+the cell's settings, so that a later call finds earlier trainings. `comparison` and `attack_grid`
+make cells, `scheduler` trains and attacks them, and `pages` shows the results. The names that this
+module exports read cells and need no torch. The following files of this package process one cell of
+a grid:
 
     vfl grid FILE, vfl compare FILE:    vfl/cli/study.py
       cells, by name and digest:        cells.py, comparison.py, scores.py

@@ -1,7 +1,8 @@
-"""Advice on defenses for an experiment: who sees what, and which measurements support a defense.
+"""Advice on defenses for an experiment: who sees what, and what measurements support.
 
 `advice.toml`, next to this file, is the only source of `vfl advise` and of the table in
-docs/defenses.md. Promises with an epsilon come from the defenses' own statements.
+docs/defenses.md. Privacy guarantees with an epsilon come from the statements of the defenses
+themselves.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from vfl.experiments.tables import Table
 from vfl.privacy import PrivacyStatement
 from vfl.session import Terms, secure_mode
 
-#: Goals of an attacker: labels, columns, membership in the training, the answers, a party's inputs
-#: from a hijacked bottom, or facts that lengths of frames reveal.
+#: Assets that an attacker may want: labels, columns, membership in the training (records), answers,
+#: a party's inputs (through a hijacked bottom model), or facts that frame lengths reveal.
 Asset = Literal["labels", "columns", "records", "answers", "inputs", "lengths"]
 ASSETS: tuple[Asset, ...] = get_args(Asset)
-#: "proven" holds by a statement or by the content of messages; "measured" withstood the attacks of
-#: a page; "partial" hides a part; "weak" was defeated by a known attack; "open" has no defense.
+#: Level of protection. "proven": guaranteed by a privacy statement or by the content of messages.
+#: "measured": withstood the attacks on a results page. "partial": protects a part of the asset.
+#: "weak": defeated by a known attack. "open": no defense.
 Status = Literal["proven", "measured", "partial", "weak", "open"]
 _BEST_FIRST: tuple[Status, ...] = get_args(Status)
-#: Secure modes of a network with bottoms and a top; any other mode is a separate model.
+#: Secure modes for models with bottoms and a top; every other mode is a model of another kind.
 _NETWORKS = ("none", "sum", "beaver", "permuted", "pea")
 
 _FILE = Path(__file__).with_name("advice.toml")
@@ -38,22 +40,23 @@ _FILE = Path(__file__).with_name("advice.toml")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One line of the table: a risk, and a setting against it.
+    """One row of the advice table: a risk, and a setting that protects from it.
 
     Attributes:
-        name: its name in the output of the command.
-        status: the best level of protection.
-        fear: the owner's fear.
-        asset: the attacked asset; `also` names further assets that this setting protects.
+        name: name of the advice in the output of `vfl advise`.
+        status: highest level of protection that the setting reaches.
+        fear: the owner's fear, as a question or a sentence.
+        asset: the asset that is attacked; `also` names further assets that this setting protects.
         attackers: roles of attackers against which the setting protects.
         set: the setting.
-        costs: costs in accuracy, bytes or time.
-        proven: claim that holds by proof or by the content of frames; "nothing" if no claim does.
-        measured: measured success of attacks.
-        source: the page with the figures, below docs.
-        defense, secure, dp, padded: settings by which an experiment is recognised. A defense
-            "NAME:OPTION" counts if the option is given.
-        most_epsilon: largest epsilon with which such an option counts.
+        costs: costs of the setting in accuracy, bytes or time.
+        proven: claim that holds by proof or by the content of frames; "nothing" if there is no such
+            claim.
+        measured: success of attacks against this setting, as measured.
+        source: the docs page with the measured figures, relative to docs/.
+        defense, secure, dp, padded: if an experiment has one of these settings, it follows the
+            advice. A defense written as "NAME:OPTION" counts only if the option is given.
+        most_epsilon: largest epsilon with which a defense's option counts.
     """
 
     name: str
@@ -74,11 +77,11 @@ class Advice:
     most_epsilon: float = inf
 
     def holds_for(self, asset: Asset, role: str) -> bool:
-        """Return whether it protects these data from an attacker in this role."""
+        """Return whether the setting protects this asset from an attacker in this role."""
         return asset in (self.asset, *self.also) and role in self.attackers
 
     def in_place(self, experiment: Experiment) -> bool:
-        """Return whether an experiment uses it."""
+        """Return whether an experiment follows this advice."""
         named = [parse(spec) for spec in experiment.defense.split("+")]
         for wanted in self.defense:
             name, _, option = wanted.partition(":")
@@ -93,7 +96,7 @@ class Advice:
         return parse(experiment.secure)[0] in self.secure
 
     def fits(self, experiment: Experiment) -> bool:
-        """Return whether the model of an experiment supports it."""
+        """Return whether the model of an experiment supports this setting."""
         mode = parse(experiment.secure)[0]
         if mode not in _NETWORKS:
             return False
@@ -103,7 +106,7 @@ class Advice:
 
 
 def _takes(name: str, experiment: Experiment) -> bool:
-    """Return whether a defense can work on the merged cut of an experiment."""
+    """Return whether a defense can process the merged cut of an experiment."""
     if defenses.DEFENSES.member(name).merged is defenses.Defense.merged:
         return True
     try:
@@ -114,19 +117,19 @@ def _takes(name: str, experiment: Experiment) -> bool:
 
 
 def _number(given: Mapping[str, str], option: str) -> float:
-    """Return the number of an option; negative if the option is not given."""
+    """Return the value of an option as a number; negative if the option is not given."""
     return float(given.get(option, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class Weak:
-    """Defenses that fell to a known attack.
+    """Defenses that a known attack defeated.
 
     Attributes:
         defenses: their names.
-        asset: the asset that they should protect.
-        why: the reason, in a sentence.
-        source: the page with the figures, below docs.
+        asset: the asset that these defenses should protect.
+        why: the reason why they are weak, as a sentence.
+        source: the docs page with the measured figures, relative to docs/.
     """
 
     defenses: Sequence[str]
@@ -137,14 +140,14 @@ class Weak:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvidence:
-    """Measurements on a model that replaces bottoms and top.
+    """Measurements on a model that replaces bottom and top models.
 
     Attributes:
         mode: the model's name.
-        asset: the attacked asset.
-        status: level of protection by the model itself.
-        measured: measured success of attacks.
-        source: the page with the figures, below docs.
+        asset: the asset that is attacked.
+        status: level of protection that the model itself gives.
+        measured: success of attacks on the model, as measured.
+        source: the docs page with the measured figures, relative to docs/.
     """
 
     mode: str
@@ -156,12 +159,12 @@ class ModelEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Evidence of one attacker about data that another party owns.
+    """Evidence that one attacker has about an asset of another party.
 
     Attributes:
-        asset, owner: the asset and the party that owns it.
+        asset, owner: the exposed asset, and the party that owns it.
         attacker, role: name and role of the attacking party.
-        sees: the evidence, in words.
+        sees: the evidence, as text.
     """
 
     asset: Asset
@@ -173,15 +176,16 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An exposure, and the defenses that measurements support against it.
+    """An exposure, with the defenses that measurements support against it.
 
     Attributes:
-        exposure: the exposed asset and the attacker.
+        exposure: the exposed asset and its attacker.
         status: level of protection.
-        has: advice that the experiment follows.
-        statements: promises of its defenses about the asset, each with its unit and span.
-        weak: sentences on defenses in use that are too weak to rely on.
-        measured: sentences on the model itself.
+        has: advice that the experiment already follows.
+        statements: privacy guarantees of the experiment's defenses about the asset, with unit and
+            range.
+        weak: sentences about defenses in use that are too weak to rely on.
+        measured: sentences with measurements on the model itself.
         take: further advice that would protect the asset.
     """
 
@@ -194,7 +198,7 @@ class Finding:
     take: Sequence[Advice] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a record for JSON."""
+        """Return the finding as a JSON-serialisable record."""
         return asdict(self.exposure) | {
             "status": self.status,
             "has": [one.name for one in self.has],
@@ -207,19 +211,19 @@ class Finding:
 
 @cache
 def advices() -> tuple[Advice, ...]:
-    """Return every line of the table, in its order."""
+    """Return all rows of the advice table, in order."""
     return tuple(Advice(**row) for row in _content()["advice"])
 
 
 @cache
 def weak_defenses() -> tuple[Weak, ...]:
-    """Return defenses that are too weak to be used alone."""
+    """Return the defenses that are too weak to be used alone."""
     return tuple(Weak(**row) for row in _content()["weak"])
 
 
 @cache
 def model_evidence() -> tuple[ModelEvidence, ...]:
-    """Return measurements on models that are not networks with bottoms."""
+    """Return the measurements on models without bottom and top models."""
     return tuple(ModelEvidence(**row) for row in _content()["model"])
 
 
@@ -228,7 +232,7 @@ def _content() -> dict[str, Any]:
 
 
 def advice_table() -> Table:
-    """Return the table of docs/defenses.md."""
+    """Return the advice table as in docs/defenses.md."""
     head = ["what you fear", "what to set", "what it costs", "proven", "only measured"]
     lines = [
         [
@@ -245,7 +249,7 @@ def _code(setting: str) -> str:
 
 
 def exposures(experiment: Experiment) -> Iterator[Exposure]:
-    """Yield every exposure of an experiment, in its training and in its outputs."""
+    """Yield every exposure of an experiment, in its training and in its predictions."""
     label, mode = experiment.label.party, parse(experiment.secure)[0]
     middle = experiment.middle.party if experiment.middle else None
     others = [task.party for task in experiment.tasks or ()]
@@ -294,18 +298,19 @@ def _of_columns(mode: str, party: str) -> str:
 
 
 def findings_of(experiment: Experiment, assets: Sequence[Asset] = ASSETS) -> list[Finding]:
-    """Findings for each exposure of an experiment.
+    """Return a finding for each exposure of an experiment.
 
     Args:
-        experiment: a checked experiment; the function reads no data.
-        assets: assets to judge.
+        experiment: a checked experiment; its data are not read.
+        assets: assets to include.
 
     Raises:
         SpecError: a defense or a codec cannot be built.
     """
     compression.make(experiment.codec)
     mode = secure_mode.make(experiment.secure)
-    promised: Sequence[PrivacyStatement] = getattr(mode, "privacy", tuple)()  # of a whole model
+    # only models without bottoms have such statements
+    promised: Sequence[PrivacyStatement] = getattr(mode, "privacy", tuple)()
     stated = (*defenses.make(experiment.defense).privacy(), *promised)
     named = {parse(spec)[0] for spec in experiment.defense.split("+")}
     return [
@@ -348,5 +353,5 @@ def _finding(
     )
 
 
-#: Names of assets in the statements of defenses.
+#: Names of assets as they occur in the statements of defenses.
 _STATED: dict[Asset, str] = {"labels": "labels", "columns": "inputs", "records": "records"}

@@ -1,9 +1,9 @@
-"""A grid of attacks: its cells, the training of a victim, attacks on it, and attacks on one run.
+"""A grid of attacks: its cells, trainings of victims, and attacks on them or on one run.
 
-A victim is trained with the recordings that its attacks need, and trained again if only a recording
-is missing. A repeated training gives the same weights, so its scores stay valid. They lie in a run
-folder that makes room for the new one: The old folder is moved aside, and its scores are moved back
-after the training.
+A victim is trained with the recordings that its attacks need; it is trained again only if a
+recording is missing. A repeated training gives the same weights, so earlier scores stay valid. To
+keep them, the old run folder is moved aside, and its scores are moved to the new folder after the
+training.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ from vfl.training.run import training_rows
 
 
 def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
-    """Return the attacks of a grid, and the number of runs of each.
+    """Return the attacks of a grid, and the number of runs per attack.
 
     Args:
         settings: settings of the grid.
-        adversary: spec of the adversary in the victim's training; only attacks of the same party
-            are planned.
+        adversary: spec of the adversary in the victim's training; only attacks of the adversary's
+            party are planned.
 
     Raises:
         SpecError: an attack cannot be built.
@@ -105,14 +105,14 @@ def train_recorded(
     settings: GridSettings,
     device: str,
 ) -> None:
-    """Train a victim, or continue, so that every job without a score can run.
+    """Train a victim (or continue) with the recordings that jobs without a score need.
 
     Args:
         cell: the victim.
-        folder: folder of the victim's grid.
-        data: every party's rows.
-        settings: settings of the grid: attackers and attacks.
-        device: device that trains the model.
+        folder: folder of the grid.
+        data: data of every party.
+        settings: settings of the grid, which include attackers and attacks.
+        device: device on which the model is trained.
     """
     path, aside = folder.cells_path / cell.name, folder.aside(cell)
     jobs = attack_plan(settings, cell.adversary).on_victim()
@@ -121,7 +121,7 @@ def train_recorded(
         return
 
     def needed(run: Path) -> TraceSettings:
-        """Return the recordings that jobs without a score in this run need."""
+        """Return the recordings that jobs without a score for this run need."""
         runner = AttackRunner.of_run(RunFolder(run), data, settings, cell.adversary)
         lacking = runner.lacking(jobs, ScoresFile(run))
         return _recorded(lacking, settings)
@@ -138,7 +138,7 @@ def train_recorded(
     else:
         trace = _recorded(jobs, settings)
     if (path / "metrics.jsonl").exists() and RunFolder(path).experiment().trace != trace:
-        shutil.rmtree(path)  # the existing recordings are not the required ones
+        shutil.rmtree(path)  # its recordings are not the required ones
     plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
     party = attacker_of(cell.experiment, settings)
     adversaries = start_adversary(cell.adversary, plain.experiment, data, party, settings)
@@ -147,19 +147,19 @@ def train_recorded(
 
 
 def _recorded(jobs: Sequence[AttackJob], settings: GridSettings) -> TraceSettings:
-    """Return the recordings of a training for these jobs and for later attacks."""
+    """Return the recordings that these jobs and later attacks need."""
     scenarios = [scenario_of_job(one.attack, one.bottom) for one in jobs]
     return trace_for(scenarios, settings.record)
 
 
 def forget_recordings(path: Path, settings: GridSettings) -> None:
-    """Delete a victim's large recordings, unless later attacks need them."""
+    """Delete a victim's large recordings, unless the settings keep them for later attacks."""
     for trace in [] if settings.record else list(path.glob("parties/*/trace")):
         shutil.rmtree(trace)  # a training can be recorded again
 
 
 def _give_back(aside: Path, path: Path) -> None:
-    """Move attack results from a folder that was put aside to the repeated training."""
+    """Move attack results from the folder that was moved aside to the new training's folder."""
     kept = [aside / name for name in (SCORES, OF_CELL, OF_OUTSIDE, PICTURES)]
     for file in [*kept, *(aside / GALLERY).glob("*")]:
         if file.exists():
@@ -168,10 +168,10 @@ def _give_back(aside: Path, path: Path) -> None:
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
-    """Return the cells of an experiment with a `grid` table, seed by seed.
+    """Return the cells of an experiment with a `grid` table, ordered by seed.
 
     Raises:
-        ConfigError: the experiment has no such table, or the table names no feature party.
+        ConfigError: the experiment has no `grid` table, or the table names no feature party.
         SpecError: a defense or an attack cannot be built.
     """
     check_one_label_party(experiment, "a grid of attacks")
@@ -191,13 +191,13 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
 def attack_cell(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> None:
-    """Train a victim unless it is trained, and run every attack that has no score yet.
+    """Train a victim unless it is trained, and run all attacks that have no score yet.
 
     Args:
-        cell: the victim's cell, or the cell of its seed's baselines.
+        cell: the victim's cell, or the cell with the baselines of one seed.
         folder: folder of the grid.
-        data: every party's rows.
-        device: device that trains the model; attacks run on the CPU.
+        data: data of every party.
+        device: device on which the model is trained; attacks run on the CPU.
     """
     settings = grid_settings_of(folder.experiment())
     check_attacks_fit(cell.experiment, settings, data)
@@ -218,7 +218,7 @@ def attack_victim(
     settings: GridSettings,
     device: str,
 ) -> list[ScoreRecord]:
-    """Attack a trained victim, and return the scores of every attack; see `attack_cell`."""
+    """Attack a trained victim, and return the scores of all attacks; see `attack_cell`."""
     path, jobs = folder.cells_path / cell.name, attack_plan(settings, cell.adversary).on_victim()
     if (path / FOUND_OUT).exists():
         return [detected(cell.adversary, settings)]
@@ -240,12 +240,12 @@ def attack_victim(
 
 
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
-    """Store drawings of the cut of a run's test rows, unless they exist; see `pictures_of`.
+    """Store pictures of the cuts of a run's test rows, unless they exist; see `pictures_of`.
 
     Args:
         folder: the run.
-        data: every party's rows.
-        settings: settings of the grid: number of pictures, and their party.
+        data: data of every party.
+        settings: settings of the grid, which include the number of pictures and the pictured party.
     """
     experiment, path = folder.experiment(), folder.path / PICTURES
     party = attacker_of(experiment, settings)
@@ -259,13 +259,13 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
 
 
 def keep_pictures_of(run: Path, cuts: Tensor, labels: Tensor, about: Mapping[str, Any]) -> None:
-    """Store drawings of the cut of some rows.
+    """Store pictures of the cuts of some rows.
 
     Args:
         run: the run's folder.
-        cuts: axes (rows, width).
+        cuts: cut-layer activations, axes (rows, width).
         labels: int64, axes (rows,).
-        about: requested number of rows, and their party.
+        about: requested number of rows, and the party that sent the cuts.
     """
     write_json(run / PICTURES, stamp() | dict(about) | pictures_of(cuts, labels))
 
@@ -292,29 +292,30 @@ def attack_finished_run(
     say: Callable[[str], None] = lambda line: None,
     on_end: Callable[[FinishedAttack], None] = lambda ended: None,
 ) -> list[Record]:
-    """Attack a run and its baselines; skip attacks that already have a score.
+    """Attack a finished run, with baselines; skip attacks that already have a score.
 
-    The run's page keeps the results of earlier calls with the same rows.
+    The run's page also keeps the results of earlier calls on the same rows.
 
     Args:
-        folder: a run that has ended.
-        settings: attacks, leaks, draws, baselines and who attacks.
-        say: receives a line about the present step.
-        on_end: receives every attack when it ends.
+        folder: a finished run.
+        settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
+        say: callback that receives a line of text about the current step.
+        on_end: callback that receives each attack when it ends.
 
     Returns:
-        The records of these attacks and leaks.
+        Records of these attacks at these numbers of leaked labels.
 
     Raises:
-        RunFolderError: the run has not ended, or was trained in a federation, where weights stay
-            with their parties, or did not record what an attack reads.
-        UserError: an attack or a leak does not fit its rows.
+        RunFolderError: the run is not finished; or it was trained in a federation, where weights
+            stay with the parties; or it did not record what an attack reads.
+        UserError: an attack, or a number of leaked labels, does not fit the data.
         SpecError: an attack cannot be built.
     """
     if not (folder.path / "summary.json").exists():
-        raise RunFolderError("this run has not ended, so there is nothing to attack")
+        raise RunFolderError("this run has not ended, so it cannot be attacked")
     folder.require_experiment()
-    for party in folder.experiment().parties:  # first: without its parts, no other error helps
+    # checked first, because without its parts all other errors are misleading
+    for party in folder.experiment().parties:
         PartyFolder(folder.party(party)).require()
     refuse(of_complete_rows(folder.experiment(), "an attack"))
     settings = settings.of_task(folder.experiment().label.task)
@@ -322,7 +323,8 @@ def attack_finished_run(
     require_recorded(folder.path, settings.attack_specs)
     data = training_rows(folder)
     check_attacks_fit(folder.experiment(), settings, data)
-    settings = settings.model_copy(update={"reconstructions": False})  # its page shows none
+    # a run's page shows no such pictures
+    settings = settings.model_copy(update={"reconstructions": False})
     plan = replace(attack_plan(settings), adversaries=())
     jobs = plan.on_victim() + plan.baselines(settings.baselines)
     say(f"{len(jobs)} attacks on {folder.path}, baselines included")

@@ -1,4 +1,4 @@
-"""Runs the attacks of a victim, each on its scenario's case, scores them, and runs each once."""
+"""Runs attacks on a victim: builds the scenario's case, scores the guess, stores the score."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class AttackResult:
     """Result of an attack.
 
     Attributes:
-        scores: every measure of the attack's goal, the headline first.
-        threat: threat model of the attacker.
+        scores: all measures for the attack's goal, the headline measure first.
+        threat: threat model of the attack.
         true, found: true and reconstructed pictures, axes (targets, channels, height, width); None
-            if the attack makes no pictures.
-        report: the attack's own report, see `Attack.last_report`.
+            if the attack reconstructs no pictures.
+        report: the attack's own report; see `Attack.last_report`.
     """
 
     scores: Sequence[Score]
@@ -63,18 +63,19 @@ class AttackResult:
 
 
 def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResult:
-    """Run an attack on exactly what it needs of a view, and score it.
+    """Run an attack with only the grants that it needs, and score its guess.
 
     Raises:
-        NotGrantedError: the attack needs more grants than the threat model gives; it does not run.
-        NonFiniteError: the guess contains NaN or Inf.
+        NotGrantedError: the attack needs more grants than the threat model gives; the attack is not
+            run.
+        NonFiniteError: the attack's guess contains NaN or infinite values.
     """
     found = guess_of(case, attack, draw)
     scores = scores_of(case, attack.goal, found)
     threat = case.view.only(attack.needs).threat
     about = "attribute" if Grant.LEAKED_ATTRIBUTES in attack.needs else ""
     about = "membership" if threat.who == "outsider" else about
-    if about:  # this accuracy does not concern labels
+    if about:  # this accuracy is not about labels
         scores = [replace(one, measure=f"{about}_{one.measure}") for one in scores]
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return AttackResult(scores, threat, report=attack.last_report())
@@ -83,12 +84,13 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
 
 @dataclass(frozen=True, slots=True)
 class FinishedAttack:
-    """An attack that has just ended.
+    """An attack that has just finished.
 
     Attributes:
         score: score of the attack.
-        done, total: attacks that have a score, and all.
-        left_s: estimated remaining seconds, if attacks take as long as those of this call.
+        done, total: number of attacks that have a score, and number of all attacks.
+        left_s: estimated remaining seconds, if the remaining attacks take as long as those of this
+            call.
     """
 
     score: ScoreRecord
@@ -97,7 +99,7 @@ class FinishedAttack:
     left_s: float
 
 
-#: Measure of a victim whose training a party stopped.
+#: Measure name for a victim whose training was stopped because a party detected the adversary.
 FOUND = "found_out"
 
 
@@ -108,13 +110,13 @@ def start_adversary(
     party: str,
     settings: GridSettings,
 ) -> dict[str, ActiveAdversary]:
-    """Return the adversary of one training by its party's name; an empty mapping for "none".
+    """Return one training's adversary by its party's name; an empty mapping if there is none.
 
     Args:
         spec: spec of the adversary.
-        experiment: the experiment to train.
-        data: every party's rows.
-        party: the feature party that tampers, or is the victim of the label party.
+        experiment: the experiment that is trained.
+        data: data of every party.
+        party: feature party that is the adversary, or that a malicious label party attacks.
         settings: settings of the grid.
     """
     if spec == HONEST:
@@ -126,9 +128,10 @@ def start_adversary(
 
 
 def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
-    """Return the adversaries whose success is measured on a victim of `adversary`, as specs.
+    """Return specs of the adversaries whose success is measured on a victim of `adversary`.
 
-    On an honest victim it measures those that need no part in the training, as the reference.
+    On an honest victim, adversaries that need not take part in the training are measured as a
+    reference.
     """
     if adversary == HONEST:
         others = [spec for spec in settings.trainings if spec != HONEST]
@@ -138,7 +141,7 @@ def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
 
 
 def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
-    """Return the result for a party that detected an adversary and stopped."""
+    """Return the score of an adversary whom a party detected, so that the training stopped."""
     made = make_adversary(adversary)
     threat = ThreatModel(made.who, "training", made.holds, behaviour="malicious")
     about = {"adversary": adversary, "known": settings.known}
@@ -153,14 +156,17 @@ def _needs_no_part(adversary: ActiveAdversary) -> bool:
 
 
 def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackResult:
-    """Return the result of one adversary on a finished run.
+    """Return the success of one adversary on a finished run.
 
-    "backdoor": the share of other classes' test rows that the model assigns to the adversary's
-    class with the trigger; the guess is the same share without the trigger. "flagged", of a defense
-    that judges parties: "flagged": the share of these rows in which the defense flags the
-    adversary's cut with the trigger; the guess is the share without it. "error": share of wrong
-    outputs on test rows; the guess is the error of the best constant output. An adversary that is
-    also an attack has the measures of that attack.
+    Measures of the result, each with its guess:
+
+    - "backdoor": share of other classes' test rows that the model assigns to the adversary's class
+      with the trigger; the guess is this share without the trigger.
+    - "flagged", if a defense judges parties: share of these rows for which the defense flags the
+      adversary's cut with the trigger; the guess is this share without the trigger.
+    - "error": share of wrong predictions on test rows; the guess is the error of the best constant
+      prediction.
+    - An adversary that is also an attack has the measures of this attack.
     """
     adversary, folder = make_adversary(spec), cases.folder
     assert folder is not None, "an adversary is measured by the run it took part in"
@@ -171,7 +177,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
             adversary = _learned(cases, folder, spec)
             assert isinstance(adversary, Backdoor)
         return AttackResult(_backdoor_scores(cases, adversary), threat)
-    if isinstance(adversary, Attack):  # the adversary's output for the cuts of the test rows
+    if isinstance(adversary, Attack):  # the attack uses the cuts of the test rows
         attack = _learned(cases, folder, spec)
         assert isinstance(attack, Attack)
         case = cases.case(RECORDED_QUERIES, 0, generator(cases.experiment.seed, "leak", 0))
@@ -187,7 +193,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
 
 
 def _learned(cases: Cases, folder: RunFolder, spec: str) -> ActiveAdversary:
-    """Return an adversary in the state that it had at the end of its run."""
+    """Return an adversary in the state that it had at the end of its training run."""
     started = start_adversary(spec, cases.experiment, cases.data, cases.party, cases.settings)
     ((player, adversary),) = started.items()
     load_adversary(folder, player, adversary)
@@ -225,38 +231,40 @@ def _backdoor_scores(cases: Cases, adversary: Backdoor) -> list[Score]:
 
 
 def _flagged(session: object, party: str) -> float | None:
-    """Return the share of a party's cuts that a defense flagged; None if it flags nothing."""
+    """Return the share of a party's cuts that a defense flagged; None without such a defense."""
     if not isinstance(session, LocalSession):
         return None
     return flagged_share(session.label.model, list(session.terms.parties).index(party))
 
 
-#: Modules that prepare the view of a victim and score an attack; further ones for other goals.
+#: Modules that prepare a victim's view and score an attack; goals other than labels need more
+#: modules.
 _BEHIND = ("vfl.attacks.scoring", "vfl.attacks.cases")
 _BESIDES = ("vfl.experiments.attack_runner", "vfl.experiments.scenarios")
-#: Modules that make bottoms without labels.
+#: Modules that train bottoms without labels.
 _FREE = ("vfl.attacks.baselines", "vfl.defenses.self_supervision")
-#: Measures for pictures only.
+#: Measures that exist only for pictures.
 _PICTURES = {"ssim"}
 
 
 class AttackRunner:
-    """Runs attacks on one victim; caches the cases of the last leak only.
+    """Runs attacks on one victim; caches only the cases of the last leak of labels.
 
-    Leaked rows and the attacks' own draws follow from the seed and are the same for all its
-    victims.
+    Leaked rows and the attacks' random draws follow from the seed, so they are the same for all
+    victims with this seed.
 
     Args:
-        experiment: experiment of the victim.
-        data: every party's rows.
-        settings: settings of the grid: attackers and the roles of rows.
-        folder: folder of the victim's finished run; without one, only baselines run.
+        experiment: experiment that the victim was trained with.
+        data: data of every party.
+        settings: settings of the grid, which include the attackers and the roles of rows.
+        folder: run folder of the finished victim; without it, only baselines run.
         adversary: spec of the adversary in the victim's training.
-        cases: cases of a victim that is not a run; None makes cases of the experiment's kind.
+        cases: attack cases for a victim that is not a run; None builds the cases from the
+            experiment.
 
     Raises:
-        ConfigError: no feature party has that name.
-        RunFolderError: the run has not ended, or its weights are not there.
+        ConfigError: no feature party has the name of the attacker.
+        RunFolderError: the run is not finished, or its weights are missing.
     """
 
     def __init__(
@@ -272,7 +280,7 @@ class AttackRunner:
         self._cases_of = cases or kind(experiment, data, settings, folder)
         self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
         self._width = experiment.parties[party].width
-        self._gallery: Path | None = None  # folder for pictures from attacks
+        self._gallery: Path | None = None  # folder for the pictures that attacks reconstruct
         self._about: dict[str, Any] = {
             "experiment": experiment_digest(recording(experiment, TraceSettings())),
             "data": data_digest(data),
@@ -304,7 +312,7 @@ class AttackRunner:
         settings: GridSettings,
         adversary: str = HONEST,
     ) -> AttackRunner:
-        """Attacks on the feature party of a finished run."""
+        """Return a runner of attacks on a finished run."""
         return cls(folder.experiment(), data, settings, folder, adversary)
 
     def run(
@@ -313,7 +321,7 @@ class AttackRunner:
         scores: ScoresFile,
         on_end: Callable[[FinishedAttack], None] = lambda ended: None,
     ) -> Iterator[ScoreRecord]:
-        """Yield the score of each job; run jobs without a score and store their scores."""
+        """Yield the score of each job; run the jobs that have no score, and store their scores."""
         began, ran = time.monotonic(), 0
         missing = len(self.lacking(jobs, scores))
         for number, job in enumerate(jobs, start=1):
@@ -327,11 +335,11 @@ class AttackRunner:
             yield found
 
     def lacking(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[AttackJob]:
-        """Return the jobs without a score in the file."""
+        """Return the jobs that have no score in the file."""
         return [job for job in jobs if self._known(job, scores) is None]
 
     def known(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[ScoreRecord]:
-        """Return the jobs' scores in the file, for attacks that still exist."""
+        """Return the jobs' scores from the file, for attacks that still exist."""
         found = []
         for job in jobs:
             with suppress(SpecError):
@@ -339,7 +347,7 @@ class AttackRunner:
         return [one for one in found if one is not None]
 
     def _known(self, job: AttackJob, scores: ScoresFile) -> ScoreRecord | None:
-        """Return a job's score, unless its pictures are wanted but missing."""
+        """Return a job's score, or None if pictures are requested and missing."""
         key = self._key(job)
         found = scores.get(key)
         if found is not None and self._gallery is not None:
@@ -373,7 +381,7 @@ class AttackRunner:
         )
 
     def _result(self, job: AttackJob) -> tuple[AttackResult, float]:
-        """Run a job, and return its result and duration in seconds."""
+        """Run a job, and return its result and its duration in seconds."""
         draw = generator(self._seed, "attack", job.draw)
         if job.bottom == OUTCOME:
             started = time.perf_counter()
@@ -406,7 +414,7 @@ class AttackRunner:
         return self._cases[scenario, job.bottom]
 
     def _label_free(self, kind: str, case: Case) -> Case:
-        """Return the case with a label-free bottom; each colluding party gets one."""
+        """Return the case with label-free bottoms for the attacker and colluding parties."""
         view, partners = case.view, []
         if Grant.PARTNERS in view.threat.grants:
             partners = [
@@ -419,7 +427,7 @@ class AttackRunner:
     def _bottom(
         self, kind: str, place: int, view: View, width: int
     ) -> tuple[nn.Module, dict[int, Evidence]]:
-        """Return a label-free bottom and its outputs; leaks do not change its unlabelled rows."""
+        """Return a label-free bottom and its outputs, trained on unlabelled rows only."""
         if (kind, place) not in self._bottoms:
             features = generator(self._seed, "label-free")
             made = label_free_bottom(cast(Kind, kind), view, width, features)
@@ -433,7 +441,7 @@ class AttackRunner:
 
 
 def code_of_job(job: AttackJob) -> str:
-    """Return a digest of the code that a score depends on.
+    """Return a digest of the code that a job's score depends on.
 
     Raises:
         SpecError: the attack cannot be built.
@@ -443,13 +451,13 @@ def code_of_job(job: AttackJob) -> str:
 
 
 def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
-    """Digests of the code that scores depend on, by `AttackJob.code_key`."""
+    """Return digests of the code that the scores depend on, by `AttackJob.code_key`."""
     jobs = {one.job.code_key: one.job for one in scores}
     return {key: code_of_job(job) for key, job in jobs.items()}
 
 
 def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
-    """Return the modules that a score depends on in addition to those of label attacks."""
+    """Return the modules that a score depends on, besides those of label attacks."""
     if job.bottom not in (TRAINED, OUTCOME):
         return _FREE
     if job.bottom == OUTCOME or not isinstance(made, Attack):
@@ -459,7 +467,7 @@ def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
 
 
 def _classes(made: object) -> Iterator[type]:
-    """Yield the class of an attack, and the class of its inner attack."""
+    """Yield the class of an attack, and the class of the attack inside it."""
     yield type(made)
     if isinstance(made, Wrapper):
         yield from _classes(made.inner)

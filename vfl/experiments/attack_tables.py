@@ -1,4 +1,4 @@
-"""Tables of attack results: the leaderboard, one for each k, for each grant, and others."""
+"""Tables of attack results: the leaderboard, tables for each k and grant, and others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vfl.experiments.tables import MEASURES, Table, estimate_text
 
 
 def measure_words(measure: LabelMeasure, asked: str) -> str:
-    """Return the ranking measure of attacks on labels, and its reason."""
+    """Return a sentence on the measure that ranks attacks on labels, with the reason."""
     if asked != "auto":
         return f"Attacks on labels are ranked by {MEASURES[measure]}, as the experiment says"
     if measure == "r2":
@@ -40,7 +40,7 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
 
 
 def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
-    """Return one line for each defense, the best protected first."""
+    """Return the leaderboard: one line per defense, the best protected defense first."""
     good = MEASURES[entries[0].judged_by]
     head = [
         "defense", "protected at k", f"test {good}",
@@ -70,7 +70,7 @@ def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
 
 
 def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
-    """Return one line for each defense and k: the worst attack and the best baseline."""
+    """Return one line per defense and k, with the worst attack and the best baseline."""
     head = [
         "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
         "it reaches", "above that", "over scratch", "labels are, by that alone",
@@ -91,7 +91,7 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
 def boards_by_access(
     records: Sequence[Record], margin: float, measure: LabelMeasure
 ) -> dict[str, list[LeaderboardEntry]]:
-    """Return a leaderboard for each kind of attacker in `ACCESS`, the weakest first."""
+    """Return one leaderboard per kind of attacker in `ACCESS`, the weakest attacker first."""
     near = [name for name in ACCESS if any(one.access == name for one in records)]
     return {
         ACCESS[name]: leaderboard(_within(records, near[: place + 1]), margin, measure)
@@ -100,9 +100,9 @@ def boards_by_access(
 
 
 def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
-    """Return a line for each defense with its worst attack by each kind of attacker.
+    """Return one line per defense, with the worst attack by each kind of attacker.
 
-    None if all attackers have the same access.
+    The result is None if all attackers have the same access.
     """
     boards = boards_by_access(records, margin, measure)
     if len(boards) < 2:
@@ -117,11 +117,12 @@ def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure
 
 
 def _within(records: Sequence[Record], near: Sequence[str]) -> list[Record]:
-    """Return the records of attackers with at most this access."""
+    """Return the records of attackers with at most the given access."""
     return [one for one in records if one.evaluator != "attack" or one.access in near]
 
 
-#: Attackers by their access to the model, in words; each includes the previous ones.
+#: Description of attackers by their access to the model; each level includes the access of earlier
+#: levels.
 ACCESS = {
     "cut": "cuts alone",
     "bottom": "with a bottom",
@@ -138,7 +139,7 @@ def _reached(one: Standing | None) -> str:
 
 
 def others_table(records: Sequence[Record]) -> Table | None:
-    """Return the attacks not measured by accuracy, with their guess; None if there are none."""
+    """Return the attacks that are not measured by accuracy; None if there are none."""
     others = (one for one in records if one.evaluator == "attack" and label_measure(one) is None)
     groups = grouped(others, "training", "adversary", "subject", "k", "measure")
     head = [
@@ -166,14 +167,15 @@ def _plain(found: Estimate | None) -> str:
     return f"{found.mean:.3g}{half}"
 
 
-#: Measures that are not shares.
+#: Measures whose values are not shares.
 NO_SHARES = ("mse", "psnr", "ssim", "mae")
 
 
 def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
-    """Return one line for each attack and number of leaked labels, with means over the draws.
+    """Return one line per attack and number of leaked labels, with means over draws.
 
-    Attacks on labels have one column, the requested measure; other attacks have all their measures.
+    Attacks on labels have one line each, with the requested measure; other attacks have a line for
+    each measure.
     """
     head = [
         "attack",
@@ -187,7 +189,7 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
     ]
     measure = fitting_measure(rows, asked)
     chosen = in_measure(rows, measure)
-    if measure == "r2":  # the same in the labels' unit
+    if measure == "r2":  # also show the mean absolute error, in the labels' unit
         chosen += [row for row in rows if label_measure(row) == "mae"]
     lines = [
         [
@@ -206,12 +208,12 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
 
 
 def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
-    """Group rows that differ only in the draw: one attack, victim and measure per group."""
+    """Group records that differ only in the draw: one group per attack, victim and measure."""
     return list(grouped(rows, "cell", "attacker", "k", "measure").values())
 
 
 def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """Each row with its figures in tables: the mean over its draws, and their number."""
+    """Return the mean over draws, and the number of draws, for each record."""
     found: dict[int, dict[str, Any]] = {}
     for own in over_draws(rows):
         mean = statistics.fmean(row.value for row in own)
@@ -220,7 +222,7 @@ def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def shown(values: Sequence[float], measure: str) -> str:
-    """Return the mean of some values, shares in percent; empty without values.
+    """Return the mean of values as text, shares in percent; empty if there are no values.
 
     >>> shown([0.5, 0.7], "accuracy"), shown([0.123456], "mse"), shown([], "auc")
     ('60.0 %', '0.1235', '')
@@ -232,12 +234,12 @@ def shown(values: Sequence[float], measure: str) -> str:
 
 
 def sentences(rows: Sequence[Record]) -> dict[str, str]:
-    """Return each attacker's threat model as one sentence, by attack."""
+    """Return each attack's threat model as one sentence, by attack."""
     return {row.attacker: row.threat for row in rows}
 
 
 def best_without_model(rows: Sequence[Record]) -> list[float]:
-    """Return the values of the best baseline, by its mean."""
+    """Return the values of the baseline that has the best mean."""
     names = {name for row in rows for name in row.baselines}
     each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]
     best = min if rows[0].measure in LOWER_IS_BETTER else max
@@ -245,9 +247,9 @@ def best_without_model(rows: Sequence[Record]) -> list[float]:
 
 
 def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
-    """Return a line for each defense, outside attack and k, with the grid's worst attack.
+    """Return one line per defense, outside attack and k, beside the grid's worst attack.
 
-    None if no attack is from outside.
+    The result is None if no attack is from outside.
     """
     labels = [row for row in rows if label_measure(row) == measure]
     own = [row for row in labels if not row.author]
@@ -288,9 +290,9 @@ _OF_SEARCH = {"budget_s", "seconds", "chosen", "compositions"}
 
 
 def searches_table(records: Sequence[Record]) -> Table | None:
-    """Return a line for each defense, searching attack and k: trials, cost and choice.
+    """Return one line per defense, searching attack and k: trials, cost and choice.
 
-    The result has means over victims and draws; None if no attack searches.
+    The values are means over victims and draws; the result is None if no attack uses a search.
     """
     searched = [one for one in records if one.report and set(one.report) >= _OF_SEARCH]
     head = [

@@ -1,7 +1,7 @@
-"""Cells: the trainings of a grid; each is a run of its own, named after its settings.
+"""Cells of a grid: each is one training in its own run folder, named after its settings.
 
-Besides: the folder of a grid, and digests of all that trainings and scores depend on, which are
-plug-ins' code, the experiment, and the rows.
+This module also has the folder of a grid, and digests of everything that trainings and scores
+depend on. These are the code of plug-ins, the experiment, and the data.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
 
-#: A folder with this file belongs to a grid.
+#: File that marks a folder as a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
-#: Held by the process that trains the cells of a folder.
+#: Lock file; the process that trains the cells of a folder holds the lock.
 LOCK = "lock"
 CELLS = "cells"
-#: Further files of a cell's run folder: measures of its codec; its failure; drawings of its cut; a
-#: note that a party detected the adversary and stopped.
+#: Additional files of a cell's run folder: measures of its codec; its failure; pictures of its
+#: cuts; a note that a party detected the adversary and stopped the training.
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 FOUND_OUT = "found_out.json"
 _SPELLING = 40
-#: Value in place of an adversary's spec if all parties are honest.
+#: Used in place of an adversary's spec if all parties are honest.
 HONEST = "none"
 
 Kind = Literal["codecs", "attacks", "value"]
@@ -53,11 +53,11 @@ class Cell:
     """One training of a grid.
 
     Attributes:
-        experiment: experiment to train.
-        title: name for people.
-        about: description in words of the grid, by column.
+        experiment: the experiment to train.
+        title: name of the cell for display.
+        about: description of the cell in the grid's terms, by column of the grid's table.
         victim: spec of the attacked defense or codec, or "baselines"; the cell's folder name begins
-            with it. Empty in a comparison, which has only `codec`.
+            with it. Empty in a comparison, where only `codec` differs.
         adversary: spec of the adversary in the training; "none" if all parties are honest.
     """
 
@@ -69,13 +69,13 @@ class Cell:
 
     @property
     def repeat(self) -> str:
-        """Its seed, or its fold."""
+        """The cell's seed, or its fold."""
         own = self.about.get("repeat") or self.about.get("seed") or str(self.experiment.seed)
         return own.removeprefix("seed=")
 
     @cached_property
     def name(self) -> str:
-        """Name of the cell's folder; it depends only on the cell's own training."""
+        """Name of the cell's folder; depends only on the cell's own training, not on the grid."""
         spec = self.victim or self.experiment.codec
         spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", spec)[:_SPELLING]
         honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
@@ -84,7 +84,7 @@ class Cell:
 
 
 class GridFolder:
-    """The folder of a grid: its experiment, its list of cells, and a run folder for each.
+    """The folder of a grid: its experiment, its list of cells, and one run folder per cell.
 
     Args:
         path: the folder.
@@ -96,15 +96,15 @@ class GridFolder:
 
     @property
     def cells_path(self) -> Path:
-        """Folder of the run folders."""
+        """Folder that contains the run folders of the cells."""
         return self.path / CELLS
 
     def aside(self, cell: Cell) -> Path:
-        """Return the folder to which a cell's run moves when a new training replaces it."""
+        """Return the folder to which a cell's run is moved while it is trained again."""
         return self.path / "aside" / cell.name
 
     def stale(self, cell: Cell) -> Path:
-        """Return the folder of a cell's stale runs, whose rows or code changed; see `staleness`."""
+        """Return the folder for a cell's stale runs: data or code has changed; see `staleness`."""
         return self.path / "stale" / cell.name
 
     def write(
@@ -115,18 +115,18 @@ class GridFolder:
         notes: Sequence[str] = (),
         modules: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the description of the grid; earlier trainings remain.
+        """Write the description of the grid; earlier trainings are kept.
 
         Args:
-            experiment: experiment with the table of the study.
-            cells: cells to train.
+            experiment: experiment with the table that defines the study.
+            cells: all cells of the grid.
             command: command that repeats the study.
-            notes: notes for readers of the results.
-            modules: record of the functions that build and train its modules; None for a grid of an
+            notes: notes that are shown with the results.
+            modules: record of the functions that build and train modules; None for a grid from an
                 experiment file. See `vfl.experiments.module_grid.Recipe`.
 
         Raises:
-            RunFolderError: the folder is that of a single run, of another version, or of a grid
+            RunFolderError: the folder contains a single run, a grid of another version, or a grid
                 whose rows were split in another way.
         """
         if (self.path / "run.json").exists():
@@ -178,11 +178,11 @@ class GridFolder:
         write_json(self.path / GRID, about | {"notes": list(notes), "cells": listed})
 
     def experiment(self) -> Experiment:
-        """Return the experiment that the grid was made from."""
+        """Return the experiment from which the grid was made."""
         return read_experiment(self.path / CONFIG)
 
     def cells(self) -> list[Cell]:
-        """Return the trainings, in order."""
+        """Return the cells, in order."""
         return [
             Cell(
                 Experiment.model_validate(one["experiment"]),
@@ -196,23 +196,23 @@ class GridFolder:
 
     @property
     def kind(self) -> Kind:
-        """Kind of study."""
+        """Kind of the study."""
         kind: Kind = self.record.get("kind", "codecs")
         return kind
 
     @property
     def modules(self) -> Mapping[str, Any] | None:
-        """Functions that build and train its modules; None if an experiment file suffices."""
+        """Record of the functions that make the modules; None for a grid from a file."""
         found: Mapping[str, Any] | None = self.record.get("modules")
         return found
 
     def head(self, key: str) -> Any:
-        """Return `name`, `created`, `command`, `vfl` or `notes`."""
+        """Return one entry of the grid's record: `name`, `created`, `command`, `vfl` or `notes`."""
         return self.record[key]
 
     @property
     def record(self) -> Any:
-        """All that the folder says of the grid, as stored."""
+        """The whole record of the grid, as stored."""
         if not (self.path / GRID).exists():
             raise RunFolderError(
                 "there is no grid in this folder",
@@ -221,7 +221,8 @@ class GridFolder:
             )
         about = (self.path / GRID).stat()
         version = about.st_mtime_ns, about.st_size, about.st_ino
-        if self._read[0] != version:  # each cell asks several times: megabytes of a thousand cells
+        # cached, because each cell reads it several times and it can have megabytes
+        if self._read[0] != version:
             record = read_json(self.path / GRID)
             check_format(record, self.path / GRID)
             self._read = version, record
@@ -229,22 +230,22 @@ class GridFolder:
 
 
 def kind_of(experiment: Experiment) -> Kind:
-    """Return the kind of study: what the experiment's grid compares."""
+    """Return the kind of study, which is what the experiment's grid compares."""
     if experiment.value is not None:
         return "value"
     return "codecs" if experiment.grid is None else "attacks"
 
 
 def is_grid(path: Path) -> bool:
-    """Return whether a folder is that of a grid."""
+    """Return whether a folder is the folder of a grid."""
     return (path / GRID).exists()
 
 
 def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
-    """Return cells with these whole words in title or name: topk does not match randtopk.
+    """Return cells whose title or name has all these words; topk does not match randtopk.
 
     Raises:
-        ConfigError: no cell has these words.
+        ConfigError: no cell matches all words.
     """
     whole = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
     found = [cell for cell in cells if whole.search(cell.title) or whole.search(cell.name)]
@@ -263,7 +264,7 @@ def is_done(path: Path) -> bool:
 
 
 def failure_of(path: Path, file: str = FAILURE) -> dict[str, Any] | None:
-    """Return a failed cell's error record with its exit code, or None for other cells."""
+    """Return a failed cell's error record with its exit code; None if the cell did not fail."""
     failed = path / file
     return read_json(failed) if failed.exists() and not is_done(path) else None
 
@@ -295,16 +296,17 @@ def _said(table: Table | None, what: str, want: str) -> Table:
 
 
 _DIGITS = 12
-#: Packages with the modules of plug-ins; the lists of their members do not count.
+#: Packages that contain plug-ins; a change to the package's list of members does not count.
 _PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
-#: Tables of an experiment that do not affect training.
+#: Tables of an experiment that have no effect on training.
 LISTS = frozenset({"compare", "grid", "value"})
 
 
 def experiment_digest(experiment: Experiment) -> str:
-    """Return a digest of the trained settings; the tables of comparisons do not count."""
+    """Return a digest of the settings that affect training; tables of studies do not count."""
     left_out: dict[str, Any] = dict.fromkeys(LISTS, True)
-    if _split_of(experiment) == "shuffled":  # the only split of earlier versions
+    # earlier versions had only this split, so their digests stay valid
+    if _split_of(experiment) == "shuffled":
         left_out["data"] = {"split"}
     return text_digest(experiment.model_dump_json(exclude=left_out))
 
@@ -319,7 +321,7 @@ def text_digest(text: str) -> str:
 
 
 def data_digest(data: Mapping[str, PartyData]) -> str:
-    """Return a digest of every party's inputs and labels, and of the split."""
+    """Return a digest of every party's inputs, labels and split."""
     digest = hashlib.sha256()
     for name, own in sorted(data.items()):
         split = own.split
@@ -333,17 +335,17 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 
 def code_of(*parts: str | type | FunctionType) -> str:
-    """Return a digest of vfl's version, of some modules' source, and of plug-in code they import.
+    """Return a digest of vfl's version, the source of modules, and plug-in code they import.
 
-    Plug-in code is code of attacks, codecs, defenses and models, code of the module's own vfl
-    package, or code of the author's package or folder. A change of another attack does not change
-    the digest.
+    Plug-in code is: code of attacks, codecs, defenses and models; other code in the module's vfl
+    package; and code in the author's package or folder. A change to a different attack does not
+    change the digest.
 
-    A class or function from a notebook's cell has no source file; its compiled code counts instead.
+    A class or function from a notebook cell has no source file; then its compiled code counts.
 
     Args:
-        parts: classes of plug-ins and functions, of vfl or another package, each standing for its
-            module; and names of modules that prepare a victim for an attack.
+        parts: classes and functions of plug-ins, each of which stands for its module; and names of
+            modules that prepare a victim for an attack.
     """
     digest = hashlib.sha256(VERSION.encode())
     for name in sorted(_needed({one if isinstance(one, str) else one.__module__ for one in parts})):
@@ -356,15 +358,15 @@ def code_of(*parts: str | type | FunctionType) -> str:
 
 
 def _is_of_a_cell(made: type | FunctionType) -> bool:
-    """Return whether a class or function has no source file, as in a notebook's cell."""
+    """Return whether a class or function has no source file, for example in a notebook cell."""
     name = made.__module__
     return name not in sys.builtin_module_names and _file(name) is None
 
 
 def _compiled(made: object, seen: set[object]) -> Iterator[str]:
-    """Yield the compiled code of a class or function, and of names it uses from the same module.
+    """Yield the compiled code of a class or function, and of names it uses from its module.
 
-    Names of files and numbers of lines do not count: a cell that runs again is the same code.
+    File names and line numbers do not count, so a notebook cell that runs again has the same code.
     """
     if isinstance(made, classmethod | staticmethod):
         made = made.__func__
@@ -406,13 +408,14 @@ _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__doc__", "__firstl
 
 
 def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
-    """Return a digest of the code of all plug-ins of a training; see `code_of`.
+    """Return a digest of the code of all plug-ins that a training uses; see `code_of`.
 
     Args:
-        experiment: experiment with a defense, a codec and models.
-        adversaries: specs of its adversaries.
+        experiment: experiment, which names a defense, a codec and models.
+        adversaries: specs of the adversaries in the training.
     """
-    from vfl import compression, defenses, models  # a report reads digests without torch
+    # imported late, because reports read digests without torch
+    from vfl import compression, defenses, models
     from vfl.attacks.active import make_adversary
 
     made: list[object] = [defenses.make(spec) for spec in parts(experiment.defense)]
@@ -423,7 +426,7 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
 
 
 def _needed(modules: Iterable[str]) -> set[str]:
-    """Return the modules, and plug-in modules that they import directly or indirectly."""
+    """Return the modules, and the plug-in modules that they import directly or indirectly."""
     found, waiting = set(modules), list(modules)
     while waiting:
         for name in _imports(waiting.pop()):
@@ -465,12 +468,12 @@ def _belongs(name: str, room: str, module: str) -> bool:
     return beside and not {"site-packages", "dist-packages"} & set(there.parts if there else ())
 
 
-#: The source of loaded modules, each with the result of its last loading.
+#: Source of loaded modules; each entry also has the import that loaded it.
 _LOADED: dict[str, tuple[object, bytes]] = {}
 
 
 def _source(module: str) -> bytes:
-    """Return a module's source; for a loaded module, its source before any later edit."""
+    """Return a module's source; for a loaded module, the source as it was when first read."""
     loaded = sys.modules.get(module)
     loading = getattr(loaded, "__spec__", None) or loaded
     if loading is not None and (known := _LOADED.get(module)) and known[0] is loading:
@@ -484,14 +487,14 @@ def _source(module: str) -> bytes:
 
 @cache
 def _code_alone(source: bytes) -> bytes:
-    """Return source without docstrings, comment lines and empty lines, which change no result."""
+    """Return source without docstrings, comment lines and empty lines."""
     tree = ast.parse(source)
     lines = source.splitlines()
     docstrings = [text for node in ast.walk(tree) if (text := _docstring(node)) is not None]
     prose, kept = set[int](), set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr) and node not in docstrings:
-            kept.update(_rows(node)[1:])  # a line of a text may look like a comment
+            kept.update(_rows(node)[1:])  # a line inside a string may look like a comment
     for text in docstrings:
         first, last = _rows(text)[0], _rows(text)[-1]
         around = lines[first - 1][: text.col_offset] + lines[last - 1][text.end_col_offset :]
@@ -505,7 +508,7 @@ def _code_alone(source: bytes) -> bytes:
 
 
 def _rows(node: ast.expr) -> range:
-    """Return the numbers of a node's lines, from 1."""
+    """Return the line numbers of a syntax-tree node, counted from 1."""
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
@@ -520,7 +523,7 @@ def _docstring(node: ast.AST) -> ast.expr | None:
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module's source; a running script is a module as well."""
+    """Return the source file of a module; a running script counts as a module."""
     origin = getattr(sys.modules.get(module), "__file__", None)
     if origin is None and module not in sys.modules:
         try:

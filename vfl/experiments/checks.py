@@ -1,4 +1,4 @@
-"""Checks of a grid of attacks, by its settings and by its rows, before any training."""
+"""Checks of a grid of attacks before any training: of its settings, and of its data."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from vfl.training.run import session_of
 
 
 def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
-    """Refuse attacks that could not run, before anything is trained.
+    """Raise an error for attacks that cannot run, before anything is trained.
 
     Raises:
-        ConfigError: a feature party does not exist, or several of the mistakes below occur.
+        ConfigError: a feature party does not exist, or there are several of the mistakes below.
         SpecError: an attack or an adversary cannot be built.
-        UserError: no attacker of this grid has what an attack needs.
-        ExposedCutError: the attack reads recorded frames, but the training sums cuts under masks.
+        UserError: no attacker of this grid can have what an attack needs.
+        ExposedCutError: an attack reads recorded frames, but the training sums cuts under masks.
     """
     raise_mistakes(mistakes_of(_settings_mistakes(experiment, settings)))
 
 
 def check_grid(experiment: Experiment, settings: GridSettings) -> None:
-    """Run `check_attacks`, and refuse settings that no attack of the grid uses.
+    """Run `check_attacks`, and reject settings that no attack of the grid uses.
 
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: see `check_attacks`.
@@ -75,10 +75,10 @@ def check_grid(experiment: Experiment, settings: GridSettings) -> None:
 
 
 def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterator[UserError]:
-    """Yield the mistakes of a grid: the first mistake of each attack.
+    """Yield the mistakes in a grid's settings; for each attack only the first mistake.
 
     Raises:
-        ConfigError, SpecError, UserError, ExposedCutError: a setting of the grid stops every
+        ConfigError, SpecError, UserError, ExposedCutError: a setting of the grid prevents every
             attack.
     """
     party = attacker_of(experiment, settings)
@@ -117,7 +117,7 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
 
 
 def _like(experiment: Experiment, settings: GridSettings) -> list[Experiment]:
-    """Return victims with the experiment's kind of model but other options."""
+    """Return victims with the experiment's kind of model, but other options."""
     name = parse(experiment.secure)[0]
     return [
         experiment.model_copy(update=settings.differs(one))
@@ -134,10 +134,10 @@ def _scenario_mistakes(
     settings: GridSettings,
     party: str,
 ) -> Iterator[UserError]:
-    """Yield the reasons why no attacker of this grid could run an attack.
+    """Yield the reasons why no attacker of this grid can run an attack.
 
     Raises:
-        ExposedCutError: no attack can run, because no party has a bottom.
+        ExposedCutError: no attack can run, because no party has a bottom model.
     """
     if scenario == SECURE_SUM and experiment.secure == "none":
         yield UserError(
@@ -183,7 +183,8 @@ def _scenario_mistakes(
     if attack.needs & {Grant.TOP, Grant.OTHERS_TOP}:
         own = {experiment.label.party} if Grant.INPUTS in attack.needs else set()
         found, wanted = set(experiment.parties), {party} | own
-        if found != wanted:  # an attack through the top applies to all parties that feed it
+        # an attack through the top must know the cuts of all parties that feed the top
+        if found != wanted:
             yield UserError(
                 f"{spec} needs a top that no further party feeds",
                 where="grid.attacks",
@@ -198,12 +199,12 @@ def grid_mistakes(
     """Yield the mistakes that would stop a cell of a grid, with the cell's own messages.
 
     Args:
-        experiment: experiment to train; another seed may split the rows differently.
-        settings: settings of the grid: defenses, adversaries and attacks.
-        data: every party's rows.
+        experiment: the experiment to train; another seed may split the rows differently.
+        settings: settings of the grid, which include defenses, adversaries and attacks.
+        data: data of every party.
 
     Raises:
-        UserError: the attack cannot run, and no setting of a grid could change that; see
+        UserError: an attack cannot run, and no setting of the grid could change that; see
             `attack_mistakes`.
     """
     yield from attack_mistakes(experiment, settings, data)
@@ -230,7 +231,7 @@ def grid_mistakes(
 def attack_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """Yield the part of `grid_mistakes` that stops a single victim with any defense.
+    """Yield those mistakes of `grid_mistakes` that stop a single victim with any defense.
 
     Raises:
         TooFewRowsError: there are no test rows.
@@ -266,10 +267,10 @@ def attack_mistakes(
 def check_attacks_fit(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> None:
-    """Refuse attacks that cannot run on this victim, before it is trained.
+    """Reject attacks that cannot run on this victim, before the victim is trained.
 
     Raises:
-        UserError: an attack cannot run; this is the first mistake of `attack_mistakes`.
+        UserError: an attack cannot run; the error is the first of `attack_mistakes`.
     """
     for setting, mistake in attack_mistakes(experiment, settings, data):
         mistake.where = mistake.where or ".".join(setting)
@@ -277,7 +278,7 @@ def check_attacks_fit(
 
 
 def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> None:
-    """Refuse data without test rows.
+    """Reject data without test rows.
 
     Raises:
         TooFewRowsError: there are no test rows.
@@ -288,22 +289,22 @@ def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> 
         )
 
 
-#: Goals that have no meaning for class labels, and for numeric labels.
+#: Goals that are meaningless for class labels, and goals that are meaningless for numeric labels.
 _OF_TASK: tuple[tuple[Goal, ...], ...] = (("values",), ("labels", "clusters", "scores"))
 
 
 def _check_attack(
     attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData, validates: bool
 ) -> None:
-    """Refuse an attack that has no meaning for the task, or whose attacker knows no rows.
+    """Reject an attack that is meaningless for the task, or whose attacker knows no rows.
 
     Args:
         attack: the attack.
         scenario: the attack's scenario.
-        classes: number of classes; 1 for numbers.
-        width: width of the cut, as it travels.
-        own: the victim's rows.
-        validates: whether rows that a label party knows are validation rows.
+        classes: number of classes; 1 if labels are numbers.
+        width: width of the cut in messages.
+        own: data of the victim.
+        validates: whether the rows that a label party knows are validation rows.
     """
     if not scenario.attribute and attack.goal in _OF_TASK[classes == 1]:
         raise UserError(
@@ -320,7 +321,7 @@ def _check_attack(
 
 
 def _check_unlabelled(part: Part, label: PartyData) -> None:
-    """Refuse an attacker that needs unlabelled rows if its part of the split is empty."""
+    """Reject an attacker that needs unlabelled rows if its part of the split is empty."""
     if not len(getattr(label.split, part)):
         raise TooFewRowsError(
             f"the attacker holds the {part} rows without labels, but this part is empty",
@@ -329,7 +330,7 @@ def _check_unlabelled(part: Part, label: PartyData) -> None:
 
 
 def _refusal(key: str, spec: str, attempt: Callable[[], object]) -> Iterator[Mistake]:
-    """Yield the error of a failed attempt; its message names the spec."""
+    """Yield the error of a failed attempt; the error's message names the spec."""
     try:
         attempt()
     except UserError as error:

@@ -1,6 +1,7 @@
 """The cells of a comparison: every codec at every level and variant, once per repeat.
 
-This module determines the number for the ? of a codec at a level is found by building frames.
+A codec's spec may have a "?" in place of a number. This module finds the number for each level by
+building frames of random cuts.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ _LARGEST = 2**22
 
 @dataclass(frozen=True)
 class Comparison:
-    """Trainings of `vfl compare`.
+    """Trainings of a `vfl compare` study.
 
     Attributes:
-        cells: cells in the order of training; one repeat is complete before the next begins.
-        notes: codecs that were left out, with reasons.
+        cells: cells in the order of training; all cells of a repeat come before the next repeat.
+        notes: notes about codecs that were left out, with reasons.
     """
 
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
 
 
-#: One codec of a comparison: as written in the file (method), with the fitted number (codec), and
-#: the fitted percentage of dense float32 (level), empty if nothing was fitted.
+#: One codec of a comparison: the spec in the file (method), the spec with its fitted number
+#: (codec), and the fitted size in percent of dense float32 (level). The level is empty if no number
+#: was fitted.
 Choice = Mapping[str, str]
 
 
@@ -50,12 +52,12 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
     """Return the cells of an experiment with a `compare` table.
 
     Args:
-        experiment: experiment to train.
-        locations: file and line of each setting, for messages.
+        experiment: experiment with a `compare` table.
+        locations: file and line of each setting, for error messages.
 
     Raises:
-        ConfigError: the table does not exist, a variant names no setting, or no codec fits.
-        SpecError: a codec cannot be matched, or does not fit a variant.
+        ConfigError: the table does not exist, a variant names an unknown setting, or no codec fits.
+        SpecError: no number can be found for a codec's "?", or a codec does not fit a variant.
     """
     locations = locations or Locations()
     settings = settings_of(experiment)
@@ -91,7 +93,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
 
 
 def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], list[str]]:
-    """Return every codec with its fitted numbers, and notes on codecs that fit no level.
+    """Return every codec with its fitted numbers, and notes about codecs that fit no level.
 
     Raises:
         SpecError: see `fitted_spec`.
@@ -111,7 +113,7 @@ def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], li
 
 
 def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield one line for each training, with the bytes of a row in its training frames."""
+    """Yield one line per training, with the bytes per row of its training frames."""
     yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
     for cell in cells:
         cut, codec = CutShape.of(cell.experiment), cell.experiment.codec
@@ -123,13 +125,13 @@ def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:
-    """Return overrides by variant; an experiment without variants has one without a name."""
+    """Return the overrides of each variant; without variants, one variant has an empty name."""
     return settings.variants or {"": ()}
 
 
 @contextmanager
 def _about(locations: Locations, *setting: str) -> Iterator[None]:
-    """Add to a mistake the setting of the table that it concerns."""
+    """Add the name of the setting to an error that is raised inside the block."""
     try:
         yield
     except UserError as mistake:
@@ -152,12 +154,12 @@ def with_codec(experiment: Experiment, spec: str) -> Experiment:
 
 @dataclass(frozen=True)
 class CutShape:
-    """The cut for which frame sizes are matched.
+    """The cut-layer activations for which frame sizes are compared.
 
     Attributes:
         widths: width of each feature party's bottom.
-        rows: rows of a training batch.
-        make: builds the encoder of a cut from the spec of a codec.
+        rows: number of rows in a training batch.
+        make: function that builds an encoder from the spec of a codec.
     """
 
     widths: tuple[int, ...]
@@ -166,7 +168,7 @@ class CutShape:
 
     @classmethod
     def of(cls, experiment: Experiment) -> CutShape:
-        """Return the cut of an experiment; its secure mode may encode it instead of the codec."""
+        """Return an experiment's cuts; its secure mode may encode them instead of the codec."""
         mode, parties = secure_mode.make(experiment.secure), experiment.feature_parties
 
         def make(spec: str) -> Codec:
@@ -178,20 +180,20 @@ class CutShape:
 
     @property
     def dense_bytes(self) -> int:
-        """The batch as plain float32, all parties, without headers."""
+        """Bytes of the batch as plain float32, for all parties, without headers."""
         return 4 * self.rows * sum(self.widths)
 
 
 def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
-    """Return the bytes of one training batch's frames, of all parties, headers included.
+    """Return the bytes of all parties' frames for one training batch, headers included.
 
     Args:
         spec: the codec.
         cut: its shape.
-        drawn: number of the random cut.
+        drawn: number that selects the random cut.
 
     Raises:
-        SpecError: the codec cannot be built, or does not fit the width.
+        SpecError: the codec cannot be built, or it does not fit the width.
     """
     context = _matching(0, cut.rows)
     codecs = [cut.make(spec) for _ in cut.widths]
@@ -205,7 +207,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
 
 
 def _matching(step: int, rows: int) -> StepContext:
-    """Return the context for frames of random cuts."""
+    """Return the step context for frames of random cuts."""
     secret = Secret.of_simulation(0, "match")
     return StepContext(step, training=True, secret=secret, rows=np.arange(rows))
 
@@ -219,7 +221,7 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
     """
     width = cut.widths[0]
     lengths, codec = set(), cut.make(spec)
-    for step in range(3):  # lengths depend on learned state
+    for step in range(3):  # these lengths depend on learned state
         drawn = _drawn(codec.wire_width(width), 8, step)
         lengths.add(len(codec.encode(drawn, _matching(step, 8)).payload))
         codec.commit(step)
@@ -227,16 +229,16 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
 
 
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
-    """Return the spec with the largest number that takes at most `level` percent of float32.
+    """Return the spec with the largest number that needs at most `level` % of float32.
 
-    Frames grow with the number; a codec for which that is not known beforehand is refused.
+    Frames must grow with the number; a codec for which that is not certain is rejected.
 
     >>> shape = CutShape((128,), 256)
     >>> fitted_spec("topk:k=?", 2.86, shape), fitted_spec("size:k=?", 0.5, shape)
     ('topk:k=3', None)
 
     Returns:
-        None if not even the smallest number fits.
+        The result is None if even the smallest number gives larger frames.
 
     Raises:
         BadOptionError: the length of the codec's frames does not depend on this number alone.
@@ -256,10 +258,10 @@ def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
 
 
 def _require_matchable(spec: str, cut: CutShape) -> None:
-    """Refuse a codec whose frame length depends on data or learned state, or not on the number.
+    """Reject codecs whose frame length depends on data or state, or not on the number.
 
     Raises:
-        BadOptionError: the codec cannot be matched; the error states the reason.
+        BadOptionError: no number can be found for the codec; the error states the reason.
         SpecError: the codec cannot be built.
     """
     least = _with(spec, 1)
@@ -273,7 +275,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
     try:
         grows = frame_bytes(_with(spec, 2), plain) > frame_bytes(least, plain)
     except WidthError:
-        grows = True  # tested on a cut of width one
+        grows = True  # tried on a cut of width one
     except BadOptionError:
         grows = False
     if not grows:
@@ -289,7 +291,7 @@ def _with(spec: str, number: int) -> str:
 
 
 def _last(fits: Callable[[int], bool]) -> int | None:
-    """Return the largest number from 1 that fits, if all smaller numbers fit too."""
+    """Return the largest number from 1 on that fits, given that all smaller numbers fit too."""
     if not fits(1):
         return None
     low = 1
@@ -303,5 +305,5 @@ def _last(fits: Callable[[int], bool]) -> int | None:
 
 
 def _drawn(width: int, rows: int, drawn: int) -> Tensor:
-    """Return a random rectified cut; a higher `drawn` gives fewer positive values."""
+    """Return a random cut after a ReLU; a higher `drawn` gives fewer positive values."""
     return (torch.randn(rows, width, generator=generator(drawn, "match")) - drawn).relu()

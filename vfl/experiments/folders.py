@@ -1,4 +1,4 @@
-"""Status of a grid."""
+"""Status of a grid of trainings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from vfl.experiments.cells import LOCK, GridFolder, failure_of, is_done
 from vfl.experiments.scores import OF_CELL
 
-#: Name of each kind of grid.
+#: Display name of each kind of grid.
 KINDS = {"attacks": "grid", "codecs": "comparison", "value": "value"}
 
 
@@ -21,12 +21,12 @@ class GridStatus:
     Attributes:
         grid: its folder.
         kind: grid, comparison or value.
-        state: at work, ended, failed or interrupted.
-        created: time of the start.
-        cells, done: number of all trainings, and of complete ones.
-        failed: titles of cells that ended badly, with the reason.
-        then: commands that go on from here.
-        exit_code: exit code of `vfl status`.
+        state: one of: at work, ended, failed, interrupted.
+        created: time at which the grid was created.
+        cells, done: number of all trainings, and of finished ones.
+        failed: titles of failed cells, with the reason.
+        then: commands with which the user can continue.
+        exit_code: exit code that `vfl status` returns.
     """
 
     grid: str
@@ -40,17 +40,18 @@ class GridStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """Return a record for `--json`."""
+        """Return the status as a record for `--json`."""
         return asdict(self) | {"then": list(self.then)}
 
 
 def grid_status(path: Path) -> GridStatus:
-    """Return the status of a grid, whether its cells are done or not.
+    """Return the status of a grid, finished or not.
 
     Raises:
-        RunFolderError: there is no grid, or its record is damaged.
+        RunFolderError: the folder contains no grid, or the grid's record is damaged.
     """
-    from vfl.training.status import AT_WORK, INTERRUPTED  # it needs torch, and pages do not
+    # imported late, because it needs torch and pages do not
+    from vfl.training.status import AT_WORK, INTERRUPTED
 
     folder = GridFolder(path)
     cells, failed, done, exit_code = folder.cells(), dict[str, str](), 0, 0
@@ -78,7 +79,7 @@ def grid_status(path: Path) -> GridStatus:
 
 
 def _at_work(path: Path) -> bool:
-    """Return whether a running process holds the folder's lock."""
+    """Return whether a running process holds the lock of the folder."""
     if not (path / LOCK).exists():
         return False
     with (path / LOCK).open() as file:

@@ -1,8 +1,8 @@
-"""Results at a glance: four cards and one sentence, computed from the results.
+"""Results at a glance: four cards (single numbers) and one sentence, computed from the results.
 
-They show the model's score and the guess, and the sent bytes. They also show the best attack's gain
-over the guess and over the baseline without a model, for labels and for columns. A missing
-measurement is named, with the command that measures it.
+The cards show the model's score with the guess, and the sent bytes. For attacks on labels and on
+columns, they show the best attack's gain over the guess and over the baseline without a model. If
+something was not measured, the card names the command that measures it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vfl.experiments.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number at the top of a page, with its name and a note."""
+    """One number at the top of a page, with a title and a note."""
 
     title: str
     value: str
@@ -49,12 +49,12 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The top of a page.
+    """The summary at the top of a page.
 
     Attributes:
-        cards: utility, traffic, labels, columns.
-        sentence: sentence that sums up the cards.
-        details: evidence and assumptions of the sentence.
+        cards: four cards: utility, traffic, attacks on labels, attacks on columns.
+        sentence: one sentence that sums up the cards.
+        details: sentences with the evidence and the assumptions.
     """
 
     cards: Sequence[Card]
@@ -64,7 +64,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Results of attacks on labels, or on columns: a card, a part of a sentence, and sentences."""
+    """Summary of attacks on labels or on columns: a card, a clause, and detail sentences."""
 
     card: Card
     short: str
@@ -79,15 +79,15 @@ def of_run(
     alone: str = "",
     took: str = "",
 ) -> Glance:
-    """Return the glance of a run, with the results of attacks on it.
+    """Return the summary of a run, with the results of attacks on it.
 
     Args:
-        utility: card of its model's quality.
-        traffic: card of its traffic.
-        promises: its statements of differential privacy; empty if it makes none.
-        rows: results of attacks on it; empty if there were no attacks.
-        alone: its gain over each party alone; empty if that was not measured.
-        took: its duration; empty if that was not measured.
+        utility: card of the model's quality.
+        traffic: card of the run's traffic.
+        promises: the run's differential privacy statements as text; empty if there are none.
+        rows: results of attacks on the run; empty if there were no attacks.
+        alone: text with the run's gain over each party alone; empty if that was not measured.
+        took: text with the duration of the run; empty if it was not measured.
     """
     labels, columns = _labels_of(rows), _columns_of(rows)
     gained = f" ({alone})" if alone else ""
@@ -105,12 +105,13 @@ def of_grid(
     settings: GridSettings,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """Return the glance of a grid: the undefended model and the best protected cheap one.
+    """Return a grid's summary: the undefended model, and the best affordable defense.
 
     Args:
         rows: result rows of all victims.
         settings: settings of the grid.
-        alone: gains of a training over each party alone; see `gains_over_alone`.
+        alone: function that returns the gains of a training over each party alone; see
+            `gains_over_alone`.
     """
     measure = fitting_measure(rows, settings.measure)
     entries = leaderboard(rows, settings.margin, measure)
@@ -160,16 +161,17 @@ def of_comparison(
     measure: str,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """Return the glance of a comparison: the reference and the smallest codec not shown worse.
+    """Return a comparison's summary: the reference, and the smallest codec not shown worse.
 
-    That is no proof of being as good: a few repeats are weak evidence, and the text states the
-    possible difference.
+    That is no proof of being as good: "Not shown worse" is no proof of being as good, because few
+    repeats are weak evidence; the text states the possible difference.
 
     Args:
         settings: settings of the comparison.
-        lines: lines of the comparison's codecs.
-        measure: measure of the comparison.
-        alone: gains of a training over each party alone; see `gains_over_alone`.
+        lines: lines of the codecs' results.
+        measure: measure by which the comparison ranks codecs.
+        alone: function that returns the gains of a training over each party alone; see
+            `gains_over_alone`.
     """
     reference = next((one for one in lines if one.about["method"] == settings.reference), None)
     known = [one for one in lines if one.values(measure)]
@@ -224,7 +226,7 @@ def _not_worse(one: Line, measure: str) -> bool:
 
 
 def _labels_of(rows: Sequence[Record]) -> _Part:
-    """Return the attack on labels with the largest gain over the baseline without the model."""
+    """Return the summary of the attack on labels that gains most over the model-free baseline."""
     measure = fitting_measure(rows, "auto")
     entries = leaderboard(rows, 0.5, measure)
     if not entries:
@@ -248,7 +250,7 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
 def _attack_sentence(
     where: str, entry: LeaderboardEntry, measure: LabelMeasure, attacks: int
 ) -> str:
-    """Return a sentence with the worst attack's score, the guess, the baseline, and the verdict."""
+    """Return a sentence with the worst attack's score, the guess, the baseline and the verdict."""
     worst = entry.worst
     each = "" if measure == "r2" else " of each class"
     leaked = f"{worst.k} leaked labels{each}" if worst.k else "no leaked label"
@@ -267,7 +269,7 @@ def _attack_sentence(
 
 
 def verdict_words(one: Standing) -> str:
-    """Return a verdict as a part of a sentence."""
+    """Return a verdict as a clause."""
     if one.verdict == "protected":
         return "no attack that was run gains anything from the model"
     if one.verdict == "leaks":
@@ -278,7 +280,7 @@ def verdict_words(one: Standing) -> str:
 
 
 def _more_words(one: Standing) -> str:
-    """Return the verdict at a margin of one point, or the number of victims that it would take."""
+    """Return the verdict at a margin of one point, or how many more victims would decide it."""
     if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
         return ""
     if one.judged.verdict == "undecided" and one.judged.more is None:
@@ -289,12 +291,12 @@ def _more_words(one: Standing) -> str:
 
 
 def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
-    """Return the best protected entry among those not shown to cost more than the margin."""
+    """Return the best protected entry, without those shown to cost more than the margin."""
     return next((one for one in entries if one.affordable != "no"), entries[0])
 
 
 def _gained(one: Standing, measure: LabelMeasure) -> str:
-    """Return the worst attack's gain over the guess, and over the baseline without the model."""
+    """Return the worst attack's gain over the guess and over the baseline without the model."""
     over_guess = 100 * (one.value.mean - one.guess.mean)
     return (
         f"{over_guess:+.1f} points of {MEASURES[measure]} beside the guess, "
@@ -334,7 +336,7 @@ _OF_COLUMNS = ("mse", "token_accuracy", "attribute_auc")
 
 
 def _columns_of(rows: Sequence[Record]) -> _Part:
-    """Return the most accurate attack on columns, and the guess."""
+    """Return a summary of the most accurate attack on columns, with the guess."""
     of_columns = (row for row in rows if row.measure in _OF_COLUMNS)
     found = grouped(of_columns, "attacker", "measure")
     if not found:
@@ -377,7 +379,7 @@ def _mean(rows: Sequence[Record], name: str) -> float:
 
 
 def _cost_card(records: Sequence[Record]) -> Card:
-    """Return the card with the cost of an undefended training, mean over its seeds."""
+    """Return the traffic card of an undefended training, as a mean over seeds."""
     plain = [
         one
         for one in records

@@ -1,4 +1,4 @@
-"""A study as a table of a paper: LaTeX with the package `booktabs`."""
+"""A study's results as a LaTeX table with the package `booktabs`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = (
 
 
 def escaped(text: str) -> str:
-    r"""Escape text for LaTeX.
+    r"""Escape the characters of a text that are special in LaTeX.
 
     >>> print(escaped("topk:k=3 at 50 %"), escaped("label_dp"))
     topk:k=3 at 50 \% label\_dp
@@ -35,21 +35,21 @@ def latex_table(
     caption: str | None = None,
     label: str | None = None,
 ) -> str:
-    """Return a table: a line for each training, and for each attack and number of leaks.
+    """Return a LaTeX table: one line per training, and per attack and number of leaked labels.
 
-    Mean and sample standard deviation are over repeats; the draws of one repeat are averaged first.
-    Shares are in percent. Next to each value is the best guess and the best baseline without the
-    model. Figures from rows or code that have changed since are left out.
+    Mean and sample standard deviation are over repeats, after averaging the draws of each repeat.
+    Shares are shown in percent. Next to each value, the table shows the best guess and the best
+    baseline without the model. Values whose data or code has changed since are left out.
 
     Args:
         grid: the study.
-        measures: measures of the test rows and of attacks. Empty takes the measure that fits the
-            task, and for attacks without it their first measure.
-        caption: None writes the `tabular` alone.
-        label: label of the table.
+        measures: measures of test rows and of attacks to show. If it is empty, the measure that
+            fits the task is shown; attacks without this measure show their first one.
+        caption: caption of the table; None writes only the `tabular` environment.
+        label: label of the table, for references.
 
     Returns:
-        Text that needs the package `booktabs`.
+        LaTeX text, which needs the package `booktabs`.
     """
     lines = [" & ".join(line) + r" \\" for line in _lines(_chosen(grid, measures))]
     head = " & ".join(_HEAD) + r" \\"
@@ -65,7 +65,7 @@ def latex_table(
 
 
 def _chosen(grid: LoadedGrid, measures: Sequence[str]) -> Iterator[Record]:
-    """Yield the records for the table."""
+    """Yield the records that the table shows."""
     guess = next((run.summary.get("guess") or {} for run in grid.runs.values()), {})
     fitting = measures or (fitting_quality(guess) if guess else "loss",)
     records = grid.current
@@ -77,7 +77,7 @@ def _chosen(grid: LoadedGrid, measures: Sequence[str]) -> Iterator[Record]:
 
 
 def _lines(records: Iterable[Record]) -> Iterator[list[str]]:
-    """Yield the cells of each line."""
+    """Yield the texts of each line's cells."""
     keys = ("training", "attacker", "k", "measure")
     for (training, subject, k, measure), own in grouped(records, *keys).items():
         found = [
@@ -105,7 +105,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _number(values: Sequence[float], measure: str, *, spread: bool = False) -> str:
-    """Return a mean, shares in percent, with the standard deviation over several repeats."""
+    """Return a mean (in percent for shares), with the standard deviation over repeats."""
     if not values:
         return "--"
     share = any(measure.endswith(name) for name in SHARES)

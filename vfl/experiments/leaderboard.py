@@ -1,4 +1,4 @@
-"""The worst case over attacks: each defense at each number of leaked labels."""
+"""Leaderboard: the worst attack on each defense, at each number of leaked labels."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ from vfl.experiments.statistics import (
     protected,
 )
 
-#: "inconclusive": no attack succeeds here or on the undefended model, so there is no evidence.
-#: "undecided": several could be true; of a single victim always.
+#: Verdicts. "inconclusive": no attack succeeds here or on the undefended model, so the evidence
+#: shows nothing. "undecided": the evidence allows several verdicts, as it always does for a single
+#: victim.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
-#: Measures of the quality of models.
+#: Measures of a model's quality.
 Utility = Literal["accuracy", "auc", "r2"]
-#: Measures of attacks on labels; the worst case is taken over all rows with the same measure.
+#: Measures of attacks on labels; the worst attack is chosen among all records with the same
+#: measure.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
 UNDEFENDED = "none"
-#: The baseline that every attack has: the best answer without any evidence.
+#: The baseline that exists for every attack: the best answer without any evidence.
 GUESS = "guess"
 _ONE_IN_TWENTY = 0.05
 
-#: Values of the attacks that an attacker with k leaked labels can run, by attack.
+#: Values of the attacks that an attacker with k leaked labels can run, by name of the attack.
 ByAttack = Mapping[str, Values]
 
 
@@ -49,20 +51,22 @@ class Standing:
     """The result of one defense at one number of leaked labels.
 
     Attributes:
-        k: leaked labels of each class.
-        attack, value: the attack with the highest mean, and its value.
+        k: number of leaked labels of each class.
+        attack, value: the attack with the highest mean value, and this value.
         guess: value of the best answer without any evidence.
-        baseline, baseline_value: the highest mean of all baselines, for any attack.
-        advantage: value less baseline_value, victim by victim.
-        over_scratch: value minus that of training from scratch on the leaked rows; for an attack
-            without leaked rows, minus the same attack on the inputs (thesis eq 4-2). None without
-            either.
-        chance: p-value of perfect protection from every attack, adjusted over k, over the
-            baselines of which any may be the best, and over the defenses beside it (`claims`).
-        leak_chance: p-value of a leak, adjusted over attacks and over defenses and k.
+        baseline, baseline_value: the baseline with the highest mean value, over all attacks'
+            baselines, and this value.
+        advantage: value minus baseline_value, per victim.
+        over_scratch: value minus the value of training from scratch on the leaked rows; for an
+            attack without leaked rows, minus the value of the same attack on the inputs (thesis eq
+            4-2). None if neither baseline exists.
+        chance: p-value of the claim that the defense protects perfectly from every attack, adjusted
+            over k, baselines and defenses (`claims`); a small value supports the claim.
+        leak_chance: p-value of the claim that an attack succeeds, adjusted over attacks, and over
+            defenses and k.
         verdict: the conclusion.
-        judged: the same advantage tested for a margin of one point, see `judge`; states how many
-            more victims would decide.
+        judged: test of the same advantage against a margin of one point, see `judge`; it states how
+            many more victims would decide.
     """
 
     k: int
@@ -81,18 +85,19 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class LeaderboardEntry:
-    """One defense on the leaderboard.
+    """A defense's results on the leaderboard.
 
     Attributes:
         defense: its spec.
-        utility: utility of the victims' own answers for test rows, over victims.
-        judged_by: kind of utility: AUC if the attacks are ranked by a measure that does not depend
-            on class frequencies and the AUC is known; else accuracy.
-        difference: difference of the utility to the undefended model's, victim by victim; None for
-            the undefended model.
-        affordable: whether the defense costs at most the margin (non-inferiority, one-sided at 5
-            %); a defense better than undefended costs nothing. None of the undefended model.
-        standings: results by number of leaked labels, ascending.
+        utility: quality of the victims' predictions on test rows, over victims.
+        judged_by: measure of this quality: AUC if attacks are ranked by a measure that does not
+            depend on class frequencies and the AUC is known; else accuracy.
+        difference: quality minus that of the undefended model, per victim; None for the undefended
+            model.
+        affordable: whether the defense costs at most the margin (non-inferiority test, one-sided at
+            5 %); a defense with better quality than undefended costs nothing. None for the
+            undefended model.
+        standings: results in ascending order of the number of leaked labels.
     """
 
     defense: str
@@ -104,18 +109,18 @@ class LeaderboardEntry:
 
     @property
     def worst(self) -> Standing:
-        """The standing with the largest advantage, of those that are shown to leak if any is."""
+        """Standing with the largest advantage, among those with a shown leak if there are any."""
         return max(self.standings, key=lambda one: (one.verdict == "leaks", one.advantage.mean))
 
 
 def label_measure(one: Record) -> str | None:
-    """Return the measure of an attack on labels, including clusters; None for other attacks."""
+    """Return the measure of an attack on labels or clusters; None for other attacks."""
     measure = one.measure.removeprefix("matched_")
     return measure if one.evaluator == "attack" and measure in (*OF_LABELS, "mae") else None
 
 
 def in_measure(records: Iterable[Record], measure: LabelMeasure) -> list[Record]:
-    """Return records of label attacks in one measure, and of all other attacks."""
+    """Return the records of label attacks with this measure, and of all other attacks."""
     attacks = (one for one in records if one.evaluator == "attack")
     return [one for one in attacks if label_measure(one) in (None, measure)]
 
@@ -124,10 +129,10 @@ def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"
     """Return the measure that ranks attacks on labels.
 
     Args:
-        rows: records of a run or a grid; the guesses beside attacks show the number of classes and
-            the share of the largest.
-        asked: "auto" is AUC for two classes or one large class, R2 for numbers, and accuracy
-            otherwise.
+        rows: records of a run or a grid; the guesses recorded with attacks show whether there are
+            two classes, and the share of the largest class.
+        asked: requested measure; "auto" stands for AUC with two classes or one large class, R2 for
+            numbers, and accuracy otherwise.
     """
     if asked != "auto":
         return asked
@@ -143,7 +148,7 @@ def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"
 def utility_of(
     records: Iterable[Record], measure: str, training: str, adversary: str = HONEST
 ) -> dict[str, float]:
-    """Return a victim's own score on test rows, by seed; empty if a party stopped the training."""
+    """Return a defense's scores on test rows, by seed; empty if a party stopped the training."""
     return {
         one.repeat: one.value
         for one in records
@@ -153,7 +158,7 @@ def utility_of(
 
 
 def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
-    """Return the measure of models that suits the attacks; AUC needs test rows of all classes."""
+    """Return the quality measure that suits the attacks; AUC is used if all victims have it."""
     if measure == "r2":
         return "r2"
     cells = {
@@ -166,11 +171,11 @@ def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
 def leaderboard(
     records: Sequence[Record], margin: float, measure: LabelMeasure = "accuracy"
 ) -> list[LeaderboardEntry]:
-    """Return every attacked defense, the best protected first.
+    """Return an entry for every attacked defense, the best protected defense first.
 
     Args:
         records: records of a grid or a run.
-        margin: points of utility that a defense may cost.
+        margin: percentage points of quality that a defense may cost.
         measure: measure of attacks on labels; see `fitting_measure`.
     """
     labels = [one for one in records if label_measure(one) == measure]
@@ -183,7 +188,7 @@ def leaderboard(
         own = [one for one in labels if one.training == defense]
         good = utility_of(records, judge, defense)
         whole = over_victims({(seed, 0): value for seed, value in good.items()})
-        assert whole is not None, "a victim that was attacked had ended"
+        assert whole is not None, "an attacked victim has finished its training"
         difference = None if defense == UNDEFENDED else paired_difference(good, undefended)
         found.append(
             LeaderboardEntry(
@@ -201,12 +206,12 @@ def leaderboard(
 
 
 def leaked(rows: Iterable[Record], k: int) -> list[Record]:
-    """Return rows of attacks with k leaked labels, and of attacks that use no labels."""
+    """Return records of attacks with k leaked labels, and of attacks that use no labels."""
     return [row for row in rows if row.k in (0, k)]
 
 
 def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
-    """Return values by attack and adversary, and within each by victim and draw."""
+    """Return values by attack and adversary, then by victim and draw."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         found.setdefault(row.attacker, {})[row.repeat, row.draw] = row.value
@@ -214,7 +219,7 @@ def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]
 
 
 def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
-    """Return values of the baselines and the guess by name, and within each by victim and draw."""
+    """Return values of the baselines and the guess by name, then by victim and draw."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         assert row.guess is not None, "an attack has one"
@@ -225,10 +230,11 @@ def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float
 
 
 def _called(row: Record, name: str) -> str:
-    """Return the display name of an attack's baseline.
+    """Return the name under which an attack's baseline is compared.
 
-    Training from scratch is the same for all attacks, except the attack of parties that pool their
-    data. Without leaked labels the baseline is the attack itself on the inputs.
+    The baseline "training from scratch" is the same for all attacks, except for an attack by
+    parties that pool their data. Without leaked labels, the baseline is the same attack on the
+    inputs.
     """
     if name in SCRATCH and row.k > 0:
         spec = scratch_of(row.subject, name)
@@ -237,12 +243,12 @@ def _called(row: Record, name: str) -> str:
 
 
 def highest(found: ByAttack) -> str:
-    """Return the attack with the highest mean over victims."""
+    """Return the name of the attack with the highest mean over victims."""
     return max(found, key=lambda name: mean_of(found[name]))
 
 
 def mean_of(values: Values) -> float:
-    """Return the mean over victims."""
+    """Return the mean of values over victims."""
     estimate = over_victims(values)
     assert estimate is not None
     return estimate.mean
@@ -250,14 +256,14 @@ def mean_of(values: Values) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """p-values of a defense at one k: for protection and for leakage."""
+    """p-values of a defense at one k, for protection and for leakage."""
 
     protects: float
     leaks: float
 
 
 def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[int, _Chances]]:
-    """Return p-values by defense and k; the claims about all defenses form one family."""
+    """Return p-values by defense and k; all claims about defenses form one family of tests."""
     found: dict[str, dict[int, _Chances]] = {}
     for defense in dict.fromkeys(one.training for one in labels):
         rows = [one for one in labels if one.training == defense]
@@ -266,7 +272,7 @@ def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[i
         found[defense] = {k: _Chances(protects[k], _leak_chance(own)) for k, own in of_each.items()}
     pairs = {(d, k): one for d, own in found.items() for k, one in own.items() if d != UNDEFENDED}
     leaks_all = claims({pair: one.leaks for pair, one in pairs.items()})
-    for k in leaks:  # over k the protection is adjusted already
+    for k in leaks:  # the protection is already adjusted over k
         here = {d: one.protects for (d, other), one in pairs.items() if other == k}
         for defense, chance in claims(here).items():
             found[defense][k] = _Chances(chance, leaks_all[defense, k])
@@ -325,7 +331,7 @@ def _verdict(above: Estimate, chances: _Chances, conclusive: bool) -> Verdict:
 
 
 def _leak_chance(rows: Sequence[Record]) -> float:
-    """Return the p-value of any attack's success."""
+    """Return the p-value of the claim that some attack succeeds."""
     baselines = by_baseline(rows)
     attacks = list(by_attack(rows).values())
     return leaking(attacks, baselines[highest(baselines)])

@@ -1,7 +1,7 @@
-"""Reader of a run folder, for pages, tables and notebooks; it reads each file once, on demand.
+"""Reader of a run folder for pages, tables and notebooks; reads each file once, when needed.
 
-Only `run.json` must exist, because a run may have been interrupted. Values that were not measured
-are empty or None.
+Only the file `run.json` must exist, because a run may have been interrupted. Values that were not
+measured are empty or None.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from vfl.session.label.scored import Guessed, Residuals, Scored
 
 Counts = TypeVar("Counts")
-#: Finite numbers of one epoch by name, and `sent`, the bytes of both directions so far. A loss that
-#: became NaN is left out, and so leaves a gap in its curve.
+#: Record of one epoch: finite numbers by name, and `sent`, the bytes of both directions so far. A
+#: NaN loss is left out, so its curve has a gap.
 Epoch = Mapping[str, float]
 
 
 class LoadedRun:
-    """Content of a run folder.
+    """Contents of a run folder.
 
     Args:
         path: the folder.
 
     Raises:
-        RunFolderError: it holds no run; a property raises it too if a file is damaged or has
-            another format.
+        RunFolderError: the folder contains no run; a property also raises it if a file is damaged
+            or has another format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,30 +64,30 @@ class LoadedRun:
 
     @cached_property
     def config_text(self) -> str:
-        """The experiment's text as the user wrote it."""
+        """Text of the experiment as the user wrote it."""
         return self.folder.config() if (self.path / "config.toml").exists() else ""
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The same as tables; of a run of another version too."""
+        """The experiment as nested tables; also readable for runs of other versions."""
         return tomllib.loads(self.config_text)
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The same, checked."""
+        """The checked experiment."""
         return self.folder.experiment()
 
     @property
     def label_party(self) -> str | None:
-        """Name of the label party in the configuration."""
+        """Name of the label party in the experiment."""
         name: str | None = self.config.get("label", {}).get("party")
         return name
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Names of the parties in the configuration, or, without one, in the traffic.
+        """Names of the parties in the experiment, or, if it cannot be read, in the traffic.
 
-        A dealer has traffic, but is not among the parties with columns.
+        A dealer has traffic, but is not one of the parties with columns.
         """
         sent = finite(self.summary.get("bytes_up"))
         named = list(self.config.get("parties", {})) or [
@@ -98,19 +98,19 @@ class LoadedRun:
 
     @property
     def tasks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Metrics of further label parties, by party; empty until they are known."""
+        """Metrics of additional label parties, by party; empty until they are known."""
         known = self.summary.get("tasks") or {}
         return {one["party"]: known.get(one["party"], {}) for one in self.config.get("tasks", ())}
 
     @cached_property
     def history(self) -> Sequence[Mapping[str, Any]]:
-        """The stored record of each epoch."""
+        """Stored record of each epoch."""
         path = self.path / "metrics.jsonl"
         return [_record(one, path) for one in read_lines(path)] if path.exists() else []
 
     @cached_property
     def epochs(self) -> Sequence[Epoch]:
-        """The metrics of each epoch, in order."""
+        """Metrics of each epoch, in order."""
         found = []
         for position, record in enumerate(self.history, 1):
             epoch = {"epoch": float(position), **finite(record)}
@@ -133,20 +133,20 @@ class LoadedRun:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the run ended well."""
+        """Return whether the run ended without an error."""
         return (self.path / "summary.json").exists()
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """Metrics of the whole run, if it ended; at least codec, defense and secure mode."""
+        """Metrics of the whole run if it has ended; else only codec, defense and secure mode."""
         asked = {name: self.config.get(name) for name in ("codec", "defense", "secure")}
         return asked | (self.folder.summary() if self.has_ended else {})
 
     @cached_property
     def scored(self) -> Mapping[str, Scored]:
-        """Validation and test rows of two classes by probability, if there are any.
+        """Counts of validation and test rows of two classes, by predicted probability.
 
-        `uncalibrated` are the test rows before a calibration.
+        The entry `uncalibrated` has the test rows before calibration.
         """
         from vfl.session.label.scored import Scored
 
@@ -155,48 +155,48 @@ class LoadedRun:
 
     @cached_property
     def guessed(self) -> Mapping[str, Guessed]:
-        """The same rows of more classes, by class and guess."""
+        """Counts of rows of more than two classes, by true and predicted class."""
         from vfl.session.label.scored import Guessed
 
         return self._counted("guesses", Guessed.read)
 
     @cached_property
     def residuals(self) -> Mapping[str, Residuals]:
-        """The same rows of a regression."""
+        """Counts of validation and test rows of a regression, by residual."""
         from vfl.session.label.scored import Residuals
 
         return self._counted("residuals", Residuals.read)
 
     def _counted(self, form: str, read: Callable[[Any], Counts]) -> dict[str, Counts]:
-        """Return the parts whose record has the expected form."""
+        """Return the counts of each part whose record has the expected form."""
         found = self.folder.scored() if self.has_ended else {}
         parts = ("validation", "test", "uncalibrated")
         return {part: read(found[part]) for part in parts if form in (found.get(part) or ())}
 
     @cached_property
     def codec(self) -> Mapping[str, Any]:
-        """Measures of the codec on the cut of the test rows, of a grid's cell."""
+        """Measures of the codec on the cuts of test rows; only for a cell of a grid."""
         path = self.path / CODEC
         return _record(read_json(path), path) if path.exists() else {}
 
     @cached_property
     def scores(self) -> Sequence[ScoreRecord]:
-        """Scores of attacks on this run; those of the last `vfl attack` come last."""
+        """Scores of attacks on this run; scores of the last `vfl attack` call come last."""
         return read_scores(self.path / OF_RUN)
 
     @cached_property
     def codes(self) -> Mapping[str, str]:
-        """Digests of the code behind those scores; empty if an earlier vfl wrote none."""
+        """Digests of the code that produced these scores; empty if an old vfl wrote none."""
         return read_codes(self.path / OF_RUN)
 
     @cached_property
     def evaluations(self) -> Sequence[Mapping[str, Any]]:
-        """Figures of each `vfl evaluate`, the earliest first."""
+        """Results of each `vfl evaluate` call, the earliest first."""
         return self.folder.evaluations()
 
     @cached_property
     def rows(self) -> Mapping[str, int]:
-        """Numbers of training, validation and test rows, from the label party's own card."""
+        """Numbers of training, validation and test rows, from the label party's result summary."""
         if self.label_party is None:
             return {}
         card = self.folder.party(self.label_party) / "card.json"
@@ -209,31 +209,31 @@ class LoadedRun:
 
     @cached_property
     def audit(self) -> str:
-        """Finding of the last privacy audit in words; empty if there was no audit."""
+        """Result of the last privacy audit as text; empty if there was no audit."""
         return str((self.folder.audit() or {}).get("text", ""))
 
     @property
     def sent(self) -> float | None:
-        """Bytes of all parties in both directions; None if the run did not end."""
+        """Bytes that all parties sent in both directions; None if the run has not ended."""
         own = [self.summary, *self.tasks.values()]
         ways = [finite(one.get(f"bytes_{way}")) for one in own for way in ("up", "down")]
         return sum(sum(way.values()) for way in ways) if any(ways[:2]) else None
 
     def last(self, measure: str) -> float | None:
-        """Return the last value of a measure; None if no epoch has one."""
+        """Return the value of a measure in the last epoch that has it; None if no epoch has it."""
         return next((one[measure] for one in reversed(self.epochs) if measure in one), None)
 
     def figure(self, name: str) -> float | None:
-        """Return a number of the whole run; None if it was not measured."""
+        """Return a number that describes the whole run; None if it was not measured."""
         return finite(self.summary).get(name)
 
     def word(self, name: str) -> str:
-        """Return the summary's text of that name; empty if it has none."""
+        """Return a text of the run's summary by name; empty if the summary has none."""
         return str(self.summary.get(name) or "")
 
 
 def finite(found: Any) -> dict[str, float]:
-    """Return the finite numbers of a record; empty for anything else."""
+    """Return the finite numbers of a record; an empty mapping for anything else."""
     record = found if isinstance(found, dict) else {}
     return {
         str(name): value

@@ -1,9 +1,9 @@
 """Grids and comparisons of modules that a caller builds: `vfl.grid(build, loader, ...)`.
 
-A cell is a run folder as of any grid, so tables, pages and the scheduler are the same. Functions of
-the caller replace an experiment's models and rows. A function that another process can import is
-identified by its name, "package.module:function"; a function from a notebook trains in the calling
-process.
+A cell is a run folder as in any grid, so that tables, pages and the scheduler work as for
+experiment files. Functions of the caller replace an experiment's models and data. A function that
+other processes can import is identified by its name, "package.module:function"; with a function
+from a notebook, all cells are trained in the calling process.
 """
 
 from __future__ import annotations
@@ -71,15 +71,17 @@ from vfl.training.fitting import (
 from vfl.training.recorder import ModuleTrace
 from vfl.training.split import Crossings, crossings_of
 
-#: Makes an untrained module from the specs of a codec and a defense, and a seed.
+#: Function that makes an untrained module from the spec of a codec, the spec of a defense, and a
+#: seed.
 Build = Callable[[str, str, int], Crossings]
-#: Trains a module on a loader; it may return a different module, such as an average of weights.
+#: Function that trains a module on a loader; it may return another module, such as one with
+#: averaged weights.
 Fit = Callable[[Crossings, Iterable[Any]], Any]
-#: Name of a cell's trained module in its run folder.
+#: File name of a cell's trained module in its run folder.
 _MODULE = "module"
-#: Most bytes of the test rows' cut on which a codec is measured.
+#: Largest size in bytes of the test rows' cuts on which a codec is measured.
 _MEASURED_BYTES = 2**26
-#: One of this many batches is held out if no test rows are given.
+#: If no test rows are given, one of this many batches is held out.
 _HELD_OUT = 5
 _ROLES = ("build", "loader", "test", "fit")
 _PACKAGE = Path(__file__).parents[1]
@@ -87,16 +89,17 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(eq=False)
 class Recipe:
-    """Recipe to build and train the modules of a grid, with their rows.
+    """Functions that build and train the modules of a grid, and load their rows.
 
     Attributes:
         build: function that makes an untrained module; see `Build`.
-        loader: iterable of batches of the training rows, which can be iterated repeatedly; or a
-            function of the seed that makes it.
-        test: the same for the test rows; None holds out a fifth of the loader's batches.
-        fit: function that trains; None is `vfl.fit` with the following settings.
+        loader: iterable over batches of the training rows, which must be iterable repeatedly; or a
+            function that makes it from the seed.
+        test: the same for the test rows; None holds out every fifth batch of the loader.
+        fit: function that trains a module; None uses `vfl.fit` with the settings `train` and
+            `loss`.
         train, loss: settings of `vfl.fit`.
-        names: names that other processes import, by role.
+        names: import names of the functions for other processes, by role.
     """
 
     build: Build
@@ -112,10 +115,10 @@ class Recipe:
 
     @classmethod
     def of(cls, build: Any, loader: Any, test: Any = None, fit: Any = None, **own: Any) -> Recipe:
-        """Return a recipe of functions, or of their names.
+        """Return a recipe from functions, or from their import names.
 
         Raises:
-            ConfigError: a name refers to nothing that exists.
+            ConfigError: a name refers to no existing function.
         """
         given = dict(zip(_ROLES, (build, loader, test, fit), strict=True))
         names = {role: name for role, one in given.items() if (name := _name_of(one)) is not None}
@@ -127,10 +130,10 @@ class Recipe:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Recipe:
-        """Return the recipe of a grid's folder, in another process.
+        """Restore the recipe from a grid's folder, in another process.
 
         Raises:
-            UserError: the recipe has functions that no other process can import.
+            UserError: the recipe contains functions that other processes cannot import.
         """
         if record["here"]:
             raise UserError(
@@ -151,15 +154,15 @@ class Recipe:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The recipe as a record in the grid's folder."""
+        """The recipe as a record for the grid's folder."""
         own = {"train": dict(self.train), "loss": self.loss}
         return {"names": dict(self.names), "here": self.here, **own}
 
     def require_names(self) -> None:
-        """Refuse several processes if only one of them has the functions.
+        """Reject several processes if only this process has the functions.
 
         Raises:
-            ConfigError: a function has no importable name; the error lists these functions.
+            ConfigError: a function has no importable name; the error lists all such functions.
         """
         if self.here:
             raise ConfigError(
@@ -173,28 +176,28 @@ class Recipe:
             )
 
     def built(self) -> str:
-        """Return a digest of the code and the settings that build modules."""
+        """Return a digest of the code and settings that build the modules."""
         behind = [_behind(one) for role in _ROLES if callable(one := getattr(self, role))]
         code = code_of(*(one for functions, _ in behind for one in functions))
         held = "".join(_ADDRESS.sub("", text) for _, text in behind)
-        if held.strip():  # a digest, because the values in a callable may be rows
+        if held.strip():  # hashed, because values inside a callable may be private data
             code += hashlib.sha256(held.encode()).hexdigest()
         how = sorted(recipe_of(self.train).model_dump(include={*RECIPE}).items())
         settings = "" if self.fit else f"{how} {self.loss}"
         return f"{code} {settings}".strip()
 
     def module(self, codec: str, defense: str, seed: int) -> Crossings:
-        """Return an untrained module.
+        """Return an untrained module from `build`.
 
         Args:
             codec: a spec.
             defense: a spec.
-            seed: seed of the weights; the parties' secrets derive from it too.
+            seed: seed of the initial weights and of the parties' secrets.
 
         Raises:
             DataError: `build` does not return a split module.
-            ConfigError: the module has another codec, defense or seed than requested.
-            UserError: `build` ends with an error.
+            ConfigError: the module has a codec, defense or seed that was not requested.
+            UserError: `build` raises an error.
         """
         asked = codec, defense, seed
         try:
@@ -223,19 +226,19 @@ class Recipe:
         return self.module(experiment.codec, experiment.defense, experiment.seed).to(device)
 
     def experiment(self, name: str, codec: str, defense: str) -> Experiment:
-        """Return an experiment with the settings that all its modules share.
+        """Return an experiment with the settings that all modules of the recipe share.
 
         Args:
             name: name of the study.
-            codec: codec for studies that do not compare codecs.
-            defense: defense for studies that do not compare defenses.
+            codec: codec of all modules, for studies that do not compare codecs.
+            defense: defense of all modules, for studies that do not compare defenses.
         """
         made = self.module(codec, defense, 0).experiment
         train: dict[str, Any] = {"batch_size": self.rows(0).batch_size}
         if self.fit is None:
             train |= recipe_of(self.train).model_dump(include={*RECIPE})
         if self.loss is not None:
-            make_loss(self.loss, made.label.task)  # this call tests the module
+            make_loss(self.loss, made.label.task)  # built only to check the recipe
         update = {
             "name": name,
             "purpose": "functions of the caller make models and rows: see grid.json",
@@ -244,9 +247,9 @@ class Recipe:
         return made.model_copy(update=update)
 
     def rows(self, seed: int) -> Rows:
-        """Return the rows of a seed; the last seed's rows are cached."""
+        """Return the rows for a seed; the rows of the last seed are cached."""
         if not any(isinstance(one, FunctionType | type) for one in (self.loader, self.test)):
-            seed = 0  # the same rows for all seeds
+            seed = 0  # the rows are the same for all seeds
         if self._rows is None or self._rows[0] != seed:
             with scoped(derive(seed, "loader")):
                 self._rows = seed, Rows.of(_made(self.loader, seed), _made(self.test, seed))
@@ -255,23 +258,24 @@ class Recipe:
     def trained(
         self, model: Crossings, rows: Rows, on_epoch: Callable[[dict[str, Any]], None]
     ) -> Crossings:
-        """Train a module, and return it or the module that `fit` returns."""
+        """Train a module; return the module, or the one that `fit` returns."""
         with scoped(derive(model.experiment.seed, "fit")):
             if self.fit is None:
                 fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)
                 return model
             found = self.fit(model, rows.loader)
-        if found is None or isinstance(found, list):  # None, or the result of vfl.fit
+        # no result, or the history that vfl.fit returns
+        if found is None or isinstance(found, list):
             return model
         return crossings_of(found)
 
 
-#: The address of an object, which differs from process to process.
+#: Address of an object in its `repr`, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def _behind(given: object) -> tuple[list[FunctionType | type], str]:
-    """Return the functions and classes in a callable, and its other values as `repr` shows them."""
+    """Return the functions and classes inside a callable, and its other values as text."""
     if isinstance(given, FunctionType | type):
         return [given], ""
     if isinstance(given, partial):
@@ -288,7 +292,7 @@ def _settings_text(codec: str, defense: str, seed: int) -> str:
 
 
 def _name_of(given: Any) -> str | None:
-    """Return the import name of a function for other processes; None if it has none."""
+    """Return a function's import name for other processes; None if it has no such name."""
     if isinstance(given, str):
         return given
     if not isinstance(given, FunctionType | type) or given.__module__ == "__main__":
@@ -311,7 +315,7 @@ def _imported(role: str, name: str) -> Any:
 
 
 def _made(given: Any, seed: int) -> Any:
-    """Return a loader, or the loader that a function makes from a seed."""
+    """Return a loader as given, or the loader that a function makes from the seed."""
     if not isinstance(given, FunctionType | type):
         return given
     with _running("loader"):
@@ -320,10 +324,10 @@ def _made(given: Any, seed: int) -> Any:
 
 @contextmanager
 def _running(role: str) -> Iterator[None]:
-    """Convert an error of the caller's function to a coded one with its line, not its text.
+    """Convert an error of the caller's function to a UserError with its line, not its text.
 
     Raises:
-        UserError: the function ended with an error, which is the cause.
+        UserError: the function raised an error, which is the cause of the UserError.
     """
     try:
         yield
@@ -342,20 +346,21 @@ def _running(role: str) -> Iterator[None]:
 
 
 def _is_of_caller(file: str) -> bool:
-    """Return whether a file is neither of vfl nor of an installed package."""
+    """Return whether a file belongs neither to vfl nor to an installed package."""
     return "-packages" not in file and not Path(file).is_relative_to(_PACKAGE)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a grid's cells.
+    """The training and test rows of a grid's cells.
 
     Attributes:
         loader: batches of the training rows.
         test: batches of the test rows.
-        digest: digest of all rows, whatever their order.
-        batch_size: rows of the first training batch.
-        labels: labels of the training rows and of the test rows, in the order of the loaders.
+        digest: digest of all rows, independent of their order.
+        batch_size: number of rows in the first training batch.
+        labels: labels of the training rows and labels of the test rows, in the order of the
+            loaders.
     """
 
     loader: Iterable[Any]
@@ -366,17 +371,18 @@ class Rows:
 
     @classmethod
     def of(cls, loader: Iterable[Any], test: Iterable[Any] | None) -> Rows:
-        """Return the rows of two loaders, or of one loader with held-out batches.
+        """Return the rows of two loaders, or of one loader whose batches are partly held out.
 
         Raises:
-            DataError: a loader can be read only once or is empty, or a batch has no labels.
+            DataError: a loader can be read only once, or is empty, or a batch has no labels.
         """
         if test is None:
             loader, test = _held_out(list(_again(loader)))
         sums, labels = [], []
         for one in (loader, test):
             found, own, of_labels = _sum_of(one)
-            # If each pass draws different rows, as for augmented pictures, labels identify them
+            # If each pass returns different rows, for example augmented images, only the labels
+            # identify them
             sums.append(found if _sum_of(one)[0] == found else of_labels)
             labels.append(own)
         digest = hashlib.sha256(repr(sums).encode()).hexdigest()[:12]
@@ -384,12 +390,12 @@ class Rows:
         return cls(loader, test, digest, first, (labels[0], labels[1]))
 
     def data(self, name: str, task: str, classes: int) -> PartyData:
-        """Return the label party's rows, as in a session."""
+        """Return the label party's data, as in a session."""
         return data_of_labels(name, self.labels, task, classes)
 
 
 def _again(loader: Any) -> Iterable[Any]:
-    """Return the loader; refuse one that cannot be iterated twice."""
+    """Return the loader; reject a loader that cannot be iterated twice."""
     if not isinstance(loader, Iterable) or iter(loader) is loader:
         raise DataError(
             "a loader must return its batches again in each epoch",
@@ -401,7 +407,7 @@ def _again(loader: Any) -> Iterable[Any]:
 
 
 def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return batches to train on; every fifth batch is for testing."""
+    """Return training batches and test batches; every fifth batch is a test batch."""
     if len(batches) < 2:
         raise DataError(
             "the same batch is used as training and as test rows",
@@ -436,10 +442,10 @@ def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str 
     """Complete a cell: train its module unless it is trained, then attack or measure it.
 
     Args:
-        cell: cell to train.
-        folder: folder of the cell's grid.
-        recipe: builds and trains.
-        device: device of the module.
+        cell: the cell to complete.
+        folder: folder of the grid.
+        recipe: functions that build and train the module.
+        device: device on which the module is trained.
     """
     path = folder.cells_path / cell.name
     rows = recipe.rows(cell.experiment.seed)
@@ -464,7 +470,7 @@ def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str 
 def _trained_module(
     cell: Cell, folder: GridFolder, recipe: Recipe, device: str, *, recorded: bool
 ) -> tuple[Crossings, ModuleTrace | None]:
-    """Return the module of a cell, and a trace if this call trains and records it."""
+    """Return the trained module of a cell; also a trace if this call trains and records it."""
     path, experiment = folder.cells_path / cell.name, cell.experiment
     rows = recipe.rows(experiment.seed)
     model = recipe.of_cell(experiment, device)
@@ -473,7 +479,7 @@ def _trained_module(
         model.load_state_dict(kept.load(0))
         return model, None
     if path.exists():
-        shutil.rmtree(path)  # the process ended before the training was complete
+        shutil.rmtree(path)  # an earlier process ended before the training was complete
     run = RunFolder.create(path, experiment, "module", str(folder.head("command")))
     began = time.perf_counter()
     trace = ModuleTrace(model) if recorded else None
@@ -510,10 +516,10 @@ def _digest_of(model: Crossings) -> str:
 
 
 def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> ModuleTrace:
-    """Train a cell once more to the same weights, and record it.
+    """Train a cell's module again to the same weights, and record the training.
 
     Raises:
-        RunFolderError: the new weights differ from the stored ones.
+        RunFolderError: the weights of the new training differ from the stored weights.
     """
     model = recipe.of_cell(cell.experiment, device)
     with ModuleTrace(model) as trace:
@@ -533,11 +539,12 @@ def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> Modu
 
 @contextmanager
 def _counted(model: Crossings) -> Iterator[dict[str, int]]:
-    """Bytes of training cuts as dense float32, by party, while the block runs."""
+    """Count, while the block runs, each party's bytes of training cuts as dense float32."""
     found = dict.fromkeys(model.decoders, 0)
 
     def count(party: str, width: int, end: torch.nn.Module, given: tuple[Tensor]) -> None:
-        if model.training and end is model.decoders[party]:  # a copy of the module has the hook too
+        # copies of the module have the hook too
+        if model.training and end is model.decoders[party]:
             found[party] += 4 * len(given[0]) * width
 
     hooks = [
@@ -552,7 +559,7 @@ def _counted(model: Crossings) -> Iterator[dict[str, int]]:
 
 
 def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], int]:
-    """Quality on the test rows; number of classes: 1 for numbers, 0 for several labels."""
+    """Return test quality, and the number of classes: 1 for numbers, 0 for several labels."""
     device, outputs, codes, losses = device_of(model), [], [], []
     model.eval()
     with torch.no_grad():
@@ -576,7 +583,7 @@ def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], in
 
 
 def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
-    """Return the record `codec.json`: measures of each codec on the cut of test rows."""
+    """Return the record `codec.json`: measures of each codec on the cuts of test rows."""
     cuts: dict[str, list[Tensor]] = {name: [] for name in model.encoders}
     hooks = [
         end.register_forward_hook(partial(_keep, cuts[name]))
@@ -605,7 +612,7 @@ def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
             Secret.of_simulation(seed, name),
         )
         for name, own in cuts.items()
-        if own  # in a U-shape the returned cut has no such end
+        if own  # in a U-shape, the cut that the server returns has no encoder here
     }
     counts = {"train_rows": len(rows.labels[0]), "test_rows": len(rows.labels[1])}
     return stamp() | {"train": {}, "parties": parties, **counts}
@@ -634,7 +641,7 @@ def _attack(
 
 
 def _draw(attacked: ModuleAttacks, path: Path, party: str, most: int) -> None:
-    """Store drawings of the test rows' cut, unless they exist."""
+    """Store pictures of the test rows' cuts, unless they exist."""
     if not (path / PICTURES).exists():
         shown = attacked.test_cuts(most)
         keep_pictures_of(path, *shown, {"rows": most, "party": party})
@@ -644,10 +651,10 @@ def _draw(attacked: ModuleAttacks, path: Path, party: str, most: int) -> None:
 
 
 def check_study(kind: str, experiment: Experiment) -> None:
-    """Refuse settings of a study that have no meaning for modules.
+    """Reject settings of a study that have no meaning for modules.
 
     Raises:
-        ConfigError: the study has a mistake; this is the first.
+        ConfigError: the study has a mistake; the error describes the first one.
     """
     grid, compare = experiment.grid, experiment.compare
     asked: dict[str, object] = {}
@@ -669,7 +676,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
 
 
 def variant_name(spec: str) -> str:
-    """Return a defense as the name of a variant.
+    """Return a defense's spec as the name of a variant.
 
     >>> variant_name("dcor:alpha=0.5")
     'dcor-alpha-0.5'

@@ -1,7 +1,7 @@
-"""Attacks on a module that the caller trained: a `SplitModule`, or the result of `vfl.split`.
+"""Attacks on a module that the caller trained: a `SplitModule` or the result of `vfl.split`.
 
-A copy of the module answers queries about the loader's rows. The sent values become the evidence of
-an attacking feature party, and `AttackRunner` works as for a run.
+A copy of the module is queried with all rows of the loader. The values that it sends become the
+evidence of an attacker, and `AttackRunner` works as for a run.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class _Columns:
     """The inputs of one party in a batch: its arguments of the model, by position or name.
 
     Attributes:
-        arguments: tensors with a row of axis 0 each.
-        shared: whether the party receives further inputs, such as the edges of a graph.
+        arguments: tensors whose axis 0 is the row.
+        shared: whether the party also receives inputs that have no rows, such as the edges of a
+            graph.
     """
 
     arguments: dict[str | int, Tensor]
@@ -87,34 +88,34 @@ class _Columns:
 
     @property
     def is_one(self) -> bool:
-        """Return whether it is a single floating-point tensor, which keeps its axes."""
+        """Return whether the only input is a floating-point tensor, whose axes are kept."""
         return len(self.arguments) == 1 and self.first.is_floating_point()
 
     @property
     def first(self) -> Tensor:
-        """The first argument."""
+        """The first input tensor."""
         return next(iter(self.arguments.values()))
 
     def flat(self) -> Tensor:
-        """Return all inputs as float32, axes (rows, ...)."""
+        """Return all inputs joined in one float32 tensor, axes (rows, ...)."""
         if self.is_one:
             return self.first.float().cpu()
         parts = [one.flatten(1) if one.dim() > 1 else one[:, None] for one in self.values()]
         return torch.cat([one.float().cpu() for one in parts], 1)
 
     def values(self) -> Iterable[Tensor]:
-        """Return the arguments in order."""
+        """Return the input tensors in order."""
         return self.arguments.values()
 
 
 class _Bottom(nn.Module):
-    """A party's layers as a module of one tensor, the result of `_Columns.flat`.
+    """A party's layers as a module with one input, the result of `_Columns.flat`.
 
     Args:
-        model: a copy of the model that does not change any more.
+        model: a copy of the model that no other code changes.
         party: name of the party.
-        like: its inputs of some batch.
-        others: arguments of the whole model from other parties, of axes (rows, ...); the cut does
+        like: the party's inputs in some batch, which show axes and types.
+        others: other parties' arguments of the whole model, axes (rows, ...); the party's cut does
             not depend on them.
     """
 
@@ -134,7 +135,7 @@ class _Bottom(nn.Module):
         self._others = {name: (one.shape[1:], one.dtype) for name, one in others.items()}
 
     def forward(self, flat: Tensor) -> Tensor:
-        """Axes (rows, columns) in, (rows, width) out."""
+        """Map inputs, axes (rows, columns), to cuts, axes (rows, width)."""
         named = self._arguments(flat)
         given = [named[name] for name in named if isinstance(name, int)]
         by_name = {name: one for name, one in named.items() if isinstance(name, str)}
@@ -151,7 +152,7 @@ class _Bottom(nn.Module):
             return reached.cut.flatten(1).float()
         finally:
             hook.remove()
-        raise AssertionError("the model has already passed its cut")
+        raise AssertionError("the model's cut layer did not run")
 
     def _arguments(self, flat: Tensor) -> dict[str | int, Tensor]:
         if self._is_one:
@@ -166,15 +167,15 @@ class _Bottom(nn.Module):
 
 
 class _Top(nn.Module):
-    """The layers of a model behind a cut, as a module of cuts.
+    """The layers of a model after a cut, as a module that takes cuts.
 
-    The layers before the cut run on zeros, and their outputs are replaced.
+    The layers before the cut run on zeros, and a hook replaces their output by the given cut.
 
     Args:
-        model: a copy that is changed no more.
-        party: sender of the cut.
-        like: the party's inputs of some batch, which are all that the model takes.
-        until: sender of the cut whose values it returns; None for the model's outputs.
+        model: a copy of the model that no other code changes.
+        party: party that sends the cut.
+        like: the party's inputs in some batch; the model takes no other inputs.
+        until: party whose cut is the result; None returns the model's outputs.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class _Top(nn.Module):
         self._like = {name: (one.shape[1:], one.dtype) for name, one in like.arguments.items()}
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Axes (rows, width) in, (rows, outputs) out."""
+        """Map cuts, axes (rows, width), to outputs, axes (rows, outputs)."""
         zeros = {
             str(name): torch.zeros(len(cut), *axes, dtype=dtype, device=cut.device)
             for name, (axes, dtype) in self._like.items()
@@ -209,7 +210,7 @@ class _Top(nn.Module):
 
 
 class _Reached(Exception):
-    """The layer of a cut has run."""
+    """Raised by a hook when the cut layer has run; carries the cut."""
 
     def __init__(self, cut: Tensor) -> None:
         self.cut = cut
@@ -223,8 +224,8 @@ def _stop(module: nn.Module, inputs: Any, output: Tensor) -> None:
 class _Seen:
     """Inputs and cuts of a module's parties for a loader's rows, in the loader's order.
 
-    `digests` are digests of the party's inputs; `rows` are positions, if the batches contain them;
-    `outputs` are the module's, axes (rows, outputs), if it has such outputs.
+    `digests` has digests of the party's inputs; `rows` has positions of rows if the batches contain
+    them; `outputs` has the module's outputs, axes (rows, outputs), if they exist per row.
     """
 
     cuts: list[Tensor] = field(default_factory=list)
@@ -239,10 +240,10 @@ class _Seen:
 
 
 def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
-    """Ask the module about every row of a loader.
+    """Query the module with every row of a loader.
 
     Raises:
-        DataError: a batch does not have one label for each row, or a cut has other rows.
+        DataError: a batch does not have one label per row, or a cut has a different number of rows.
     """
     seen = _Seen()
     device = device_of(model)
@@ -288,7 +289,7 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
 
 
 def _of_task(labels: Tensor, task: str) -> Tensor:
-    """Return labels as codes of classes or as numbers.
+    """Return labels as class codes or as numbers, as the task requires.
 
     Raises:
         DataError: the labels are numbers, but the module's task is classification.
@@ -315,7 +316,7 @@ def server_of(model: Crossings) -> str | None:
 
 
 def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
-    """Return whether a party's layers treat rows separately, unlike layers of a graph."""
+    """Return whether a party's layers treat rows separately, unlike graph layers."""
     few = max(1, len(flat) // 2)
     try:
         with torch.no_grad():
@@ -328,7 +329,7 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
 def _asked(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[_Columns, Mapping[str, Tensor], Tensor | None]:
-    """Return a query: the party's inputs, others' inputs for its layers, and the outputs."""
+    """Return a query: the party's inputs, other parties' inputs for its layers, and outputs."""
     with torch.no_grad():
         outputs = answered(model, inputs)
     outputs = outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
@@ -338,15 +339,16 @@ def _asked(
 
 
 class _ModuleVictim(Victim):
-    """A feature party of a module, with the cuts of all rows that it sent.
+    """A feature party of a module as the victim of attacks, with the cuts of all rows.
 
     Args:
-        model: a copy in evaluation mode.
+        model: a copy of the module in evaluation mode.
         name: the party.
         data: see `Cases`.
         cuts: cuts of all rows, axes (rows, width).
-        bottom: the party's layers; None if they need all rows and cannot run on a subset.
-        top: an architecture like the label party's, and its input width; None without one.
+        bottom: the party's layers; None if they need all rows at once.
+        top: a module with the label party's architecture, and its input width; None if there is
+            none.
     """
 
     def __init__(
@@ -375,7 +377,7 @@ class _ModuleVictim(Victim):
 
     @property
     def has_bottom(self) -> bool:
-        """Return whether the party's layers can run on some rows alone."""
+        """Return whether the party's layers can run on a subset of rows."""
         return self._core is not None
 
     def cuts(self, rows: Tensor) -> Tensor:
@@ -389,15 +391,15 @@ class _ModuleVictim(Victim):
         )
 
     def own_bottom(self) -> nn.Module:
-        """Return a copy of the party's layers with the codec's module after them."""
+        """Return a copy of the party's layers, followed by the codec's module."""
         return copy.deepcopy(_held(self._layers))
 
     def new_bottom(self) -> nn.Module:
-        """Return its layers with new initial weights."""
+        """Return a copy of the party's layers with new initial weights."""
         return _fresh(_held(self._core))
 
     def new_top(self, width: int) -> nn.Module:
-        """Return an untrained top; a linear layer if the module's own top takes other cuts too."""
+        """Return an untrained top; a linear layer if the real top takes other cuts too."""
         if self._top is not None and self._top[1] == width:
             return _fresh(self._top[0])
         return nn.Linear(width, self.classes)
@@ -412,24 +414,24 @@ class _ModuleVictim(Victim):
 
 
 def _with_codec(model: Crossings, party: str, bottom: _Bottom) -> OwnBottom:
-    """Return the bottom and the codec's module after it, as copies."""
+    """Return the bottom followed by the codec's module, as copies."""
     return OwnBottom([copy.deepcopy(bottom), copy.deepcopy(model.encoders[party])], bottom)
 
 
 def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
-    """Return the top in float32 and its input width, if one party's flat cut is its only input."""
+    """Return the float32 top and its input width, if one party's flat cut is its only input."""
     if isinstance(model, SplitModule) and list(model.bottoms) == [party] and model.is_flat(party):
         return copy.deepcopy(model.top).float(), model.widths[party]
     return None
 
 
 def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | None:
-    """Return the label party's layers as a module of one party's cuts, if it reads nothing else.
+    """Return the label party's layers as a module of one party's cuts, if nothing else is read.
 
     Args:
         model: the module.
         party: the feature party.
-        like: the party's inputs of some batch; the module takes no other inputs.
+        like: the party's inputs in some batch; the model takes no other inputs.
     """
     top: nn.Module
     if isinstance(model, CutModel):
@@ -449,10 +451,10 @@ def _middle_of(model: Crossings, party: str, like: _Columns) -> nn.Module | None
     Args:
         model: the module.
         party: the feature party.
-        like: its inputs of some batch, which are all that the module takes.
+        like: the party's inputs in some batch; the model takes no other inputs.
 
     Returns:
-        None where there is no server, or where it reads or sends more than one cut.
+        None if there is no server, or if the server reads or sends more than one cut.
     """
     server = server_of(model)
     if not isinstance(model, CutModel) or list(model.experiment.parties) != [party, server]:
@@ -462,7 +464,7 @@ def _middle_of(model: Crossings, party: str, like: _Columns) -> nn.Module | None
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """Return a copy with new initial weights, from the caller's random numbers."""
+    """Return a copy with new initial weights, drawn from torch's global generator."""
     made = copy.deepcopy(module)
     for part in made.modules():
         if callable(reset := getattr(part, "reset_parameters", None)):
@@ -471,16 +473,15 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 class _ModuleParts(TrainedParts):
-    """The parts of a module as attacks by its label party use them.
+    """The trained parts of a module that attacks by the module's label party use.
 
     Args:
-        model: a copy that is changed no more.
-        data: every party's rows.
+        model: a copy of the module that no other code changes.
+        data: data of every party.
         victim: the feature party that is attacked.
-        top: the label party's layers; None where these read more than the party's cut.
-        outputs: outputs of all rows, axes (rows, outputs); None where a row has no output of its
-            own.
-        middle: layers of a U-shape's server; None where these read more than the party's cut.
+        top: the label party's layers; None if these read more than the party's cut.
+        outputs: outputs for all rows, axes (rows, outputs); None if there is no output per row.
+        middle: layers of a U-shape's server; None if these read more than the party's cut.
     """
 
     def __init__(
@@ -499,7 +500,8 @@ class _ModuleParts(TrainedParts):
         lacking |= {Grant.TOP} if top is None else set()
         lacking |= {Grant.OUTPUTS} if outputs is None else set()
         lacking |= {Grant.MIDDLE} if middle is None else set()
-        if server_of(model) is not None:  # it stands in the place of the label party
+        # for attacks, the server takes the place of the label party
+        if server_of(model) is not None:
             lacking |= {Grant.LABELS, Grant.OUTPUTS}
         self.lacking = frozenset(lacking)
 
@@ -508,7 +510,7 @@ class _ModuleParts(TrainedParts):
         return self._victim.own_bottom()
 
     def new_bottom(self, party: str) -> nn.Module:
-        """Return an untrained bottom like the feature party's."""
+        """Return an untrained bottom with the feature party's architecture."""
         return self._victim.new_bottom()
 
     def top(self) -> nn.Module:
@@ -530,16 +532,17 @@ def _held(part: nn.Module | None) -> nn.Module:
 
 
 class _ModuleCases(Cases):
-    """The cases of a module: those of a feature party, and those of the label party.
+    """Attack cases for a module: by a feature party, and by the label party.
 
     Args:
         model: the module.
-        data: every party's rows.
-        settings: settings of the grid: attackers.
-        victim: the feature party.
-        parts: parts of the module, for its label party.
-        frames: returns the frames of the module's training, as `vfl.record` recorded them.
-        digest: digest of that training; empty if the weights determine the training.
+        data: data of every party.
+        settings: settings of the grid, which include the attackers.
+        victim: the feature party that is attacked or attacks.
+        parts: trained parts of the module, for attacks by its label party.
+        frames: function that returns the frames of the module's training, as `vfl.record` recorded
+            them.
+        digest: digest of the recorded training; empty if the weights determine the training.
     """
 
     def __init__(
@@ -595,7 +598,7 @@ class _ModuleCases(Cases):
         )
 
     def _top_alone(self) -> Maker | None:
-        """Return a function that makes the module's top, if the party alone feeds it."""
+        """Return a function that copies the module's top, if this party alone feeds the top."""
         top = getattr(self._model, "top", None)
         alone = list(self.experiment.feature_parties) == [self.party]
         return partial(copy.deepcopy, top) if alone and isinstance(top, nn.Module) else None
@@ -609,21 +612,22 @@ class ModuleAttacks:
     """Attacks on a feature party's cuts of a trained module.
 
     Args:
-        model: the module; a copy is asked.
+        model: the trained module; attacks query a copy.
         loader: batches of the rows from which leaked labels are drawn.
         test: batches of the attacked rows; None attacks a random half of the loader's rows.
-        settings: attacks, leaks, draws, baselines and who attacks.
-        trace: trace of the module's training, for attacks that read it. If a score is missing, a
-            function records the trace again, which the weights determine.
+        settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
+        trace: trace of the module's training, for attacks that read one. It may be a function that
+            records the same training again if a score is missing.
 
     Attributes:
-        settings: the same settings without those that are meaningless for such a module.
-        data: the rows of the feature party and of the label party.
+        settings: the given settings without attacks that this module cannot have.
+        data: data of the feature party and of the label party.
         cuts: cuts of all rows, axes (rows, width).
 
     Raises:
-        UserError: an attack needs more than such a party holds, or a leak does not fit the rows.
-        DataError: batches of the loader do not have one label for each row.
+        UserError: an attack needs more than the attacking party has, or a number of leaked labels
+            does not fit the rows.
+        DataError: batches of the loader do not have one label per row.
     """
 
     def __init__(
@@ -642,7 +646,7 @@ class ModuleAttacks:
         asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
         _require_granted(settings, trace is not None)
         _require_roles(settings, party, server_of(model))
-        with scoped(experiment.seed):  # a loader that shuffles gives the same order in each call
+        with scoped(experiment.seed):  # a shuffling loader gives the same order in each call
             seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
         label = experiment.label.party
         self.data = _data_of(label, party, seen, experiment.seed)
@@ -650,7 +654,8 @@ class ModuleAttacks:
         self.cuts = torch.cat([cut for one in seen for cut in one.cuts])
         outputs = [one for part in seen for one in part.outputs]
         whole = torch.cat(outputs) if sum(map(len, outputs)) == len(self.cuts) else None
-        # A binary model with one logit has no output for each class, as attacks through a top need.
+        # A binary model with one logit has no output for each class, which attacks through a top
+        # need.
         by_class = whole is not None and whole.shape[1] == labels_of(self.data[label])[1]
         top = _top_of(asked, party) if by_class else None
         victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom, top)
@@ -667,7 +672,7 @@ class ModuleAttacks:
 
         @cache
         def frames() -> Frames:
-            assert trace is not None, "attacks that read these values were refused"
+            assert trace is not None, "attacks that read these values were rejected"
             found = trace if isinstance(trace, ModuleTrace) else trace()
             return found.decoded(party, digests, rows if len(rows) == len(digests) else None)
 
@@ -676,15 +681,15 @@ class ModuleAttacks:
         self._runner = AttackRunner(experiment, self.data, self.settings, cases=cases)
 
     def on_victim(self) -> list[AttackJob]:
-        """Return every attack on the module's own cuts."""
+        """Return the jobs of all attacks on the module's own cuts."""
         return attack_plan(self.settings).on_victim()
 
     def baselines(self) -> list[AttackJob]:
-        """Return the baselines of these attacks."""
+        """Return the jobs of these attacks' baselines."""
         return attack_plan(self.settings).baselines(self.settings.baselines)
 
     def test_cuts(self, most: int) -> tuple[Tensor, Tensor]:
-        """Return the cuts of the first test rows, axes (rows, width), and their labels."""
+        """Return the cuts, axes (rows, width), and the labels of the first test rows."""
         label = self.data[self._experiment.label.party]
         assert label.labels is not None
         rows = torch.from_numpy(label.split.test)[:most]
@@ -696,7 +701,7 @@ class ModuleAttacks:
         out: Path,
         on_end: Callable[[FinishedAttack], None] = lambda ended: None,
     ) -> list[ScoreRecord]:
-        """Return the score of each job; the folder `out` stores scores to avoid repeated runs."""
+        """Return the score of each job; scores stored in the folder `out` are reused."""
         with scoped(self._experiment.seed):
             return list(self._runner.run(jobs, ScoresFile(out), on_end))
 
@@ -713,16 +718,16 @@ def attack_module(
     """Attack a feature party's cuts of a trained module; see `vfl.attack` and `ModuleAttacks`.
 
     Args:
-        model: the module; a copy is asked.
+        model: the trained module; attacks query a copy.
         loader: batches of the rows from which leaked labels are drawn.
         test: batches of the attacked rows; None attacks a random half of the loader's rows.
-        settings: attacks, leaks, draws, baselines and who attacks.
-        out: a folder for scores; an attack with a score is not run again.
-        on_end: gets every attack as it ends.
-        trace: trace of the module's training, for attacks that read it.
+        settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
+        out: folder for scores; an attack with a stored score is not run again.
+        on_end: callback that receives each attack when it ends.
+        trace: trace of the module's training, for attacks that read one.
 
     Raises:
-        DataError: the trace is of another module's training.
+        DataError: the trace belongs to another module's training.
     """
     if trace is not None:
         trace.require_of(model)
@@ -735,24 +740,24 @@ def attack_module(
 
 
 def reads_training(settings: GridSettings) -> bool:
-    """Return whether an attack of a grid reads a recorded training."""
+    """Return whether some attack of a grid reads a recorded training."""
     return any(scenario in _RECORDED for _, scenario in scenarios_of(settings).values())
 
 
-#: Attackers of a module, and those of them that recorded its training.
+#: Scenarios that need a recorded training, and all scenarios that attacks on modules support.
 _RECORDED = (TRAINING_TIME, RECORDED_TRAINING, TRAINING_ATTRIBUTE)
 _KNOWN = (INFERENCE_TIME, RECORDED_QUERIES, QUERIES_ATTRIBUTE, SERVER, *_RECORDED)
 
 
 def _require_granted(settings: GridSettings, recorded: bool) -> None:
-    """Refuse attacks of outsiders and colluding parties, and those on a training without a trace.
+    """Reject attacks by outsiders or colluding parties, and those that lack a trace.
 
     Args:
         settings: the attacks.
         recorded: whether the training was recorded.
 
     Raises:
-        UserError: an attack reads something that is not granted; the error names it.
+        UserError: an attack reads something that its attacker is not granted; the error names it.
     """
     for spec, (attack, scenario) in scenarios_of(settings).items():
         if scenario in _RECORDED and not recorded:
@@ -772,16 +777,15 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
 
 
 def _require_roles(settings: GridSettings, party: str, server: str | None) -> None:
-    """Refuse attacks in a U-shape whose attacker already has the values it looks for.
+    """Reject attacks in a U-shape whose attacker already has the values that it infers.
 
     Args:
         settings: the attacks.
-        party: the attacked or attacking party.
-        server: the party that returns a cut; None without a U-shape.
+        party: the party that is attacked or attacks.
+        server: the party that returns a cut; None if the module has no U-shape.
 
     Raises:
-        UserError: an attack looks for values that its attacker owns; the error names the right
-            party.
+        UserError: an attack infers values that its attacker owns; the error names the right party.
     """
     for spec, (_, scenario) in scenarios_of(settings).items() if server is not None else ():
         on_labels = scenario.attacker == "feature party" and not scenario.attribute
@@ -795,22 +799,22 @@ def _require_roles(settings: GridSettings, party: str, server: str | None) -> No
             )
 
 
-#: Grants that are layers of the attacker's own.
+#: Grants that stand for the attacker's own layers.
 _LAYERS = frozenset({Grant.BOTTOM, Grant.BOTTOM_RECIPE})
 
 
 def _with_held(
     settings: GridSettings, of_label: frozenset[Grant], of_feature: frozenset[Grant]
 ) -> GridSettings:
-    """Return settings without those attacks of packs that need parts which a module lacks.
+    """Return the settings without pack attacks that need parts which a module lacks.
 
     Args:
         settings: the attacks.
-        of_label: grants that the label party cannot have.
-        of_feature: grants that a feature party cannot have.
+        of_label: grants that the label party of this module cannot have.
+        of_feature: grants that a feature party of this module cannot have.
 
     Raises:
-        UserError: an attack that was named by itself needs such a part, or all attacks do.
+        UserError: an individually named attack needs such a part, or all attacks do.
     """
     lacking = {"label party": of_label, "feature party": of_feature}
     fitting, refused = list[str](), dict[str, frozenset[Grant]]()
@@ -833,7 +837,7 @@ def _with_held(
 
 
 def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, PartyData]:
-    """Return the rows of the feature party and the label party, as in a session."""
+    """Return the data of the feature party and of the label party, as in a session."""
     parts = [torch.cat(part.labels) for part in seen]
     if len(parts) == 1:
         order = torch.randperm(len(parts[0]), generator=generator(seed, "halves"))
@@ -852,14 +856,14 @@ def _data_of(label: str, party: str, seen: list[_Seen], seed: int) -> dict[str, 
 def data_of_labels(
     name: str, parts: Sequence[Tensor], task: str, classes: int, split: Split | None = None
 ) -> PartyData:
-    """Return a label party's rows.
+    """Return a label party's data.
 
     Args:
         name: the party.
-        parts: labels of the training rows, then of the test rows, axes (rows,).
+        parts: labels of the training rows and labels of the test rows, axes (rows,) each.
         task: "classification" or "regression".
-        classes: outputs of the model; more if a label exceeds them.
-        split: split of the rows; None takes the parts as given.
+        classes: number of outputs of the model; the result has more classes if a label exceeds it.
+        split: split of the rows; None uses the two parts as they are.
     """
     labels, known = torch.cat(list(parts)), None
     if task == "classification":

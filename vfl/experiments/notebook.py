@@ -1,4 +1,4 @@
-"""Functions for notebooks: `vfl.train`, `vfl.compare`, `vfl.grid`, `vfl.value`; and a `Run`."""
+"""Functions for notebooks: `vfl.train`, `vfl.compare`, `vfl.grid`, `vfl.value`; the class `Run`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AnyExperiment = str | Path | Mapping[str, Any] | Experiment
 
 
 class Run:
-    """A training that has ended.
+    """A finished training.
 
     Args:
         path: its folder.
@@ -66,38 +66,38 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Its figures: quality on test rows, bytes, speed, promises."""
+        """Metrics of the run: quality on test rows, bytes, speed, privacy guarantees."""
         return self.folder.summary()
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row an epoch."""
+        """Metrics as a table with one row per epoch."""
         import pandas as pd
 
         return pd.DataFrame(LoadedRun(self.path).history)
 
     @property
     def glance(self) -> Glance:
-        """Four numbers and a sentence."""
+        """Summary of the run: four numbers and a sentence."""
         return glance(self.path)
 
     @property
     def page(self) -> Path:
-        """Path of the run's page, a self-contained file that this call rebuilds."""
+        """Path of the run's page, a self-contained HTML file that this call rebuilds."""
         return build_report(self.path)
 
     def predict(self) -> pd.DataFrame:
-        """Return predictions for the test rows, as `vfl predict` writes them."""
+        """Return predictions for the test rows, in the format of `vfl predict`."""
         import pandas as pd
 
         return pd.read_csv(trainer.predict(self.folder))
 
     def attack(self, *attacks: str, progress: bool = False, **settings: object) -> Attacks:
-        """Attack the run's test rows; skip attacks that already have a score.
+        """Attack the run's test rows; attacks that already have a score are skipped.
 
         Args:
-            attacks: specs, or packs such as "light"; by default the light ones.
-            progress: whether a bar is shown.
+            attacks: specs of attacks, or packs such as "light"; by default the pack "light".
+            progress: whether to show a progress bar.
             settings: settings of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
 
         Raises:
@@ -109,7 +109,7 @@ class Run:
         return Attacks(self, rows, asked)
 
     def alone(self) -> pd.DataFrame:
-        """Return the metrics of each party alone, one row each; train missing ones.
+        """Return the metrics of each party trained alone, one row per party; train missing ones.
 
         Raises:
             ConfigError, RunFolderError: see `vfl report --alone`.
@@ -123,7 +123,7 @@ class Run:
         return pd.DataFrame.from_dict(found, orient="index")
 
     def plot(self) -> Figure:
-        """Loss by epoch.
+        """Plot the loss by epoch.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -144,7 +144,7 @@ class Attacks:
 
     Attributes:
         run: the attacked run; None for a module.
-        rows: one row for each measure, attack, number of leaked labels and draw.
+        rows: one record per measure, attack, number of leaked labels and draw.
     """
 
     def __init__(self, run: Run | None, rows: Sequence[Record], settings: GridSettings) -> None:
@@ -152,7 +152,7 @@ class Attacks:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The rows; the column `no_model` has the best value without the model."""
+        """The results as a table; the column `no_model` has the best value without the model."""
         return table_of(self.rows)
 
     def __repr__(self) -> str:
@@ -177,13 +177,13 @@ def train(
     """Train an experiment with every party in this process.
 
     Args:
-        experiment: a file, its content, or an `Experiment`.
+        experiment: an experiment file, its content, or an `Experiment`.
         settings: overrides such as "train.epochs=5" or "codec=topk:k=4".
-        runs: folder of the run folders.
-        name: the run's own folder there; a time and the experiment's name otherwise.
-        download: fetch a data set that is not here.
-        device: device of the models.
-        progress: whether a bar is shown.
+        runs: parent folder of the run's folder.
+        name: name of the run's folder; by default a time and the experiment's name.
+        download: whether to download a data set that is not on this machine.
+        device: device on which the models are trained.
+        progress: whether to show a progress bar.
 
     Raises:
         VFLError: see `vfl train`.
@@ -218,30 +218,32 @@ def attack(
 ) -> Attacks:
     """Attack a finished run, or a module that you trained.
 
-    An attacker of a module's labels is a feature party while the network is used: it has its
-    inputs, its layers, the cuts that it sends, and a few leaked labels of each class. An attacker
-    of columns, such as `inversion`, is the label party; it knows columns of some rows of the
-    loader. In a U-shape the server is both. With a trace of the training, attacks that read
-    gradients run as well: Such an attacker has the gradients of each step, and infers labels of the
-    training rows. Each attack has its guess and the best baseline without the model next to it.
+    An attacker on a module's labels is a feature party at inference time. It has its inputs, its
+    layers, the cuts that it sends, and a few leaked labels of each class. An attacker on columns,
+    such as the attack `inversion`, is the label party; it knows the columns of some rows of the
+    loader. In a U-shape, the server takes both roles. With a trace of the training, attacks that
+    read gradients run as well. Their attacker has the gradients of each step, and infers labels of
+    the training rows. The result shows, for each attack, its guess and the best baseline without
+    the model.
 
     Args:
-        victim: a `Run` or its folder; or a `SplitModule`, or what `vfl.split` made; also compiled,
-            or averaged by `AveragedModel`.
-        loader: for a module: batches `(inputs, labels)`, or dicts with `labels`, whose rows' labels
-            may leak. Inputs are what the module takes; a tuple has one entry for each party of a
-            `SplitModule`, in its order.
+        victim: a `Run` or its folder; or a `SplitModule` or the result of `vfl.split`, which may
+            also be compiled, or averaged by `AveragedModel`.
+        loader: for a module: batches `(inputs, labels)`, or dicts with `labels`; labels of these
+            rows may leak. The inputs are those of the module; for a `SplitModule`, a tuple has one
+            entry per party, in the module's order.
         test: batches of the attacked rows, in the same form; None attacks a random half of the
             loader's rows.
-        pack: a pack of attacks, a spec, or several (`vfl list packs`).
-        trace: for a module: its training, as `vfl.record` recorded it.
-        out: for a module: a folder for scores; an attack with a score is not run again.
-        progress: whether a bar is shown.
+        pack: a pack of attacks, the spec of an attack, or several (`vfl list packs`).
+        trace: for a module: trace of its training, as `vfl.record` recorded it.
+        out: for a module: folder for scores; an attack with a stored score is not run again.
+        progress: whether to show a progress bar.
         settings: settings of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
 
     Raises:
-        UserError: the attacker does not hold what an attack needs, or a leak does not fit.
-        DataError: a batch has no label for each row.
+        UserError: the attacker does not have what an attack needs, or a number of leaked labels
+            does not fit the data.
+        DataError: a batch does not have one label per row.
         RunFolderError: see `vfl attack`.
     """
     specs = [pack] if isinstance(pack, str) else list(pack)
@@ -249,7 +251,7 @@ def attack(
         run = victim if isinstance(victim, Run) else Run(victim)
         if any(one is not None for one in (loader, test, out, trace)):
             raise UserError(
-                "a run has rows, a recording and a folder of its own",
+                "a run has its own rows, recording and folder",
                 got="a loader, trace= or out=",
             )
         return run.attack(*specs, progress=progress, **settings)
@@ -264,13 +266,13 @@ def attack(
 
 
 def _asked(specs: Sequence[str], settings: Mapping[str, object]) -> GridSettings:
-    """Return the settings of attacks on one victim."""
+    """Return the grid settings for attacks on one victim."""
     given = {"attacks": list(specs) or None, "leaks": [1, 5, 10], "draws": 3, **settings}
     return check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
 
 
 def _shown(step: Any) -> Callable[[FinishedAttack], None]:
-    """Advances a bar after each attack."""
+    """Return a callback that advances a progress bar after each attack."""
 
     def ended(one: FinishedAttack) -> None:
         step(one.score.attack, one.done, one.total)
@@ -285,10 +287,10 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
         experiment: see `train`; or a function `build(codec, defense, seed)` that returns an
             untrained `SplitModule` or a model from `vfl.split`; or the name of such a function,
             "package.module:function".
-        settings: overrides; or the loaders of a module, see `grid`.
-        options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; besides them `out`
-            (its folder), `jobs`, `ray`, `device` and `progress`; of a module `defenses` too, each
-            of which is trained with every codec.
+        settings: overrides of settings; for a module, the loaders as in `grid`.
+        options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; also `out` (the
+            study's folder), `jobs`, `ray`, `device` and `progress`. For modules also `defenses`;
+            each defense is trained with every codec.
     """
     if _is_build(experiment):
         return _module_study("compare", experiment, *_loaders("compare", settings), **options)
@@ -296,30 +298,31 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
 
 
 def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> Results:
-    """Attack every defense with everything; see `vfl grid`.
+    """Run all attacks on all defenses; see `vfl grid`.
 
-    A module of your own is built by `build(codec, defense, seed)` for each cell, trained on the
-    batches of a loader, tested and attacked::
+    For each cell, `build(codec, defense, seed)` can build a module of your own. The module is
+    trained on the batches of a loader, tested and attacked::
 
         vfl.grid(build, loader, test, defenses=["dcor:alpha=0.1"], attacks=["light"], seeds=[0, 1])
 
-    `fit=function(model, loader)` is your own training loop; without it `vfl.fit` trains by `train`,
-    such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and `loss`. A loader is any
-    iterable that can be iterated repeatedly, or a function of the seed that returns one; without
-    `test`, every fifth batch is held out. If Python can import all functions by name, `jobs` and
-    `ray` train in other processes. The same call continues in the folder `out` where an earlier one
-    stopped.
+    `fit=function(model, loader)` sets your own training loop. Without it, `vfl.fit` trains with the
+    settings `train`, such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and
+    `loss`. A loader is any iterable that can be iterated repeatedly, or a function that returns one
+    from the seed; without `test`, every fifth batch is held out. If Python can import all functions
+    by name, `jobs` and `ray` train in other processes. A repeated call with the same folder `out`
+    continues where the earlier call stopped.
 
     Args:
         experiment: see `compare`.
-        settings: overrides; or of a module, a loader of the training rows, and one of test rows.
+        settings: overrides of settings; for a module, a loader of the training rows, and optionally
+            one of the test rows.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
-            besides them `out`, `jobs`, `ray`, `device` and `progress`; of a module `codec`,
-            `test`, `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
+            also `out`, `jobs`, `ray`, `device` and `progress`. For modules also `codec`, `test`,
+            `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
 
     Raises:
-        ConfigError: `build` ignores a setting, or a function has no name where other processes need
-            it.
+        ConfigError: `build` ignores a setting, or other processes need a function that they cannot
+            import by name.
         DataError: `build` returns no split module, or a loader can be read only once.
     """
     if _is_build(experiment):
@@ -328,12 +331,12 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
 
 
 def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
-    """Measure the gain from joining; see `vfl value`.
+    """Measure what each party gains from joint training; see `vfl value`.
 
     Args:
         experiment: see `train`.
         settings: overrides.
-        options: settings of `[value]`; besides them `out`, `jobs`, `ray`, `device` and `progress`.
+        options: settings of `[value]`; also `out`, `jobs`, `ray`, `device` and `progress`.
     """
     return _study("value", experiment, settings, **options)
 
@@ -342,15 +345,15 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def _is_build(given: AnyExperiment | Build) -> bool:
-    """Return whether the value is a function that builds modules, or the name of one."""
+    """Return whether the value is a function that builds modules, or the import name of one."""
     return callable(given) or (isinstance(given, str) and bool(_NAME.fullmatch(given)))
 
 
 def _loaders(kind: str, given: Sequence[Any]) -> Sequence[Any]:
-    """Return the loaders of a module's study.
+    """Return the loaders that were passed to a study of modules.
 
     Raises:
-        UserError: the call passes more than two.
+        UserError: the call passes more than two loaders.
     """
     if len(given) > 2:
         raise UserError(
@@ -422,7 +425,7 @@ def _run(
     ray: str | None,
     recipe: Recipe | None = None,
 ) -> Results:
-    """Run a study with a bar."""
+    """Run a study with a progress bar."""
     with _bar("cells", len(study.cells), progress) as step:
 
         def ended(cell: FinishedCell) -> None:
@@ -453,7 +456,7 @@ def _study(
 def _read(
     experiment: AnyExperiment, overrides: Sequence[str]
 ) -> tuple[Experiment, Locations, str | None]:
-    """Return the checked experiment, the positions of its settings, and its file, if any."""
+    """Return the checked experiment, the file positions of settings, and its file if any."""
     if isinstance(experiment, str | Path):
         return *read_checked(Path(experiment), overrides), str(experiment)
     made = experiment
@@ -467,7 +470,7 @@ def _read(
 def _command(
     name: str, called: str | None, overrides: Sequence[str], folder: Path, device: str, *more: str
 ) -> str:
-    """Return a command that repeats the run; without a file, from the folder's configuration."""
+    """Return a command that repeats the run; without a file, from the run's folder."""
     if called is None:
         return command_of(name, str(folder / "config.toml"), *more, device=device)
     return command_of(name, called, *more, settings=overrides, device=device)
@@ -475,7 +478,7 @@ def _command(
 
 @contextmanager
 def _bar(what: str, total: int, shown: bool) -> Iterator[Any]:
-    """Show a progress bar in a terminal or notebook; yield a function that advances it."""
+    """Show a progress bar in a terminal or notebook; yield a function that advances the bar."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

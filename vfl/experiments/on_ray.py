@@ -1,10 +1,10 @@
-"""Cells of a grid on a Ray cluster (the extra `ray`): a worker is an actor on one of its machines.
+"""Runs cells of a grid on a Ray cluster (the extra `ray`): each worker is a Ray actor.
 
-A machine of the cluster shares no disk with this one. So an actor works in a folder of its own: it
-receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's object store
-contains the rows once on each machine. If a worker dies, only its cell's progress is lost, and
-another worker begins the cell again. Inside the cluster Ray passes objects in its own form, as
-pickles: use only machines that belong to you.
+The machines of the cluster share no disk with this machine. So an actor works in a folder of its
+own: It receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's
+object store has one copy of the data on each machine. If a worker dies, only the progress of its
+current cell is lost, and another worker starts this cell again. Inside the cluster Ray passes
+objects in its own form, as pickles. Therefore use only machines that you trust.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ from vfl.transport.proxies import is_loopback
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
-#: Ray reports no usage, and each worker computes on one thread.
+#: Ray sends no usage reports, and each worker computes with one thread.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray warns
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it, Ray prints a warning
     "OMP_NUM_THREADS": "1",
     "RAY_raylet_start_wait_time_s": "120",
 }
-#: Unless this is set before its import, Ray replaces 127.0.0.1 by the address of another interface,
-#: and listens on all interfaces.
+#: Unless this variable is set before `ray` is imported, Ray replaces 127.0.0.1 by the address of
+#: another interface, and listens on all interfaces.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-#: Variables by which this process and the cluster that it starts authenticate each other.
+#: Environment variables with which this process and the cluster that it starts authenticate each
+#: other.
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 _HOST = "127.0.0.1"
-#: Address for a cluster on this machine alone, which starts and ends with the command.
+#: Address that stands for a cluster on this machine only, which starts and ends with the command.
 LOCAL = "local"
-#: Ports of a node's agents, by the options of `ray start`.
+#: Ports of a node's agents, as options of `ray start`.
 _PORTS = (
     "dashboard-agent-grpc-port",
     "dashboard-agent-listen-port",
@@ -62,7 +63,7 @@ _PORTS = (
     "metrics-export-port",
 )
 _STARTS_WITHIN_S = 180.0
-#: Runs `ray` with these arguments; it ends with this process.
+#: Python code that runs `ray` with its arguments; it ends when this process ends.
 _HEAD = """
 import os, signal, sys, threading, time
 from ray.scripts.scripts import main
@@ -77,23 +78,23 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 main()
 """
-#: Share of memory that a cell may use beyond the measured first cell.
+#: Share of memory that is reserved in addition to the memory of the measured first cell.
 _ROOM_ABOVE = 0.25
-#: Interval of checks whether a machine with room for the cell is left.
+#: Interval in seconds between checks whether a machine with room for the cell exists.
 _LOOK_S = 5.0
 
-#: Files in a grid's folder, by relative path.
+#: Contents of files in a grid's folder, by relative path.
 Files = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class CellResources:
-    """Resources that the cluster reserves for a running cell.
+    """Resources that the cluster reserves for each running cell.
 
     Attributes:
-        cpus, gpus: number of each per cell; cells can share one by fractions.
-        memory_bytes: memory per cell; 0 does not limit cells by memory; None measures the first
-            cell, which runs alone.
+        cpus, gpus: number of CPUs and of GPUs per cell; with fractions, cells share one.
+        memory_bytes: memory per cell; 0 sets no limit; None measures the memory of the first cell,
+            which then runs alone.
     """
 
     cpus: float = 1.0
@@ -108,7 +109,7 @@ class CellResources:
         CellResources(cpus=1.0, gpus=0.5, memory_bytes=2000000000)
 
         Raises:
-            ConfigError: a word is not one of these, or the settings reserve nothing of a machine.
+            ConfigError: a word has another form, or the settings reserve no resources.
         """
         found = cls()
         for word in words:
@@ -137,11 +138,11 @@ class CellResources:
 
     @property
     def of_ray(self) -> dict[str, float]:
-        """The options of an actor."""
+        """Return the resources as options of a Ray actor."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes or 0}
 
     def places(self, has: Mapping[str, float]) -> int:
-        """Return the number of cells that run at a time on a machine with Ray's resources."""
+        """Return the number of cells that a machine with these Ray resources can run at a time."""
         asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_bytes or 0}
         return int(min(has.get(name, 0) / much for name, much in asked.items() if much))
 
@@ -155,15 +156,16 @@ def _memory(text: str) -> int | None:
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
-    """A connection to a cluster, and the rows stored there; as a context manager it closes.
+    """Connection to a cluster, with data stored there; as a context manager it closes itself.
 
     Args:
-        address: address of the cluster's head; "auto" is the cluster of this machine; "local"
-            starts one of this machine alone, on the loopback address and with a random token.
-        resources: processors, cards and memory that a cell uses.
+        address: address of the cluster's head node; "auto" is the cluster on this machine; "local"
+            starts a cluster on this machine only, with the loopback address and a random token.
+        resources: CPUs, GPUs and memory that a cell uses.
 
     Raises:
-        UserError: Ray is not installed, the cluster does not exist, or it does not start.
+        UserError: Ray is not installed, the cluster does not exist, or a new cluster does not
+            start.
     """
 
     def __init__(self, address: str, resources: CellResources | None = None) -> None:
@@ -201,7 +203,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             if address == LOCAL and self._own:
                 address = self._start()
             if address not in (LOCAL, "auto"):
-                round_trip_s(address)  # if no cluster answers, Ray ends the calling process
+                round_trip_s(address)  # if no cluster answers, Ray terminates the calling process
             if self._own:
                 environment = {"runtime_env": {"env_vars": _ENVIRONMENT}}
                 self.ray.init(address, log_to_driver=False, logging_level="ERROR", **environment)
@@ -215,23 +217,25 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             ) from None
 
     def _start(self) -> str:
-        """Start a cluster of this machine alone, and return its address.
+        """Start a cluster on this machine only, and return its address.
 
         Raises:
             LostPeerError: the cluster did not start in time.
         """
-        # The path is short, because a socket's path is limited; only its owner can read it.
+        # The path is short, because the length of a socket's path is limited; only the owner can
+        # read the folder.
         short = "/tmp" if os.access("/tmp", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="vfl-ray-", dir=short))
-        # A raylet waits 15 seconds for ports that its agents choose, and dies: a loaded machine
-        # needs more. It does not wait for ports that were given.
+        # Ray's node process (raylet) waits 15 seconds for ports that its agents choose, and then
+        # dies; a loaded machine needs more time. The raylet does not wait if the ports are given as
+        # options.
         port, client_port, *others = free_ports(2 + len(_PORTS))
         ports = [f"--{name}={one}" for name, one in zip(_PORTS, others, strict=True)]
         command = [
             *(sys.executable, "-c", _HEAD, str(os.getpid()), "start", "--head", "--block"),
             *(f"--port={port}", f"--node-ip-address={_HOST}", *ports),
             *("--include-dashboard=false", "--disable-usage-stats"),
-            f"--ray-client-server-port={client_port}",  # this option is required
+            f"--ray-client-server-port={client_port}",  # Ray requires this option
             *(f"--num-cpus={usable_cores()}", f"--temp-dir={self._folder}"),
         ]
         self._head = Service("Ray", command, os.environ, self._folder / "start.log")
@@ -239,14 +243,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return f"{_HOST}:{port}"
 
     def close(self) -> None:
-        """Close an own connection, and end the cluster that `local` started."""
+        """Close the connection if this object opened it; stop the cluster that `local` started."""
         if self._own:
             self.ray.shutdown()
         if self._head is not None:
             self._head.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        for name, value in self._before.items():  # the next cluster has a different token, or none
+        for name, value in self._before.items():  # the next cluster has another token, or no token
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}
 
@@ -256,11 +260,12 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     @classmethod
     def of(cls, asked: str) -> RayCluster:
-        """Connect, with resources of a cell after commas: `auto,cpus=2,gpus=0.5,memory=2GB`.
+        """Connect; a cell's resources follow the address: `auto,cpus=2,gpus=0.5,memory=2GB`.
 
         Raises:
             ConfigError: see `CellResources.of`.
-            UserError: Ray is not installed, the cluster does not exist, or it does not start.
+            UserError: Ray is not installed, the cluster does not exist, or a new cluster does not
+                start.
         """
         address, *words = asked.split(",")
         return cls(address, CellResources.of(words))
@@ -270,7 +275,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """Number of cells that the cluster can run at a time.
 
         Raises:
-            ConfigError: the cluster has no room for a cell.
+            ConfigError: no machine of the cluster has room for a cell.
         """
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = sum(self.resources.places(one) for one in alive)
@@ -283,12 +288,12 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return room
 
     def actor(self, *arguments: Any) -> Any:
-        """Start a process in the cluster that runs cells."""
+        """Start an actor in the cluster, which can run cells."""
         made = self.ray.remote(**self.resources.of_ray, max_restarts=0)(_Remote)
         return made.remote(*arguments)
 
     def answer(self, reference: Any) -> Any:
-        """Wait for a result while any machine has room for the cell.
+        """Wait for a result, as long as some machine has room for the cell.
 
         Raises:
             ConfigError: no machine has room for the cell any more.
@@ -300,14 +305,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 _ = self.places
 
     def measured(self, peak_bytes: int) -> None:
-        """Use the first cell's memory as the size of the others, unless the user gave a size."""
+        """Set the memory of all cells from the first cell's peak, unless the user set a size."""
         if self.resources.memory_bytes is None:
             room = int(peak_bytes * (1 + _ROOM_ABOVE))
             self.resources = replace(self.resources, memory_bytes=room)
 
     def rows(self, folder: GridFolder, cell: Cell) -> Any:
-        """Return a reference to every party's rows of a cell."""
-        with self._alone:  # every worker of the scheduler calls this from its own thread
+        """Return a Ray reference to the data of every party for a cell."""
+        with self._alone:  # each scheduler worker calls this from its own thread
             data = self._cache.of(rows_of(folder, cell))
             if self._kept[0] is not data:
                 self._kept = data, self.ray.put(data)
@@ -319,12 +324,12 @@ def _short_folder() -> str | None:
 
 
 class RayWorker(RetryingWorker):
-    """Runs cells in an actor of a cluster.
+    """Runs cells in a Ray actor.
 
     Args:
         folder: folder of the grid.
-        device: device of the models.
-        cluster: the cluster of the actor.
+        device: device on which the models are trained.
+        cluster: cluster in which the actor runs.
     """
 
     def __init__(self, folder: GridFolder, device: str, cluster: RayCluster) -> None:
@@ -333,7 +338,7 @@ class RayWorker(RetryingWorker):
         self._actor: Any = None
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; to measure memory, run it alone in a process that ends with it."""
+        """Run a cell; a cell whose memory is measured runs alone, in an actor that then ends."""
         if self._cluster.resources.memory_bytes is None:
             with self._cluster.measuring:
                 if self._cluster.resources.memory_bytes is None:
@@ -343,7 +348,7 @@ class RayWorker(RetryingWorker):
         super().run(cell)
 
     def _attempt(self, cell: Cell) -> str | None:
-        named = self._folder.modules is not None  # its functions make its rows
+        named = self._folder.modules is not None  # imported functions load the data
         failures = self._cluster.ray.exceptions
         try:
             rows = None if named else self._cluster.rows(self._folder, cell)
@@ -367,7 +372,7 @@ class RayWorker(RetryingWorker):
 
 
 def _cause(error: Any, failures: Any) -> str:
-    """Return why an actor gave no answer, without Ray's own text, which may quote values."""
+    """Return why an actor gave no result, without Ray's own text, which may quote data."""
     if isinstance(error, failures.OutOfMemoryError):
         return "its machine had no free memory"
     if isinstance(error, failures.RayTaskError):
@@ -376,7 +381,7 @@ def _cause(error: Any, failures: Any) -> str:
 
 
 def grid_of(folder: GridFolder, cell: Cell) -> dict[str, bytes]:
-    """Return the files that turn a folder into a grid with this cell alone."""
+    """Return the files of a grid that contains only this cell."""
     record = folder.record
     (own,) = (one for one in record["cells"] if one["name"] == cell.name)
     alone = json.dumps({**record, "cells": [own]}).encode()
@@ -384,7 +389,7 @@ def grid_of(folder: GridFolder, cell: Cell) -> dict[str, bytes]:
 
 
 class _Remote:
-    """Worker in the cluster; it runs cells, each in a temporary folder."""
+    """Ray actor that runs cells, each in a temporary folder."""
 
     def __init__(self, device: str) -> None:
         from vfl.core.seeds import use_one_thread
@@ -395,10 +400,10 @@ class _Remote:
     def run(
         self, name: str, files: Files, data: Mapping[str, PartyData] | None
     ) -> tuple[str, int, Files]:
-        """Run one cell, given its grid's files and its own.
+        """Run one cell, given the files of its grid and of the cell.
 
         Returns:
-            The result is the version of vfl, the peak memory of this process, and the cell's files.
+            The version of vfl, the peak memory of this process in bytes, and the cell's files.
         """
         with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place, not_durable():
             root = Path(place)
@@ -413,7 +418,7 @@ class _Remote:
 
 
 def _places(root: Path, cell: Cell) -> list[Path]:
-    """Return the parts of a grid's folder that belong to one cell."""
+    """Return the files and folders in a grid's folder that belong to one cell."""
     folder = GridFolder(root)
     return [
         folder.cells_path / cell.name,
@@ -433,7 +438,7 @@ def _packed(root: Path, cell: Cell) -> dict[str, bytes]:
 
 
 def _unpacked(root: Path, cell: Cell, files: Files) -> None:
-    """Replace a cell's content in a folder by these files."""
+    """Replace all files of a cell in a grid's folder by these files."""
     places = _places(root, cell)
     for place in places:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Attacks from outside on the victims of a grid: their authors, scores, and verdicts they change.
+"""Attacks from outside on a grid's victims: author, scores, and verdicts that change.
 
-The user's own attacker runs on victims stored in a grid's folder. Its scores are in separate files,
-so that the grid's command does not change them.
+Attack code of the user runs on victims that are stored in a grid's folder. The scores are stored in
+separate files, which the grid's command does not change.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
     from vfl.experiments.cells import Cell
 
-#: File in a cell's folder with the reason why an attack from outside failed there.
+#: File in a cell's folder with the reason why an attack from outside failed on the cell.
 OUTSIDE_FAILURE = "outside_failure.json"
-_LONGEST = 80  # number of letters of a name
+_LONGEST = 80  # largest number of characters of an author's name
 _WANTED = '__author__ = "A. Name" and __date__ = "2026-01-31", or lines Author: and Date: on top'
 
 
 def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
-    """Run a file that registers attacks, and return its author.
+    """Run a file that registers attacks; return each attack with the file's author and date.
 
     Args:
-        file: file for `--plugin`; `__author__` and `__date__`, or lines of its docstring that begin
-            with ``Author:`` and ``Date:``, give its author and date.
-        specs: specs of its attacks; by default, all of them with their default options.
+        file: Python file as for `--plugin`. Author and date are in `__author__` and `__date__`, or
+            in docstring lines that begin with ``Author:`` and ``Date:``.
+        specs: specs of attacks of this file; by default, all its attacks with default options.
 
     Raises:
         UserError: the file does not run, has no attack, or lacks an author or date.
@@ -85,14 +85,14 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
 
 
 def _said(module: object, word: str) -> str:
-    """Return a module's statement about itself, from its attribute or its docstring."""
+    """Return what a module states about itself, from an attribute or from its docstring."""
     found = re.search(rf"(?im)^\s*{word}:[ \t]*(\S.*)$", getattr(module, "__doc__", None) or "")
     given = getattr(module, f"__{word}__", found[1] if found else "")
     return str(given).strip()
 
 
 def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
-    """Add attackers to a grid's list; a newer file replaces an entry with the same spec.
+    """Add attacks to a grid's list; a newer file replaces an entry with the same spec.
 
     Raises:
         RunFolderError: there is no grid of attacks in this folder.
@@ -112,7 +112,7 @@ def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
 
 
 def is_stored(cell: Cell, folder: GridFolder) -> bool:
-    """Return whether a cell was attacked, so that its victim is stored or recorded again."""
+    """Return whether a cell was attacked; its victim then is stored or can be recorded again."""
     runs = folder.cells_path / cell.name, folder.aside(cell)
     return any((run / OF_CELL).exists() for run in runs)
 
@@ -120,21 +120,21 @@ def is_stored(cell: Cell, folder: GridFolder) -> bool:
 def attack_from_outside(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> None:
-    """Run listed attacks on a stored victim, or train one; existing scores remain.
+    """Run listed attacks on a victim, stored or trained again; existing scores are kept.
 
-    The attacks whose code this process has loaded are run. A victim is trained again, to the same
-    weights, only if an attack reads a recording that is missing.
+    Only attacks whose code this process has loaded are run. A victim is trained again, to the same
+    weights, only if an attack reads a recording that does not exist.
 
     Args:
-        cell: the victim, or the baselines of its seed.
+        cell: cell of the victim, or cell with the baselines of its seed.
         folder: folder of the grid.
-        data: every party's rows.
-        device: device that trains a model.
+        data: data of every party.
+        device: device on which the model is trained.
 
     Raises:
-        RunFolderError: the victim was not trained on these rows, or its defense, codec or model has
+        RunFolderError: the victim was not trained on these data, or its defense, codec or model has
             changed.
-        UserError: an attack does not fit.
+        UserError: an attack does not fit the victim.
     """
     from vfl.attacks import ATTACKS
     from vfl.experiments.attack_grid import attack_plan, forget_recordings, train_recorded
@@ -158,7 +158,7 @@ def attack_from_outside(
     check_attacks(cell.experiment, settings)
     check_attacks_fit(cell.experiment, settings, data)
     plan = replace(attack_plan(settings, cell.adversary), adversaries=())
-    if cell.victim == BASELINES:  # the grid's own score of training from scratch
+    if cell.victim == BASELINES:  # reuses the grid's own score of training from scratch
         jobs = plan.baselines([name for name in settings.baselines if name not in SCRATCH])
         runner = AttackRunner(cell.experiment, data, settings)
     else:

@@ -1,6 +1,7 @@
-"""Pictures for the page of a grid: results of attacks on inputs, and drawings of cuts.
+"""Pictures for the page of a grid: images from attacks on inputs, and charts of cuts.
 
-The latter are angles between rows and a t-SNE map, as numbers. A page reads this without torch.
+Charts of cuts consist of angles between rows and a t-SNE map, stored as numbers. Pages read these
+numbers without importing torch.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: Name of a subfolder of a run's folder.
+#: Name of the subfolder in a run's folder.
 GALLERY = "reconstructions"
 _ROWS = 8
 
 
 def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
-    """Store the first pictures of an attack on a run; they are on disk when this returns.
+    """Store the first images of an attack on a run; the files are durable when this returns.
 
     Args:
         run: folder of the run.
-        key: key of the attack's score.
-        true: true pictures, axes (targets, channels, height, width); the scale of grey is theirs.
-        found: reconstructed pictures, same axes.
+        key: key of the attack's score record.
+        true: true images, axes (targets, channels, height, width); they determine the grey scale.
+        found: reconstructed images, with the same axes.
     """
     low, high = float(true.min()), float(true.max())
 
@@ -46,14 +47,14 @@ def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
 
 
 def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
-    """Return the pictures of a score as PNG files in base64; None if none were stored.
+    """Return the images of a score as PNG files in base64; None if no images were stored.
 
     Returns:
-        `true`, `found`, and `mean`, the mean picture; an attacker without evidence would guess it
-        for each target.
+        Entries `true`, `found` and `mean`. The last one is the mean image, which an attacker
+        without evidence would guess for each target.
 
     Raises:
-        RunFolderError: the file is damaged, or of another format.
+        RunFolderError: the file is damaged, or has another format.
     """
     path = run / GALLERY / f"{key}.json"
     if not path.exists():
@@ -64,7 +65,7 @@ def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
 
 
 def _png(picture: np.ndarray, low: float, high: float) -> str:
-    """Return a picture with axes (channels, height, width), grey unless it has three channels."""
+    """Return an image, axes (channels, height, width), as PNG; grey unless it has 3 channels."""
     share = np.clip((picture - low) / (high - low or 1.0), 0, 1)
     pixels = (255 * share).round().astype(np.uint8)
     image = Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0])
@@ -78,22 +79,22 @@ _PERPLEXITY = 30.0
 
 
 def pictures_of(cut: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return histograms of angles between rows, and the rows' positions in t-SNE.
+    """Return histograms of angles between rows of a cut, and the rows' t-SNE coordinates.
 
     Args:
-        cut: axes (rows, width), at most a thousand rows.
+        cut: cut-layer activations, axes (rows, width), at most a thousand rows.
         labels: int64, axes (rows,).
 
     Returns:
-        The result has `same` and `different`: shares of pairs within and between classes in each of
-        `BINS` equal bins from 0 to pi, with means in rad; `map`, two coordinates a row; `labels`.
+        Entries `same` and `different`: shares of pairs within and between classes in each of `BINS`
+        equal bins from 0 to pi, with means in rad; `map`: two coordinates per row; `labels`.
     """
     cut = cut.flatten(1)
     return angle_histograms(cut, labels) | {"map": tsne(cut), "labels": labels.tolist()}
 
 
 def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return shares of pairs by angle (thesis 4.4.5), within a class and between classes."""
+    """Return shares of pairs of rows by angle (thesis 4.4.5), within and between classes."""
     import torch
 
     rows, columns = torch.triu_indices(len(cut), len(cut), offset=1)
@@ -108,9 +109,10 @@ def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def pair_angles(cut: Tensor) -> Tensor:
-    """Return angles between all rows in rad, axes (rows, rows); small angles are exact too.
+    """Return the angle between each two rows in rad, axes (rows, rows), also exact if small.
 
-    2 atan2(|u - v|, |u + v|) of unit vectors; the arc cosine of their product loses small angles.
+    Formula: 2 atan2(|u - v|, |u + v|) of unit vectors; the arc cosine of their product would lose
+    small angles.
     """
     import torch
 
@@ -121,7 +123,7 @@ def pair_angles(cut: Tensor) -> Tensor:
 
 
 def tsne(cut: Tensor) -> list[list[float]]:
-    """Return two coordinates of each row by t-SNE (van der Maaten and Hinton 2008).
+    """Return two t-SNE coordinates of each row (van der Maaten and Hinton 2008).
 
     The list is empty for fewer than five rows.
     """

@@ -1,4 +1,7 @@
-"""Plan of a session: the facts that `vfl check` shows. They are counts and names, never cells."""
+"""Plan of a session or training: facts for `vfl check`.
+
+The facts are counts and names, never cells of a table.
+"""
 
 from __future__ import annotations
 
@@ -44,28 +47,29 @@ from vfl.training import specs
 from vfl.training.run import data_doubts, load_data, session_of
 from vfl.transport import local_pair
 
-#: Default folder of `vfl train` for runs of an experiment file.
+#: Default folder in which `vfl train` stores runs of an experiment file.
 _RUNS = Path("runs")
 
-#: Compute time of an exchange at both parties for a small network; a larger network gains less than
-#: stated.
+#: Compute time of one exchange at both parties, for a small network; with a larger network, the
+#: speedup is smaller than stated.
 _STEP_S = 0.001
-#: With fewer validation rows, the difference between two epochs is mostly noise.
+#: With fewer validation rows than this, the difference between two epochs is mostly noise.
 _FEW_ROWS = 100
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Check an in-process experiment with its data.
+    """Check an experiment in one process, with its data.
 
     Raises:
-        UserError: any setting would stop the training before its first step.
+        UserError: some setting would stop the training before its first step.
     """
     experiment, locations = specs.read_checked(path, overrides)
     facts = _plugins(experiment)
     with locations.located(Experiment):
         data = load_data(experiment)
     label = data[experiment.label.party]
-    with locations.located(Experiment):  # a model may not fit its rows, a defense not the labels
+    # a model may not fit its columns, and a defense may not fit the labels
+    with locations.located(Experiment):
         session = session_of(experiment, data, "train")
     split = label.split
     columns = {
@@ -83,10 +87,10 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Check a project at the label party: its own data, and the consent required of each party.
+    """Check a project at the label party: its data, and the consent that each party needs.
 
     Raises:
-        UserError: any setting of the label party would stop a session.
+        UserError: some setting of the label party would stop a session.
     """
     experiment = label.experiment(overrides, specs.spec_mistakes)
     party = read_party_file(label.party_file)
@@ -94,7 +98,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     terms = Terms.of(experiment, "train", experiment.name)
     waiting = {}
     if terms.alignment and not last_version(party.alignment_path(terms.alignment)):
-        # Before the first alignment every row of the table counts.
+        # Before the first alignment, all rows of the table count.
         terms = terms.model_copy(update={"alignment": None})
         waiting = {"alignment": f"none yet: vfl align {label.path}"}
     data = _own_data(party, label.party_file, terms, experiment.label.task)
@@ -110,7 +114,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
-    """Check a party's own file, its table and its consent; the label party's with its project."""
+    """Check a party's own file, table and consent; at the label party, also its project."""
     folder = path.resolve().parent
     if (folder / "app" / "experiment.toml").exists():
         return of_project(LabelFolder(folder))
@@ -126,7 +130,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
     )
     found = None
     task = "classification"
-    if party.table.label:  # the project states its purpose, and the project is not here
+    if party.table.label:  # the project states the purpose, and its files are not on this host
         found = _described(party)
         task = found.task or task
     data = _own_data(party, path, Terms.of(draft, "train", "check"), task)
@@ -134,20 +138,22 @@ def of_party_file(path: Path) -> dict[str, Any]:
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     facts |= {"columns": _columns(found or _described(party), data)}
     facts |= {"look_at": doubts({party.party: data}) + _not_found_out(party, folder)}
-    # The size of its trace depends on the session's terms; the session reports it at its start.
+    # The size of the trace depends on the session's terms; the session reports the size when it
+    # starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
 
 def link_advice(
     experiment: Experiment, train_rows: int, round_trip_s: float, mbps: float | None
 ) -> dict[str, Any]:
-    """Return advice for slow links to the feature parties, as facts.
+    """Return advice for slow network links to the feature parties, as facts.
 
     Args:
-        experiment: the experiment with its present settings.
+        experiment: the experiment with its current settings.
         train_rows: number of training rows.
-        round_trip_s: longest round trip to a party, in seconds.
-        mbps: bandwidth of the label party's link in each direction; None means no limit.
+        round_trip_s: longest round-trip time to a party, in seconds.
+        mbps: bandwidth in Mbit/s of the label party's network link in each direction; None means no
+            limit.
     """
     if shares_weights(experiment):
         return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
@@ -176,13 +182,13 @@ def link_advice(
 
 
 def _gaps(label: PartyData) -> dict[str, Any]:
-    """Return the number of rows that each feature party lacks; a vector replaces their cuts."""
+    """Return how many rows each feature party lacks; a learned vector replaces their cuts."""
     lacking = {name: int((~own).sum()) for name, own in label.held.items()}
     return {"rows_without_a_cut": lacking} if lacking else {}
 
 
 def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:
-    """Return a caution if few rows choose the epoch: a lucky early epoch may win."""
+    """Return a warning if few rows select the epoch: a lucky early epoch may win."""
     train, rows = experiment.train, len(split.validation)
     if rows >= _FEW_ROWS or not (train.patience or train.keep == "best"):
         return {}
@@ -201,7 +207,7 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 
 
 def _not_found_out(party: PartyFile, folder: Path) -> list[str]:
-    """Return a warning about a table whose settings name the file but not its format."""
+    """Return a warning about a table whose settings name the file, but not its format."""
     found_out = {"columns", "separator", "encoding", "decimal", "dates", "missing"}
     if found_out & party.table.model_fields_set:
         return []
@@ -221,7 +227,7 @@ def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
 
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
-    """Return the label party's first weights; a top or bottom that does not fit its rows fails."""
+    """Return the label party's initial weights; raise an error if top or bottom do not fit."""
     links = {name: local_pair()[0] for name in rules.peers(terms)}
     own = Own(Secret.of_simulation(experiment.seed, data.name))
     objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
@@ -250,7 +256,7 @@ def _trace(
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
-    """Return the facts of an experiment's plug-ins; see vfl.training.specs for refusals."""
+    """Return facts about an experiment's plug-ins; for errors see `vfl.training.specs`."""
     specs.check_specs(experiment, locations)
     return _plugins(experiment)
 
@@ -270,7 +276,7 @@ def _plugins(experiment: Experiment) -> dict[str, Any]:
 
 
 def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
-    """Return the defense's privacy statements; some epsilons depend on the classes in the data."""
+    """Return the defense's privacy statements; an epsilon may depend on the classes."""
     defense = defenses.make(experiment.defense)
     if data is not None:
         classes = None if data.classes is None else len(data.classes)
@@ -296,15 +302,15 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
 def check_public(
     experiment: Experiment, locations: Locations | None = None, party: PartyFile | None = None
 ) -> dict[str, Any]:
-    """Run `check_specs` for the experiment of a project, which every party will read.
+    """Run `check_specs` for the experiment of a project, which all parties will read.
 
     Args:
         experiment: experiment to check.
-        locations: file and line of each setting, for messages.
+        locations: file and line of each setting, for error messages.
         party: the label party's own file.
 
     Raises:
-        ConfigError, SpecError: the experiment has mistakes; the error lists all of them.
+        ConfigError, SpecError: the experiment has mistakes; the error lists all mistakes.
     """
     locations = locations or Locations()
     wrong = [
@@ -341,7 +347,7 @@ def _traffic(
         return {"epochs": terms.train.epochs}
     facts = {"steps_per_epoch": steps, "epochs": epochs}
     if shares_weights(experiment) and shared is None:
-        return facts  # the bytes depend on columns of other parties, which are not known yet
+        return facts  # bytes depend on other parties' columns, which are not known yet
     own, names = shared or {}, terms.feature_parties
     most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
     most *= 1 + len(terms.tasks)
@@ -356,7 +362,8 @@ def _traffic(
 def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers] | None:
     """Return the layers that all feature parties share; empty if each has its own bottom.
 
-    None if the number of bytes depends on values; then a party counts them as it sends.
+    The result is None if the number of bytes depends on values; then a party counts bytes as it
+    sends them.
     """
     mode = secure_mode.make(experiment.secure)
     if mode.whole_network:
@@ -373,7 +380,8 @@ def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, 
     """Return facts about the trainings of `vfl compare`; empty without a [compare] table."""
     if experiment.compare is None:
         return {}
-    from vfl.experiments.comparison import comparison_of  # a plain training needs none of it
+    # imported late, because a plain training does not need it
+    from vfl.experiments.comparison import comparison_of
 
     comparison = comparison_of(experiment, locations)
     codecs = dict.fromkeys(cell.experiment.codec for cell in comparison.cells)
@@ -384,15 +392,15 @@ def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, 
 def attack_facts(
     experiment: Experiment, data: Mapping[str, PartyData], locations: Locations
 ) -> dict[str, Any]:
-    """Return facts about the trainings and attacks of `vfl grid`; empty without a [grid] table.
+    """Return facts about trainings and attacks of `vfl grid`; empty without a [grid] table.
 
     Args:
         experiment: the experiment to check.
-        data: every party's rows.
-        locations: positions of the settings in files, for the messages.
+        data: data of every party.
+        locations: file and line of each setting, for error messages.
 
     Raises:
-        UserError: the grid cannot run with these rows; the error lists all mistakes at once.
+        UserError: the grid cannot run on these data; the error lists all mistakes.
     """
     if experiment.grid is None:
         return {}

@@ -1,4 +1,4 @@
-"""Figures of matplotlib (the extra `plot`) for notebooks; pages draw their own charts."""
+"""Matplotlib figures for notebooks (the extra `plot`); pages draw their own charts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _axes() -> tuple[Figure, Axes]:
 
 
 def plot_run(path: Path) -> Figure:
-    """Loss by epoch of training, validation and test rows.
+    """Plot the loss by epoch on training, validation and test rows.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -45,9 +45,10 @@ def plot_run(path: Path) -> Figure:
 
 
 def plot_study(path: Path, table: pd.DataFrame) -> Figure:
-    """Plot the utility of each training against its worst label attack, or else against bytes.
+    """Plot each training's quality against its worst label attack, or else against bytes.
 
-    Means with 95 % intervals over the seeds. The line is the best attack without the model.
+    Points are means with 95 % intervals over seeds. The dashed line is the best attack without the
+    model.
 
     Raises:
         UserError: matplotlib is not installed.

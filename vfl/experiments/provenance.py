@@ -1,7 +1,7 @@
-"""Provenance of results: versions, hardware, and digests of code and rows.
+"""Provenance of results: versions, hardware, and digests of code and data.
 
-`results.json` of every study has these keys beside its own; `results.schema.json` describes them
-(JSON Schema, draft 2020-12).
+`results.json` of every study has these keys in addition to its own keys; `results.schema.json`
+describes them (JSON Schema, draft 2020-12).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scores import BASELINES, OF_CELL
 from vfl.experiments.staleness import made_of
 
-#: Name and version of the form of `results.json`; the version increases when a key changes its
+#: Name and version of the format of `results.json`; the version increases when a key changes its
 #: meaning.
 FORM = "vfl results 1"
 
 
 def results_schema() -> dict[str, Any]:
-    """Return the schema of `results.json`.
+    """Return the JSON schema of `results.json`.
 
     >>> results_schema()["properties"]["form"]["const"]
     'vfl results 1'
@@ -32,11 +32,11 @@ def results_schema() -> dict[str, Any]:
 
 
 def provenance(grid: LoadedGrid) -> dict[str, Any]:
-    """Return the common keys of `results.json`.
+    """Return the keys that every `results.json` has.
 
     Returns:
-        The result has `form`, `kind`, `name`, `created` and `command` of the study; distinct
-        `environments`; `cells` with their digests; `records`, the rows of `results.csv`.
+        Entries: `form`, `kind`, `name`, `created` and `command` of the study; the distinct
+        `environments`; `cells` with their digests; `records`, which are the rows of `results.csv`.
     """
     environments: list[Mapping[str, Any]] = []
     cells = [_cell_record(cell, grid, environments) for cell in grid.cells]
@@ -54,7 +54,7 @@ def provenance(grid: LoadedGrid) -> dict[str, Any]:
 def _cell_record(
     cell: Cell, grid: LoadedGrid, environments: list[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the record of a cell: description, status, and digests of its sources."""
+    """Return the record of a cell: description, status, and digests of its code and data."""
     run, state = grid.runs.get(cell.name), "open"
     if cell.title in grid.failures:
         state = "failed"

@@ -1,9 +1,10 @@
-"""One table for all results; each record is one measure of one training.
+"""One table for all results; each record is one measured value of one training.
 
-There are four evaluators: "quality" of outputs, "cost" of the training, "codec" on the cut of the
-test rows, and "attack". Each value has the guess and the best value without the model, if these
-exist, and a mark if its code or rows have changed since. Tables, pages, plots and notebooks use
-this table only, except for curves; `LoadedGrid` and `LoadedRun` read its sources, each file once.
+There are four evaluators: There are four evaluators: "quality" of predictions, "cost" of the
+training, "codec" on the cuts of the test rows, and "attack". Each value has a guess and the best
+value without the model, if these exist, and a mark if its code or data has changed since. Tables,
+pages, plots and notebooks use only this table, except for curves; `LoadedGrid` and `LoadedRun` read
+the source files, each file once.
 """
 
 from __future__ import annotations
@@ -51,49 +52,49 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS = "results.csv"
-#: Measures of which less is better.
+#: Measures for which a lower value is better.
 LOWER_IS_BETTER = frozenset(
     {"loss", "log_loss", "brier", "uncalibrated_log_loss", "uncalibrated_brier", "rmse", "mae"}
 )
-#: If a class has a larger share, accuracy is a poor measure: always naming this class gives the
-#: same accuracy.
+#: If the largest class has more than this share, accuracy is a poor measure: always predicting this
+#: class would reach the same accuracy.
 IMBALANCED = 0.65
-#: Subjects that are neither parties nor attacks.
+#: Subjects of a measurement that are neither parties nor attacks.
 TEST, TRAIN, TRAINING, ALL = "test rows", "training rows", "training", "all parties"
-#: Metrics of a whole training, by the key of its summary.
+#: Metrics of a whole training, as named in its summary.
 _COSTS = (
     "seconds", "steps_per_second", "formula_ratio", "wire_ratio", "wire_ratio_up", "wire_ratio_down"
 )  # fmt: skip
-#: Measures of a cell's codec that are sums over its parties.
+#: Measures of a cell's codec that are summed over parties.
 _SUMS = ("encode_ms", "decode_ms", "nonzeros", "dead_units")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One row of the table.
+    """One row of the results table.
 
     Attributes:
-        training: name of the training, the same for all seeds and adversaries.
-        cell: its run folder.
+        training: name of the training, which is the same for all seeds and adversaries.
+        cell: name of the training's run folder.
         codec, defense, secure: its protection.
-        adversary: spec of its adversary; "none" is an honest training.
-        repeat: its seed, or its fold.
+        adversary: spec of the adversary in the training; "none" for an honest training.
+        repeat: seed or fold of the training.
         evaluator: kind of measurement.
-        subject: the attack, the party or the rows of the measurement; an adversary's spec for the
-            adversary's own result.
-        k, draw: leaked labels of each class, and number of their draw; 0 if no labels leak.
-        measure, value: name and value of the measurement.
-        guess: the best value without any evidence; None if there is no such value.
-        seconds: running time of the attack.
-        baselines: values without the model, on the same leaked rows, by name; "scratch" uses the
-            leaked rows alone, or for clusters the inputs.
-        threat: the attacker and its knowledge, in one sentence.
+        subject: the attack, party or rows that were measured; for an adversary's own result, the
+            adversary's spec.
+        k, draw: number of leaked labels of each class, and number of the draw; 0 if no labels leak.
+        measure, value: name of the measure, and its value.
+        guess: the best value that is reached without any evidence; None if there is no such value.
+        seconds: running time of the attack in seconds.
+        baselines: values without the model on the same leaked rows, by name; "scratch" uses only
+            the leaked rows, or the inputs for clusters.
+        threat: sentence with the attacker and its knowledge.
         access: the attacker's access to the model; see `vfl.attacks.view.Access`.
         author, date: author and date of an attack from outside, see `vfl.experiments.outside`;
             otherwise empty.
-        report: the attack's own report, see `vfl.attacks.Attack.last_report`; only beside the
-            headline of its measures.
-        stale: reason why the figure does not come from the present rows and code, see `staleness`;
+        report: the attack's own report, see `vfl.attacks.Attack.last_report`; only in the record of
+            the headline measure.
+        stale: reason why the value does not come from the current data and code, see `staleness`;
             otherwise empty.
     """
 
@@ -122,32 +123,32 @@ class Record:
 
     @property
     def no_model(self) -> float | None:
-        """The best value without the model; None if there is none."""
+        """The best value without the model; None if there is no such value."""
         best = min if self.measure in LOWER_IS_BETTER else max
         return best(self.baselines.values(), default=None)
 
     @property
     def attacker(self) -> str:
-        """The attack, its author if it is from outside, and the adversary before it."""
+        """Name of the attack, of its author if from outside, and of an adversary if any."""
         own = f"{self.subject} ({self.author}, {self.date})" if self.author else self.subject
         return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
 
     def row(self) -> dict[str, Any]:
-        """Return a line of `results.csv`, with the best baseline."""
+        """Return the record as a line of `results.csv`, with the best baseline."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, and the best baseline."""
+        """Return all fields of the record, and the best baseline."""
         return asdict(self) | {"no_model": self.no_model}
 
 
-#: Columns of `results.csv`, and of the table of pandas.
+#: Columns of `results.csv`, and of the pandas table.
 COLUMNS = [one.name for one in fields(Record) if one.name not in ("baselines", "threat", "report")]
 COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
 
 
 def fitting_quality(guess: Mapping[str, float]) -> str:
-    """Return the measure that fits a task, by the `guess` of a summary.
+    """Return the quality measure that fits a task, from the `guess` of a run's summary.
 
     >>> fitting_quality({"classes": 2, "accuracy": 0.88}), fitting_quality({"classes": 10})
     ('auc', 'accuracy')
@@ -159,10 +160,10 @@ def fitting_quality(guess: Mapping[str, float]) -> str:
 
 
 def records_of(path: Path) -> list[Record]:
-    """Return the known records of a run, a comparison, a grid or a value study.
+    """Return the records of a run, a comparison, a grid or a value study.
 
     Raises:
-        RunFolderError: the folder has no such record, or a file is damaged.
+        RunFolderError: the folder contains no run or study, or a file is damaged.
     """
     if is_grid(path):
         return LoadedGrid(GridFolder(path)).records
@@ -171,12 +172,12 @@ def records_of(path: Path) -> list[Record]:
 
 
 def trained_records(run: LoadedRun) -> list[Record]:
-    """Return the records of a single run, except records of attacks."""
+    """Return the records of a single run, without records of attacks."""
     return list(_measured(_about_run(run), run))
 
 
 def grouped(records: Iterable[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
-    """Group rows by some of their attributes, in the order of first occurrence."""
+    """Group records by some of their attributes, in the order of first occurrence."""
     found: dict[tuple[Any, ...], list[Record]] = {}
     for one in records:
         found.setdefault(tuple(getattr(one, name) for name in names), []).append(one)
@@ -184,14 +185,14 @@ def grouped(records: Iterable[Record], *names: str) -> dict[tuple[Any, ...], lis
 
 
 def table_of(records: Iterable[Record]) -> pd.DataFrame:
-    """Rows as a table of pandas."""
+    """Return records as a pandas table."""
     import pandas as pd
 
     return pd.DataFrame([one.row() for one in records], columns=COLUMNS)
 
 
 class LoadedGrid:
-    """A comparison, grid or value study and its cells' runs; each file is read once.
+    """A comparison, grid or value study with the runs of its cells; reads each file once.
 
     Args:
         folder: folder of the grid.
@@ -205,33 +206,33 @@ class LoadedGrid:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """Experiment that the grid was made from."""
+        """Experiment from which the grid was made."""
         return self.folder.experiment()
 
     @cached_property
     def cells(self) -> Sequence[Cell]:
-        """Trainings and baselines of the study, in order."""
+        """Cells of the study (trainings and baselines), in order."""
         return self.folder.cells()
 
     @cached_property
     def runs(self) -> Mapping[str, LoadedRun]:
-        """The run of each finished cell, by the cell's name."""
+        """Run of each finished cell, by the cell's name."""
         found = ((cell.name, self.path_of(cell)) for cell in self.cells)
         return {name: LoadedRun(path) for name, path in found if (path / "summary.json").exists()}
 
     def path_of(self, cell: Cell) -> Path:
-        """Return the folder of a cell."""
+        """Return the run folder of a cell."""
         return self.folder.cells_path / cell.name
 
     @cached_property
     def failures(self) -> Mapping[str, Mapping[str, Any]]:
-        """Why cells ended badly, by their titles."""
+        """Reasons why cells failed, by the cells' titles."""
         found = ((cell.title, failure_of(self.path_of(cell))) for cell in self.cells)
         return {title: failure for title, failure in found if failure is not None}
 
     @cached_property
     def records(self) -> list[Record]:
-        """Every row; those that are stale say why."""
+        """All records; stale records state the reason."""
         stale = stale_cells(self.folder)
         found = [replace(one, stale=stale.get(one.cell, "")) for one in self._trained()]
         if self.folder.kind == "attacks":
@@ -244,23 +245,23 @@ class LoadedGrid:
 
     @property
     def current(self) -> list[Record]:
-        """The rows of today's data and code."""
+        """The records that come from the current data and code."""
         return [one for one in self.records if not one.stale]
 
     @property
     def compared(self) -> str:
-        """The measure to compare: the requested one, or the one that fits the first run."""
+        """Measure that is compared: the requested one, or the one that fits the first run."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
         for run in self.runs.values():
             found = run.summary
             if not found.get("guess") and "test_loss" in found and "test_accuracy" not in found:
-                return "loss"  # of a model with a label a token
+                return "loss"  # only for a model with one label per token
             return fitting_quality(found.get("guess") or {})
         return "accuracy"
 
     def _trained(self) -> Iterator[Record]:
-        """Yield all records of each training, except records of attacks."""
+        """Yield the records of each training, without records of attacks."""
         asked = settings_of(self.experiment).accuracy if self.folder.kind == "codecs" else ()
         for cell in self.cells:
             if cell.victim != BASELINES and (run := self.runs.get(cell.name)) is not None:
@@ -270,9 +271,10 @@ class LoadedGrid:
 
     @cached_property
     def attacks(self) -> list[Record]:
-        """Every attack on complete victims of a grid, in the order of the settings.
+        """All attacks on finished victims of a grid, in the order of the settings.
 
-        Results from earlier settings of a cell are omitted, and so is a cell that has failed since.
+        Results from a cell's earlier settings are left out, and so are cells that have failed
+        since.
         """
         settings = grid_settings_of(self.experiment)
         attackers = read_attackers(self.path)
@@ -306,7 +308,7 @@ class LoadedGrid:
         return [one for records in found.values() for one in records]
 
     def lines(self, records: Iterable[Record]) -> list[Line]:
-        """Return the lines of a table, in the order of the cells, without empty runs."""
+        """Return the lines of a table in the order of the cells, without cells that have no run."""
         figures: dict[str, dict[Figure, float]] = {}
         for one in records:
             if one.evaluator != "attack":
@@ -325,7 +327,7 @@ class LoadedGrid:
 
     @property
     def unfinished(self) -> list[str]:
-        """Notes for readers of a table about missing cells."""
+        """Notes about missing cells, which are shown with the results."""
         attacked = self.folder.kind == "attacks"
         going = [self.path_of(one) for one in self.cells if one.title not in self.failures]
         left = sum(not ((one / OF_CELL).exists() if attacked else is_done(one)) for one in going)
@@ -335,21 +337,23 @@ class LoadedGrid:
         return found + ([f"{left} of {cells} cells are not {not_yet} yet"] if left else [])
 
 
-#: Subject of a figure, and its measure.
+#: Subject and measure of a value.
 Figure = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A table line: one training over its repeats, with its metrics.
+    """A line of a table: one kind of training with its repeats and metrics.
 
     Attributes:
-        about: description by column; see `Cell.about`.
+        about: description of the training, by column; see `Cell.about`.
         repeats: planned repeats.
-        runs: trained runs, by repeat.
-        figures: figures by subject and measure, each by repeat; see `Record`.
-        reference: line with which it is compared; None if there is none, or this line is it.
-        ratio: test rows divided by training rows if each repeat draws them anew; see `resampled`.
+        runs: trained runs, by repeat (seed or fold).
+        figures: values by subject and measure, and then by repeat; see `Record`.
+        reference: line with which this line is compared; None if there is none, or this line is the
+            reference.
+        ratio: number of test rows over number of training rows, if each repeat draws both again;
+            see `resampled`.
     """
 
     about: Mapping[str, str]
@@ -360,32 +364,32 @@ class Line:
     ratio: float = 0.0
 
     def values(self, measure: str, subject: str = TEST) -> Mapping[str, float]:
-        """Return a metric by repeat, for repeats that have it."""
+        """Return the values of a metric by repeat, for repeats that have the metric."""
         return self.figures.get((subject, measure), {})
 
     def over(self, measure: str, subject: str = TEST) -> Estimate | None:
-        """Return the mean of a metric over repeats that have it, with its interval."""
+        """Return the mean of a metric with its interval, over repeats that have the metric."""
         return resampled(list(self.values(measure, subject).values()), self.ratio)
 
     def mean(self, measure: str, subject: str = TEST) -> float | None:
-        """Return the mean of a metric over repeats that have it."""
+        """Return the mean of a metric over repeats that have the metric."""
         found = self.over(measure, subject)
         return None if found is None else found.mean
 
     @property
     def sent_percent(self) -> float:
-        """Percentage of dense float32's bytes, mean of both directions and of the repeats."""
+        """Bytes in percent of dense float32, as a mean over both directions and over repeats."""
         ratios = [self.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
         return 50 * sum(ratio or 0.0 for ratio in ratios)
 
     def less(self, other: Line | None, measure: str, subject: str = TEST) -> Estimate | None:
-        """Return the difference on test rows to a figure of another line, repeat by repeat."""
+        """Return a metric minus the same metric of another line, paired by repeat."""
         ours, theirs = self.values(measure), {} if other is None else other.values(measure, subject)
         both = [ours[repeat] - theirs[repeat] for repeat in ours if repeat in theirs]
         return resampled(both, self.ratio)
 
     def difference(self, measure: str) -> Estimate | None:
-        """Return the difference to the reference; None for the reference itself."""
+        """Return a metric minus that of the reference; None for the reference itself."""
         return self.less(self.reference, measure)
 
 
@@ -395,7 +399,7 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
 
 
 def _about(cell: Cell, name: str, run: LoadedRun | None = None) -> dict[str, Any]:
-    """Return the columns of a training; a run knows the codecs of a module's parties."""
+    """Return the columns that describe a training; a run knows the codecs of a module."""
     one = cell.experiment
     used = run.summary.get("codec") if run is not None and run.has_ended else None
     again = (f"seed={one.seed}", cell.repeat)
@@ -416,7 +420,7 @@ def _about_run(run: LoadedRun) -> dict[str, Any]:
 
 
 def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
-    """Yield records from a training's summary and from its codec on the cut of the test rows."""
+    """Yield records from a training's summary, and from its codec on the cuts of test rows."""
     if not run.has_ended:
         return
     summary, codec = run.summary, run.codec
@@ -440,7 +444,7 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
     yield from record("cost", TRAINING, "bytes", sum(sent))
     for name in _COSTS:
         yield from record("cost", TRAINING, name, summary.get(name))
-    if run.epochs:  # the loss of the epoch with the kept weights, with its random draws
+    if run.epochs:  # this is the loss of the epoch whose weights were kept, with its random draws
         kept = run.epochs[summary.get("best_epoch", len(run.epochs)) - 1]
         yield from record("quality", TRAINING, "loss", kept.get("train_loss"))
     for name, value in codec.get("train", {}).items():
@@ -457,12 +461,12 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
 
 
 def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the sums over the codecs of all parties; sizes are shares of dense float32."""
+    """Return measures added up over all parties' codecs; sizes are shares of dense float32."""
     total = {
         name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
     }
     bounds = [one["entropy_bound_bytes"] for one in parties]
-    stated = None not in bounds  # if all codecs state one
+    stated = None not in bounds  # only if all codecs state one
     usage = usage_of(parties)
     return {
         **{name: total[name] for name in _SUMS},
@@ -481,7 +485,7 @@ def usage_of(parties: Sequence[Mapping[str, Any]]) -> list[int]:
 def _bytes_to(
     about: dict[str, Any], run: LoadedRun, measure: str, least: float
 ) -> Iterator[Record]:
-    """Return bytes until the validation score reached the target; no record if it never did."""
+    """Return the bytes until the validation score reached the target; empty if it never did."""
     sign = -1 if measure in LOWER_IS_BETTER else 1
     for epoch in run.epochs:
         score = epoch.get(f"validation_{measure}")
@@ -494,16 +498,16 @@ def _bytes_to(
 
 
 def bytes_to(least: float) -> str:
-    """Return the name of the measure: bytes until the validation rows reach this score."""
+    """Return the measure's name for the bytes until validation rows reach this score."""
     return f"bytes_to_{least:g}"
 
 
 class Today:
-    """The code that attacks have today.
+    """The current code of attacks, for comparison with the code that produced scores.
 
     Args:
-        attackers: attackers from outside, by spec. If this process has not loaded an attack, its
-            newest file gives its code.
+        attackers: attackers from outside, by spec. If this process has not loaded an attack from
+            outside, the attack's newest file is used.
     """
 
     def __init__(self, attackers: Mapping[str, Attacker] | None = None) -> None:
@@ -511,10 +515,10 @@ class Today:
         self._attackers = attackers or {}
 
     def changed(self, before: Mapping[str, str], scores: Sequence[ScoreRecord]) -> dict[str, str]:
-        """Reasons why some scores come from code that has changed, by `AttackJob.code_key`.
+        """Return why some scores come from code that has changed, by `AttackJob.code_key`.
 
         Args:
-            before: digests of the code of these scores, as `read_codes` returns them.
+            before: digests of the code that produced these scores, from `read_codes`.
             scores: scores of attacks.
         """
         jobs = {one.job.code_key: one.job for one in scores}
@@ -522,7 +526,8 @@ class Today:
         return {key: why for key, why in found.items() if why}
 
     def _why(self, job: AttackJob, before: Mapping[str, str]) -> str:
-        from vfl.experiments.attack_runner import code_of_job  # it needs torch
+        # imported late, because it needs torch
+        from vfl.experiments.attack_runner import code_of_job
 
         if job.code_key not in before:
             return UNKNOWN
@@ -539,11 +544,11 @@ class Today:
 def attacks_on_run(
     run: LoadedRun, baselines: Sequence[str] = GridSettings().baselines
 ) -> list[Record]:
-    """Return the attacks on a single run; none if it was never attacked.
+    """Return the records of attacks on a single run; empty if the run was never attacked.
 
     Args:
         run: the attacked run.
-        baselines: baselines to compare with, if they exist.
+        baselines: names of the baselines to compare with, if they exist.
 
     Raises:
         RunFolderError: a file is damaged.
@@ -573,13 +578,13 @@ def _attacks(
     baselines: Sequence[str],
     changed: Mapping[str, str],
 ) -> Iterator[Record]:
-    """Yield the attacks on one victim, one record per measure.
+    """Yield the records of attacks on one victim, one record per measure.
 
     Args:
         about: the victim.
-        scores: scores of attacks on its bottom.
-        free: scores on label-free bottoms, for the same leaked rows.
-        baselines: names of the baselines that count.
+        scores: scores of attacks on the victim's bottom.
+        free: scores of attacks on label-free bottoms, for the same leaked rows.
+        baselines: names of the baselines that are compared.
         changed: reasons why some scores come from code that has changed, by `AttackJob.code_key`.
     """
     known = {(one.job, measure): value for one in free for measure, value, _ in one.measured}

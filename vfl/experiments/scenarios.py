@@ -1,4 +1,4 @@
-"""Scenarios: the threat model of each attack, the recordings it needs, and its cases."""
+"""Scenarios: threat models of attacks, the recordings that they need, and their cases."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ _OF_LABELS: tuple[Goal, ...] = ("labels", "values", "clusters", "scores")
 
 @dataclass(frozen=True)
 class Scenario:
-    """One attacker of a grid.
+    """One kind of attacker in a grid.
 
     Attributes:
-        name: name of the scenario in the code.
-        attacker: role of the attacker.
-        goals: goals of the scenario's attacks.
-        grants: grants of the attacker.
-        records: recording of the training that attacks read; None if they read none.
-        own_columns: whether the label party may have columns of its own.
-        attribute: whether the attack infers an attribute of the feature party.
-        by_cuts: whether the attack reads outputs of bottoms, which label-free bottoms can also
-            produce.
+        name: name of the scenario.
+        attacker: role of the attacking party.
+        goals: goals that attacks of this scenario may have.
+        grants: grants that the attacker has.
+        records: recording of the training that attacks read; None if they read no recording.
+        own_columns: whether the label party may have its own columns as evidence.
+        attribute: whether attacks infer an attribute of the feature party.
+        by_cuts: whether attacks read outputs of bottom models, so that label-free bottoms can serve
+            as baselines.
     """
 
     name: str
@@ -88,8 +88,8 @@ class Scenario:
     by_cuts: bool = False
 
 
-#: A feature party that uses the network; one with its bottoms of every epoch; one with all other
-#: feature parties; one that recorded the training, alone or with all other feature parties.
+#: Feature parties as attackers: at inference time; with their bottom of every epoch; with all other
+#: feature parties; with a recording of the training; and with both of the last two.
 INFERENCE_TIME = Scenario(
     "inference", "feature party", _OF_LABELS, INFERENCE | {Grant.PROTOCOL}, by_cuts=True
 )
@@ -106,8 +106,8 @@ TRAINING_TIME = Scenario(
 TRAINING_COLLUSION = Scenario(
     "training collusion", "feature party", _OF_LABELS, TRAINING | {Grant.PARTNERS}, "training"
 )
-#: A label party that recorded the last queries, or the training; the same for an attribute; and a
-#: label party that learned sums and receives the cuts of all other feature parties.
+#: Label parties as attackers: with recorded queries; with a recorded training; the same two for an
+#: attribute; and one that receives only sums and colludes with all other feature parties.
 RECORDED_QUERIES = Scenario(
     "recorded queries", "label party", ("inputs", "tokens"), RECEIVING, "queries", own_columns=True
 )
@@ -128,16 +128,16 @@ TRAINING_ATTRIBUTE = Scenario(
     attribute=True,
 )  # fmt: skip
 SECURE_SUM = Scenario("secure sum", "label party", ("inputs",), SUMMING)
-#: An outsider that asks for predictions.
+#: An outsider that requests predictions.
 PREDICTIONS = Scenario("predictions", "outsider", ("scores",), QUERYING)
-#: The server of a U-shape, of a module that a caller cut.
+#: The server of a U-shaped module that a caller split.
 SERVER = Scenario("server of a U-shape", "label party", ("inputs", "labels"), SERVING)
-#: An attack belongs to the first one that grants what it needs.
+#: In this order, an attack belongs to the first scenario that grants what the attack needs.
 SCENARIOS = (
     INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, TRAINING_COLLUSION, RECORDED_QUERIES,
     RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS, SERVER,
 )  # fmt: skip
-#: Paths of the parties' recordings in a run folder.
+#: Paths of the parties' recordings within a run folder.
 _TRACES = "parties/*/trace"
 
 
@@ -145,12 +145,12 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
     """Return the scenario of an attack.
 
     Args:
-        attack: the attack; its grants decide.
-        spec: its spec, for the message.
+        attack: the attack, whose needed grants determine the scenario.
+        spec: spec of the attack, for error messages.
         own_columns: whether the label party has columns of its own.
 
     Raises:
-        UserError: no party of a grid has all the data that the attack needs.
+        UserError: no attacker of a grid has all grants that the attack needs.
     """
     granted = [
         (one, one.grants | (OWN_COLUMNS if own_columns and one.own_columns else frozenset()))
@@ -171,13 +171,13 @@ def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenari
 def scenarios_of(
     settings: GridSettings, own_columns: bool = True
 ) -> dict[str, tuple[Attack, Scenario]]:
-    """Return the attacks of a grid by their specs, each with its scenario; see `scenario_of`."""
+    """Return the attacks of a grid by spec, each with its scenario; see `scenario_of`."""
     made = {spec: _made(spec) for spec in settings.attack_specs}
     return {spec: (one, scenario_of(one, spec, own_columns)) for spec, one in made.items()}
 
 
 def _made(spec: str) -> Attack:
-    """Return the attack of a spec; the error for an unknown name also suggests packs."""
+    """Build an attack from its spec; the error for an unknown name also lists packs."""
     try:
         return attacks.make(spec)
     except UnknownNameError as error:
@@ -186,7 +186,7 @@ def _made(spec: str) -> Attack:
 
 
 def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
-    """Return the scenario of a job; None for an adversary's own result without a recording."""
+    """Return the scenario of a job; None for an adversary's own result without recording."""
     if bottom != OUTCOME:
         return scenario_of(attacks.make(spec), spec, own_columns=True)
     return RECORDED_QUERIES if isinstance(make_adversary(spec), Attack) else None
@@ -195,7 +195,7 @@ def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
 def trace_for(
     scenarios: Iterable[Scenario | None], besides: Sequence[Records] = ()
 ) -> TraceSettings:
-    """Return the recordings that a training needs for these scenarios and further uses."""
+    """Return the recordings that a training needs for these scenarios and for later uses."""
     wanted = {one.records for one in scenarios if one is not None} | set(besides)
     train = ("train",) if "training" in wanted else ()
     asked = ("validation", "test") if "queries" in wanted else ()
@@ -203,7 +203,7 @@ def trace_for(
 
 
 def is_recorded(path: Path, wanted: TraceSettings) -> bool:
-    """Return whether a run folder has recordings of these phases, and requested snapshots."""
+    """Return whether a run folder has the requested recordings and snapshots."""
     if not wanted.enabled:
         return True
     found = [read(trace).settings for trace in path.glob(_TRACES)]
@@ -213,7 +213,7 @@ def is_recorded(path: Path, wanted: TraceSettings) -> bool:
 
 
 def options_of(trace: TraceSettings) -> list[str]:
-    """Return the settings that request a recording, in the form of `-s`."""
+    """Return the settings that turn on a recording, as arguments for `-s`."""
     asked = []
     if phases := trace.phases:
         asked = [f"trace.phases={phases[0] if len(phases) == 1 else json.dumps(phases)}"]
@@ -223,14 +223,14 @@ def options_of(trace: TraceSettings) -> list[str]:
 
 
 def require_recorded(path: Path, specs: Iterable[str]) -> None:
-    """Refuse attacks that read what a run did not record.
+    """Reject attacks that read something that a run did not record.
 
     Args:
-        path: the run's folder.
+        path: folder of the run.
         specs: the attacks.
 
     Raises:
-        RunFolderError: the recording is missing; the error names the setting that makes it.
+        RunFolderError: a recording is missing; the error names the setting that turns it on.
     """
     if kind_of_cases(RunFolder(path).experiment()).replays:
         return
@@ -247,20 +247,20 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
         )
 
 
-#: Number of a label party's queries for the same rows.
+#: Number of queries that a label party makes for the same rows.
 _TIMES = 16
-#: Number of training rows whose membership is inferred, and of test rows.
+#: Number of training rows, and of test rows, whose membership is inferred.
 _MEMBERS = 1000
 
 
 def kind_of_cases(experiment: Experiment) -> type[Cases]:
-    """Return the class that prepares the attackers' knowledge for an experiment's runs."""
+    """Return the class that builds the attack cases for runs of an experiment."""
     path = cases().get(parse(experiment.secure)[0])
     return Cases if path is None else cast(type[Cases], named(path))
 
 
 def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
-    """Return the feature party that attacks.
+    """Return the feature party that attacks, or is attacked.
 
     Raises:
         ConfigError: no feature party has this name.
@@ -275,26 +275,30 @@ def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
 
 
 def setting_of(settings: GridSettings) -> Setting:
-    """Return the roles of rows in an attack by a feature party."""
+    """Return the roles of rows for attacks by a feature party."""
     return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
 
 
 class Cases:
-    """The cases of one victim; frames are decoded once. A product has its own for its models.
+    """The attack cases of one victim; recorded frames are decoded once.
+
+    Products have subclasses for their models.
 
     Args:
-        experiment: experiment of the victim.
-        data: every party's rows.
-        settings: settings of the grid: attackers, their knowledge, and the wanted column.
-        folder: folder of the victim's finished run. folder of the run; None means untrained feature
-            parties, whose bottoms baselines replace with label-free ones.
+        experiment: experiment that the victim was trained with.
+        data: data of every party.
+        settings: settings of the grid, which include attackers, their knowledge, and the inferred
+            attribute.
+        folder: folder of the victim's finished run. None means untrained feature parties, whose
+            bottoms are replaced by label-free ones for baselines.
 
     Attributes:
-        party: the feature party.
-        replays: whether a run's weights determine the sent frames, so that no recording is needed.
+        party: the feature party that attacks or is attacked.
+        replays: whether the sent frames follow from a run's weights, so that no recording is
+            needed.
 
     Raises:
-        ConfigError: no feature party has that name.
+        ConfigError: no feature party has the name of the attacker.
         RunFolderError: the run has no stored weights.
     """
 
@@ -314,25 +318,25 @@ class Cases:
 
     @classmethod
     def held(cls, scenario: Scenario, experiment: Experiment) -> frozenset[Grant]:
-        """Return the grants of a scenario's attacker on this kind of model.
+        """Return the grants that a scenario's attacker has on this kind of model.
 
         Args:
             scenario: the scenario.
-            experiment: experiment of the training.
+            experiment: experiment of the victim.
         """
         own_columns = experiment.label.party in experiment.parties
         own = OWN_COLUMNS if own_columns and scenario.own_columns else frozenset()
         return (scenario.grants | own) - {Grant.PROTOCOL}
 
     def _begin(self) -> None:
-        """Prepare everything that attacks on a network need."""
+        """Prepare the trained or untrained parts that attacks on a network need."""
         begun = self.folder is None
         self._begun = session_of(self.experiment, self.data, "predict").weights() if begun else {}
         self.victim = self._victim(self.party)
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the victim's weights, on which a score depends; empty without a victim."""
+        """Digest of the victim's weights, on which scores depend; empty if it is untrained."""
         return "" if self.folder is None else str(self.folder.summary()["weights_sha256"])
 
     def cuts(self, rows: Tensor) -> Tensor:
@@ -340,15 +344,16 @@ class Cases:
         return self.victim.cuts(rows)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
-        """Return the case of one leak.
+        """Return the attack case for one draw of leaked or queried rows.
 
         Args:
-            scenario: the attacker's scenario.
-            k: number of leaked labels per class; the number of leaked columns is fixed.
-            draw: generator that draws the leaked or queried rows.
+            scenario: scenario of the attacker.
+            k: number of leaked labels per class; the number of rows with known columns is fixed by
+                the settings.
+            draw: random generator for the leaked or queried rows.
 
         Raises:
-            RunFolderError: the run has no recording.
+            RunFolderError: the run lacks the recording that the scenario needs.
             TooFewRowsError: there are fewer rows than labels to leak.
             ConfigError: the party does not have this attribute.
         """
@@ -386,15 +391,15 @@ class Cases:
         rows: Tensor,
         adversaries: Mapping[str, Adversary] | None = None,
     ) -> Tensor:
-        """Return the outputs of a finished network for these rows of these data.
+        """Return the outputs of the trained network for some rows of the given data.
 
         Args:
-            data: every party's rows.
+            data: data of every party.
             rows: positions among the aligned rows, int64.
-            adversaries: dishonest parties, by name.
+            adversaries: dishonest parties, by party name.
 
         Returns:
-            Axes (rows, outputs).
+            Outputs, axes (rows, outputs).
         """
         return self.asked(data, rows, adversaries).outputs()
 
@@ -404,7 +409,7 @@ class Cases:
         rows: Tensor,
         adversaries: Mapping[str, Adversary] | None = None,
     ) -> AnySession:
-        """Return the session in which a finished network answered; see `answers`."""
+        """Return the session in which the trained network answered queries; see `answers`."""
         assert self.folder is not None, "untrained networks have no queries"
         asked = {
             name: replace(own, split=replace(own.split, test=rows.numpy()))
@@ -421,14 +426,14 @@ class Cases:
         return {name: self._weights(name) for name in self.data}
 
     def _top(self) -> nn.Module:
-        """Return the label party's trained top."""
+        """Return the label party's trained top model."""
         return TrainedParts(self.experiment, self.data, self._all_weights()).top()
 
     def _victim(self, name: str) -> Victim:
         return Victim(self.experiment, self.data, name, self._weights(name))
 
     def _snapshots(self) -> list[dict[str, Tensor]]:
-        """Return the bottoms of every epoch; an untrained bottom is the same in each."""
+        """Return the bottom of every epoch; an untrained bottom is the same in all epochs."""
         if self.folder is None:
             return [self._weights(self.party)]
         recording = read(self.folder.party(self.party) / "trace")
@@ -452,7 +457,7 @@ class Cases:
                              self._all_weights())  # fmt: skip
 
     def _leaks(self) -> int:
-        """Return the number of validation rows that a label party knows."""
+        """Return the number of validation rows whose columns a label party knows."""
         rows = known_rows(self.data[self.party].split, "a label party")
         return min(self.settings.known_columns, rows)
 
@@ -467,7 +472,7 @@ class Cases:
         return queried_case(self.experiment, self.shown(), rows, outputs)
 
     def shown(self) -> Mapping[str, PartyData]:
-        """Return every party's rows as numbers for networks."""
+        """Return every party's data as numbers for neural networks."""
         return self.data
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
@@ -479,14 +484,14 @@ class Cases:
 
 
 def known_rows(split: Split, who: str) -> int:
-    """Return the number of rows outside training and targets that an attacker may know.
+    """Return the number of rows that an attacker may know, outside training and target rows.
 
     Args:
         split: split of the rows.
-        who: the attacker, for the message.
+        who: the attacker's name for the error message.
 
     Raises:
-        TooFewRowsError: there are no rows outside training and targets.
+        TooFewRowsError: there are no rows outside training and target rows.
     """
     if not len(split.validation):
         raise TooFewRowsError(

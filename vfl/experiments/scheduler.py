@@ -1,6 +1,6 @@
-"""Runs the cells of a grid: finished cells stay, and started cells continue.
+"""Runs the cells of a grid: finished cells are kept, and started cells are continued.
 
-Workers complete the rest of a cell, in this process or in one separate process at a time.
+Workers run the cells, in this process or in other processes, one cell at a time each.
 """
 
 from __future__ import annotations
@@ -50,20 +50,21 @@ if TYPE_CHECKING:
     from vfl.experiments.on_ray import RayCluster
 
 _PACKAGE = Path(__file__).parents[1]
-#: Number of attempts at a cell whose process dies.
+#: Number of attempts for a cell if its process dies.
 TRIES = 3
 
-#: Kind of a cell, without its seed: whether an earlier call began it, and its settings.
+#: Kind of a cell without its seed: whether an earlier call began the cell, and its settings.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
 class RemainingTime:
-    """Estimate of the remaining time by kind of cell; baselines can take longer than victims.
+    """Estimates the remaining time by kind of cell; baselines may take longer than victims.
 
     Args:
-        cells: cells that have not ended.
-        jobs: number of cells that run at a time.
-        begun: names of cells that an earlier call began; their times do not predict other cells.
+        cells: cells that have not finished yet.
+        jobs: number of cells that run at the same time.
+        begun: names of cells that an earlier call began; the times of these do not predict those of
+            other cells.
 
     >>> RemainingTime([], jobs=1).left_s()
     0.0
@@ -76,14 +77,14 @@ class RemainingTime:
         self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
 
     def add(self, cell: Cell, seconds: float | None = None) -> None:
-        """Record a finished cell with its duration; None if an earlier call had finished it."""
+        """Record a finished cell and its duration; None if an earlier call had finished it."""
         kind = self._kind(cell)
         self._ahead[kind] -= 1
         if seconds is not None:
             self._seconds[kind].append(seconds)
 
     def left_s(self) -> float:
-        """Seconds until all have ended; of a new kind each counts as the mean of the others."""
+        """Remaining seconds for all cells; a kind without times counts as the mean of others."""
         means = {kind: fmean(seconds) for kind, seconds in self._seconds.items()}
 
         def expected(kind: _Kind) -> float:
@@ -101,15 +102,15 @@ class RemainingTime:
 
 @dataclass(frozen=True, slots=True)
 class FinishedCell:
-    """A cell that has just ended.
+    """A cell that has just finished or failed.
 
     Attributes:
         cell: the cell.
-        failure: error record of a failed cell, with the reason.
+        failure: error record with the reason, if the cell failed.
         seconds: it took.
-        done, total: cells that have ended, and all, those of earlier calls included.
+        done, total: number of finished cells and of all cells, including those of earlier calls.
         left_s: estimated remaining seconds.
-        per_second: cells that ended in this call, over its time.
+        per_second: cells that finished in this call, per second.
     """
 
     cell: Cell
@@ -131,34 +132,36 @@ def run_cells(
     outside: bool = False,
     recipe: Recipe | None = None,
 ) -> list[FinishedCell]:
-    """Run every cell that is not done yet.
+    """Run every cell that is not finished yet.
 
-    Whether a cell is done follows from its rows and its plug-ins' code, so each is looked at.
+    Every cell is visited, because its data and its plug-ins' code determine whether it is finished.
 
     Args:
-        folder: folder of the cells.
-        cells: cells to complete; cells of one experiment are trained once.
-        jobs: number of simultaneous cells, each in a separate process; 1 trains in this process.
-        device: device of the models.
-        on_end: gets every cell that was not done before.
-        cluster: cluster whose machines run the cells, as many at a time as fit, and at most `jobs`
-            unless that is 1; None uses this machine.
-        outside: whether only attacks from outside run, on the existing victims.
-        recipe: functions of a grid of modules; None imports them by the names in the folder.
+        folder: folder of the grid.
+        cells: cells to complete; equal cells are trained only once.
+        jobs: number of cells that run at the same time, each in a separate process; 1 uses this
+            process.
+        device: device on which the models are trained.
+        on_end: callback that receives each cell that was not finished before.
+        cluster: Ray cluster whose machines run the cells, as many at the same time as fit, and at
+            most `jobs` unless `jobs` is 1; None uses this machine.
+        outside: whether to run only attacks from outside, on victims that exist.
+        recipe: functions for a grid of modules; None imports the functions by the names stored in
+            the folder.
 
     Returns:
-        The result is the failed cells; all others are complete.
+        The failed cells; all other cells are complete.
 
     Raises:
         RunFolderError: another process is running cells of this folder.
-        ConfigError: some parties lack rows, which what is measured of a cell cannot do without; or
+        ConfigError: some parties lack rows, but the grid's measurements need complete rows; or
             other processes cannot import a module's functions.
     """
     for cell in cells:
         refuse(of_complete_rows(cell.experiment, "a comparison, a value or a grid"))
     named = {cell.name: cell for cell in cells}
     repeats = list(dict.fromkeys(cell.repeat for cell in cells))
-    # Cells of the same rows follow each other, so that these are loaded once.
+    # Cells with the same data are neighbours in this order, so that the data are loaded once.
     waiting = sorted(named.values(), key=lambda cell: repeats.index(cell.repeat))
     if cluster is not None:
         jobs = cluster.places if jobs == 1 else min(jobs, cluster.places)
@@ -198,12 +201,12 @@ def run_cells(
 
 
 def _measured(path: Path) -> int | None:
-    """Return the time of a cell's measurement; None for attacks, or if it was not measured."""
+    """Return the modification time of a cell's codec measurement; None if there is none."""
     return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
 
 
 def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    """Yield cells and their seconds as they end; workers end with the last or on interruption."""
+    """Yield cells with their seconds when they end; finally stop all workers."""
     try:
         if len(workers) == 1:
             yield from (_timed(workers[0], cell) for cell in cells)
@@ -215,9 +218,10 @@ def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Ce
 
 
 def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    """Run cells on all workers; a worker stops when no cell is left for it.
+    """Run cells on all workers; a worker stops when there is no cell left for it.
 
-    Workers of a cluster then release their resources, for which a cell may wait whose machine died.
+    A stopped worker of a cluster releases its resources, for which a cell may be waiting if another
+    machine died.
     """
     ahead = iter(cells)
     ended: queue.SimpleQueue[tuple[Cell, float] | BaseException] = queue.SimpleQueue()
@@ -227,7 +231,7 @@ def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[
             while (cell := next(ahead, None)) is not None:
                 ended.put(_timed(worker, cell))
             worker.stop()
-        except BaseException as error:  # the thread that yields raises it
+        except BaseException as error:  # the thread that yields results raises this error
             ended.put(error)
 
     threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in workers]
@@ -239,7 +243,7 @@ def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[
                 raise found
             yield found
     finally:
-        deque(ahead, maxlen=0)  # starts no further cell
+        deque(ahead, maxlen=0)  # empties the iterator, so that no further cell starts
         for worker in workers:
             worker.stop()
         for thread in threads:
@@ -254,7 +258,7 @@ def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep a second call out of the folder; the system releases the lock when this process ends."""
+    """Lock the folder against a second call; the system releases the lock at process end."""
     with (path / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,19 +275,20 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class Worker(Protocol):
-    """Runs cells, one after another."""
+    """Runs cells one after another."""
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; its folder contains a failure afterwards."""
+        """Run a cell; if it fails, its folder contains the error record afterwards."""
 
     def stop(self) -> None:
-        """Stop, whatever is being run."""
+        """Stop the worker, even in the middle of a cell."""
 
 
 def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
-    """Return the experiment that determines the rows of a cell.
+    """Return the experiment that determines which data a cell loads.
 
-    It belongs to the experiment file if stand-ins replace the file's parties in a cell.
+    In a value study this is the study's experiment, because a stand-in party replaces its parties
+    in the cells.
     """
     if folder.kind != "value":
         return cell.experiment
@@ -299,17 +304,17 @@ def run_cell(
     outside: bool = False,
     recipe: Recipe | None = None,
 ) -> None:
-    """Complete a cell, from wherever an earlier call stopped.
+    """Complete a cell, continuing from where an earlier call stopped.
 
-    Whatever goes wrong is written to a file of the cell, and nothing is raised: a failed cell does
-    not stop the others.
+    An error is written to a file of the cell and not raised, so that a failed cell does not stop
+    the other cells.
 
     Args:
-        cell: cell to run.
-        folder: folder of the cell's grid, which states the measurements.
-        rows: rows of every party, or their source.
-        device: device of the models.
-        outside: only attacks from outside are run, on what is there.
+        cell: the cell to complete.
+        folder: folder of the grid, which states the measurements.
+        rows: data of every party, or a cache that loads them.
+        device: device on which the models are trained.
+        outside: whether to run only attacks from outside, on the victim that exists.
         recipe: see `run_cells`.
     """
     failed = folder.cells_path / cell.name / (OUTSIDE_FAILURE if outside else FAILURE)
@@ -336,12 +341,12 @@ def run_cell(
                 write_json(path / CODEC, measure_cell(RunFolder(path), data, device))
     except VFLError as error:
         write_json(failed, error.record() | {"exit": error.exit_code})
-    except Exception as bug:  # its text may quote a cell of a table
+    except Exception as bug:  # the error's text may quote a cell of a table
         write_json(failed, _bug(bug))
 
 
 def _bug(bug: Exception) -> dict[str, Any]:
-    """Return whether vfl or a plug-in failed, and its last line that ran."""
+    """Return a record of whether vfl or a plug-in failed, with its last executed line."""
 
     def is_ours(file: str) -> bool:
         return Path(file).is_relative_to(_PACKAGE)
@@ -359,7 +364,7 @@ class InProcessWorker:
 
     Args:
         folder: folder of the grid.
-        device: device of the models.
+        device: device on which the models are trained.
         outside, recipe: see `run_cell`.
     """
 
@@ -374,21 +379,22 @@ class InProcessWorker:
         self._cache, self._recipe = DataCache(), recipe
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; its folder holds any failure afterwards."""
+        """Run a cell; if it fails, its folder contains the error record afterwards."""
         run_cell(cell, self._folder, self._cache, self._device, self._outside, self._recipe)
-        processes.return_memory()  # the C library keeps memory that a victim freed, some 40 MB each
+        # the C library otherwise keeps the memory that victims freed, some 40 MB per victim
+        processes.return_memory()
 
     def stop(self) -> None:
-        """Stop, whatever is being run."""
+        """Free the cached data."""
         self._cache = DataCache()
 
 
 class RetryingWorker(ABC):
-    """Runs cells in another process; a process that dies is replaced, and its cell tried again.
+    """Runs cells in another process; if it dies, starts a new one and repeats the cell.
 
     Args:
         folder: folder of the grid.
-        device: device of the models.
+        device: device on which the models are trained.
         outside: see `run_cell`.
     """
 
@@ -398,18 +404,19 @@ class RetryingWorker(ABC):
 
     @abstractmethod
     def _attempt(self, cell: Cell) -> str | None:
-        """Run a cell once; return why its process died, or None if it ended by itself."""
+        """Run a cell once; return the reason if its process died, else None."""
 
     @abstractmethod
     def _end(self) -> None:
-        """End the process, even if it is running a cell."""
+        """End the process, even in the middle of a cell."""
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; its folder holds any failure afterwards."""
+        """Run a cell; if it fails, its folder contains the error record afterwards."""
         causes = list[str]()
         while len(causes) < TRIES:
             cause = None if self._stopped.is_set() else self._attempt(cell)
-            if cause is None or self._stopped.is_set():  # stopped on purpose, so this is no failure
+            # the worker was stopped on purpose, so this is not a failure
+            if cause is None or self._stopped.is_set():
                 return
             causes.append(cause)
         record = {
@@ -422,19 +429,19 @@ class RetryingWorker(ABC):
         write_json(self._folder.cells_path / cell.name / name, record)
 
     def stop(self) -> None:
-        """Stop, whatever is being run."""
+        """Stop the worker, even in the middle of a cell."""
         self._stopped.set()
         self._end()
 
 
 class ProcessWorker(RetryingWorker):
-    """Runs cells in a process on this machine, which starts on demand."""
+    """Runs cells in a separate process on this machine, which starts when needed."""
 
     _process: processes.Worker | None = None
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None without a process."""
+        """Id of the process; None if no process is running."""
         return None if self._process is None else self._process.pid
 
     def _attempt(self, cell: Cell) -> str | None:
@@ -461,12 +468,12 @@ class ProcessWorker(RetryingWorker):
                 *(["--outside"] if self._outside else []),
             ],
             os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for the process that leads
+            start_new_session=True,  # only the main process reacts to Ctrl-C
         )
 
 
 def serve(folder: Path, device: str, outside: bool = False) -> None:
-    """Run the cells whose names arrive on standard input; end when it is closed."""
+    """Run the cells whose names arrive on standard input, until standard input is closed."""
     grid = GridFolder(folder)
     cells = {cell.name: cell for cell in grid.cells()}
     worker = InProcessWorker(grid, device, outside)
@@ -475,7 +482,8 @@ def serve(folder: Path, device: str, outside: bool = False) -> None:
     def read() -> None:
         for line in sys.stdin:
             asked.put(line.strip())
-        os._exit(0)  # the scheduler has ended; checkpoints are always complete
+        # the scheduler has ended; stopping is safe, because checkpoints are always complete
+        os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
     while name := asked.get():

@@ -1,4 +1,4 @@
-"""Plan of attacks on a victim, and their scores; stored scores prevent repeated runs."""
+"""Plan of attacks on a victim, and their scores; attacks with a stored score are skipped."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: The victim's own bottom, as opposed to a label-free one.
+#: Marks a job on the victim's own bottom, not on a label-free one.
 TRAINED = "trained"
-#: Bottom of attacks from scratch, which do not use the victim's bottom.
+#: Bottom name for attacks from scratch, which do not use the victim's bottom.
 ANY = "raw"
-#: Baselines that are attacks, with their specs; other baselines are bottoms.
+#: Specs of the baselines that are attacks; all other baselines are label-free bottoms.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
 
-#: The attack of feature parties that join their columns, and the attack on numeric labels.
+#: Variants of the attack from scratch: for feature parties that join their columns, and for numeric
+#: labels.
 _POOLED, _NUMBERS = "pooled", "regression"
 
-#: Name in place of a bottom if the score is the adversary's own result, without an attack.
+#: Used in place of a bottom if the score is an adversary's own result, without an attack.
 OUTCOME = "outcome"
 
-#: Replaces the defense's spec in a cell of baselines.
+#: Used in place of a defense's spec in a cell that has only baselines.
 BASELINES = "baselines"
 
 
@@ -44,10 +45,11 @@ class AttackJob:
     """One run of an attack.
 
     Attributes:
-        attack: its spec, or an adversary's.
-        k: number of leaked labels per class; 0 if the attack uses none.
-        draw: number of their draw.
-        bottom: `TRAINED`, or a label-free one, see `vfl.attacks.baselines`; or `OUTCOME`.
+        attack: spec of the attack, or of an adversary.
+        k: number of leaked labels per class; 0 if the attack uses no labels.
+        draw: number of the draw of leaked labels.
+        bottom: `TRAINED`, the name of a label-free bottom (see `vfl.attacks.baselines`), or
+            `OUTCOME`.
     """
 
     attack: str
@@ -57,22 +59,23 @@ class AttackJob:
 
     @property
     def code_key(self) -> str:
-        """Key that is equal for jobs with the same code."""
+        """Key that is the same for all jobs that use the same code."""
         return f"{self.bottom} {self.attack}"
 
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """Attacks to run, and the number of their runs.
+    """Attacks to run, and how often each is run.
 
     Attributes:
         leaking: specs of attacks that use leaked labels.
-        once: specs of attacks that use no leaked labels, so that one run is enough.
+        once: specs of attacks that use no leaked labels, which therefore run only once.
         leaks: numbers of leaked labels of each class.
         draws: number of draws of leaked rows.
-        alone: specs of attacks without a baseline, because they read recordings of a training.
+        alone: specs of attacks without baselines, because they read recordings of a training.
         adversaries: specs of adversaries whose own success is measured.
-        unseen: specs without label-free baselines; training from scratch is their baseline.
+        unseen: specs of attacks without label-free baselines; their only baseline is training from
+            scratch.
     """
 
     leaking: Sequence[str]
@@ -84,7 +87,7 @@ class AttackPlan:
     unseen: frozenset[str] = frozenset()
 
     def on_victim(self) -> list[AttackJob]:
-        """Return every attack on the victim itself, and the measurements of adversaries."""
+        """Return all attack jobs on the victim itself, and the measurements of adversaries."""
         attacks = self._on((TRAINED,), self.once, self.leaking)
         return attacks + [AttackJob(spec, 0, 0, OUTCOME) for spec in self.adversaries]
 
@@ -96,7 +99,8 @@ class AttackPlan:
             scratch_of(spec, name) for spec in leaking for name in names if name in SCRATCH
         )
         found = self._on((ANY,), (), list(scratch))
-        # Without labels the baseline of the thesis is the same attack on the inputs themselves.
+        # Without leaked labels, the baseline of the thesis is the same attack on the inputs
+        # themselves.
         found += self._on((ANY,), once, ())
         found += self._on(
             [name for name in names if name not in SCRATCH],
@@ -108,7 +112,7 @@ class AttackPlan:
     def _on(
         self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
     ) -> list[AttackJob]:
-        """Yield jobs for these attacks on these bottoms; jobs of one leak are adjacent."""
+        """Yield jobs for these attacks and bottoms; jobs with the same leak are adjacent."""
         found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
         return found + [
             AttackJob(spec, k, draw, bottom)
@@ -120,7 +124,7 @@ class AttackPlan:
 
 
 def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
-    """Return the baselines of one job by name; baselines from scratch need leaked labels."""
+    """Return a job's baselines by name; baselines from scratch need leaked labels."""
     found = {name: replace(job, bottom=name) for name in names if name not in SCRATCH}
     if job.k == 0:
         return {"scratch": replace(job, bottom=ANY)} | found
@@ -131,7 +135,7 @@ def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
 
 
 def scratch_of(spec: str, name: str) -> str:
-    """Return the spec that trains from scratch on an attack's leaked rows."""
+    """Return the spec of the attack that trains from scratch on an attack's leaked rows."""
     attack = parse(spec)[0]
     if attack == _NUMBERS:
         return f"{_NUMBERS}:learner=scratch"
@@ -139,7 +143,7 @@ def scratch_of(spec: str, name: str) -> str:
 
 
 def setting_text(settings: GridSettings) -> str:
-    """Return the roles of rows as text, to distinguish scores of different settings."""
+    """Return the roles of rows as text, which distinguishes scores of different settings."""
     parts = [settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party]
     parts += [f"columns {settings.known_columns}"]
     if settings.attribute is not None:
@@ -147,13 +151,13 @@ def setting_text(settings: GridSettings) -> str:
     return ", ".join(map(str, parts))
 
 
-#: File in a run's folder.
+#: File in a run's folder to which attacks append their scores.
 SCORES = "attacks.jsonl"
-#: Scores of the last call in its order, after all were complete: of `vfl attack`, and of the grid
-#: to which the run belongs.
+#: Files with the current scores in order, written after all attacks ended: by `vfl attack`, and by
+#: the grid to which the run belongs.
 OF_RUN, OF_CELL = "attacks.json", "trials.json"
 _KEY_DIGITS = 16
-#: Phrase in a threat model's sentence for an attacker that recorded the training.
+#: Phrase that occurs in a threat model's sentence if the attacker recorded the training.
 IN_TRAINING = "in the training phase"
 
 
@@ -164,14 +168,14 @@ class ScoreRecord:
     Attributes:
         key: digest of everything that the value depends on; see `key_of`.
         attack: its spec.
-        bottom: "trained" is the victim's bottom; "outcome" is an adversary's own result; others are
-            label-free, see `vfl.attacks.baselines`.
-        k: number of leaked labels per class; 0 for an attack that uses none.
+        bottom: "trained" is the victim's bottom; "outcome" is an adversary's own result; other
+            names are label-free bottoms, see `vfl.attacks.baselines`.
+        k: number of leaked labels per class; 0 for an attack that uses no labels.
         draw: number of the draw of leaked labels.
         measure, value, guess: see `vfl.attacks.scoring.Score`.
-        threat: the attacker and its knowledge, in one sentence.
-        seconds: it took.
-        also: further measures, each with value and guess.
+        threat: sentence with the attacker and its knowledge.
+        seconds: running time of the attack.
+        also: further measures, each as (name, value, guess).
         access: the attacker's access to the model; see `vfl.attacks.view.Access`.
         report: the attack's own report; see `vfl.attacks.Attack.last_report`.
     """
@@ -192,12 +196,12 @@ class ScoreRecord:
 
     @property
     def job(self) -> AttackJob:
-        """Job that was run."""
+        """The job that produced the score."""
         return AttackJob(self.attack, self.k, self.draw, self.bottom)
 
     @property
     def measured(self) -> list[tuple[str, float, float]]:
-        """Every measure with value and guess, the headline first."""
+        """All measures as (name, value, guess), the headline measure first."""
         return [(self.measure, self.value, self.guess), *self.also]
 
     @property
@@ -206,20 +210,21 @@ class ScoreRecord:
         return IN_TRAINING in self.threat
 
 
-#: File of a grid's folder that lists attacks from outside, and file of a cell with their scores.
+#: File in a grid's folder that lists attacks from outside, and file in a cell's folder with their
+#: scores.
 ATTACKERS, OF_OUTSIDE = "attackers.json", "outside.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """An attack from outside.
+    """An attack from outside, as listed in a grid's folder.
 
     Attributes:
         spec: spec of the attack.
-        author: author named in the file.
-        date: date in the attack's file, in ISO 8601.
+        author: author as named in the attack's file.
+        date: date as given in the attack's file, in ISO 8601.
         file: its name.
-        sha256: SHA-256 of the file.
+        sha256: SHA-256 digest of the attack's file.
     """
 
     spec: str
@@ -230,12 +235,12 @@ class Attacker:
 
     @property
     def code_key(self) -> str:
-        """Key under which `read_codes` has the digest of this job's code."""
+        """Key under which `read_codes` stores the digest of this attack's code."""
         return f"file {self.spec}"
 
 
 def read_attackers(path: Path) -> dict[str, Attacker]:
-    """Return the attackers of a grid from outside, by specs; their code does not run.
+    """Return a grid's attackers from outside, by spec; their code is not run.
 
     Raises:
         RunFolderError: the list is damaged.
@@ -253,13 +258,13 @@ def read_attackers(path: Path) -> dict[str, Attacker]:
 
 
 class ScoresFile:
-    """The file of a run folder that attacks write to.
+    """The file in a run folder to which attacks append their scores.
 
     Args:
         folder: folder of the run.
 
     Raises:
-        RunFolderError: a line is not a score.
+        RunFolderError: a line of the file is not a score.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -270,15 +275,15 @@ class ScoresFile:
                 score = _record(line, self._path)
                 self._known[score.key] = score
             text = self._path.read_text(encoding="utf-8")
-            if not text.endswith("\n"):  # a part of a line that a killed process left
+            if not text.endswith("\n"):  # incomplete line from a process that was killed
                 write_text(self._path, text[: text.rfind("\n") + 1])
 
     def get(self, key: str) -> ScoreRecord | None:
-        """Return the score of a key, if it exists."""
+        """Return the score with this key, or None."""
         return self._known.get(key)
 
     def add(self, score: ScoreRecord) -> None:
-        """Append one score; it is on disk when this returns.
+        """Append one score; it is durable on disk when this returns.
 
         Raises:
             StorageError: the disk is full.
@@ -290,7 +295,7 @@ class ScoresFile:
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """Return a short digest of everything that a value depends on."""
+    """Return a short digest of everything that a score's value depends on."""
     text = json.dumps(dict(about), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
@@ -298,13 +303,13 @@ def key_of(about: Mapping[str, Any]) -> str:
 def write_scores(
     path: Path, setting: str, scores: Iterable[ScoreRecord], code: Mapping[str, str]
 ) -> None:
-    """Store which scores of a run are the current ones.
+    """Write the file that states which scores of a run are the current ones.
 
     Args:
-        path: the file, `OF_RUN`, `OF_CELL` or `OF_OUTSIDE` of the run's folder.
-        setting: roles of the rows, in words.
-        scores: scores in order.
-        code: digests of the code of each score, by `AttackJob.code_key`.
+        path: path of the file `OF_RUN`, `OF_CELL` or `OF_OUTSIDE` in the run's folder.
+        setting: roles of the rows as text, see `setting_text`.
+        scores: the current scores, in order.
+        code: digests of the code that produced the scores, by `AttackJob.code_key`.
     """
     listed = [asdict(one) for one in scores]
     about = {"setting": setting, "code": dict(code), "scores": listed}
@@ -312,16 +317,16 @@ def write_scores(
 
 
 def read_codes(path: Path) -> dict[str, str]:
-    """Read digests of the code that a file's scores depend on, by `AttackJob.code_key`."""
+    """Return the digests of the code that produced a file's scores, by `AttackJob.code_key`."""
     found = read_json(path).get("code", {}) if path.exists() else {}
     return {str(key): str(digest) for key, digest in found.items()}
 
 
 def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
-    """Return the current scores in a file; none if they belong to another setting.
+    """Return the current scores in a file; empty if they belong to another setting.
 
     Raises:
-        RunFolderError: the file is damaged, or of another format.
+        RunFolderError: the file is damaged, or has another format.
     """
     if not path.exists():
         return []
@@ -334,7 +339,7 @@ def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
 
 def _record(record: Any, path: Path) -> ScoreRecord:
     if isinstance(record, dict):
-        record.setdefault("also", [])  # written before attacks had several measures
+        record.setdefault("also", [])  # files from versions in which an attack had one measure
         record.setdefault("access", "")
         record.setdefault("report", None)
     if not isinstance(record, dict) or set(record) != {field.name for field in fields(ScoreRecord)}:

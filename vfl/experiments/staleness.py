@@ -1,8 +1,8 @@
-"""Stale cells, whose rows or code have changed: tables mark them, and vfl keeps their runs.
+"""Stale cells: if data or code has changed, tables mark the cell and its run is kept.
 
-A file beside each cell holds digests of its rows and of its plug-ins' code. A training has the
-rows, and puts stale runs aside. A report compares the code. It compares rows only if another cell
-of the grid was trained on the same rows later.
+A file next to each cell contains digests of the cell's data and of its plug-ins' code. A training
+loads the data, so it can detect stale runs; it moves them aside. A report compares only the code. A
+report detects changed data only if another cell of the grid was trained later on the same data.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 
 UNKNOWN = "the rows and code that it came from are not recorded"
 CODE, ROWS = "its code has changed since", "its rows have changed since"
-#: File in a run that was put aside, with the reason.
+#: File in a run that was moved aside, with the reason.
 NOTE = "stale.json"
 
 
 def put_aside_if_stale(
     cell: Cell, folder: GridFolder, rows: str, built: Mapping[str, str] | None = None
 ) -> None:
-    """Move a cell's run aside unless its rows and plug-ins are unchanged.
+    """Move a cell's run aside, unless its data and plug-ins are unchanged.
 
-    The present digests are written next to the cells, so that the next call can compare.
+    The current digests are written next to the cells, so that the next call can compare.
 
     Args:
-        cell: cell that is trained next, or was trained.
-        folder: folder of the cell's grid.
-        rows: digest of every party's rows, see `vfl.experiments.cells.data_digest`.
-        built: for a module, `built`: a digest of the code that builds and trains it.
+        cell: cell that was trained, or is trained next.
+        folder: folder of the grid.
+        rows: digest of every party's data, see `vfl.experiments.cells.data_digest`.
+        built: for a module, an entry `built` with a digest of the code that builds and trains the
+            module.
     """
     before, now = made_of(cell, folder), _made_of(cell, rows) | dict(built or {})
     moment = datetime.now(UTC).isoformat(timespec="microseconds")
@@ -50,12 +51,12 @@ def put_aside_if_stale(
 
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
-    """Return whether a cell's rows or plug-ins changed since its run, or its record is lost."""
+    """Return whether a cell's data or plug-ins changed since its run, or have no record."""
     return bool(_change(made_of(cell, folder), _made_of(cell, data_digest(data))))
 
 
 def stale_cells(folder: GridFolder) -> dict[str, str]:
-    """Return why finished or started cells are stale, by name, without reading rows."""
+    """Return why finished or started cells are stale, by name, without loading data."""
     held = [cell for cell in folder.cells() if (folder.cells_path / cell.name).exists()]
     records = {cell.name: made_of(cell, folder) for cell in held}
     now, found = dict[str, dict[str, str]](), dict[str, str]()
@@ -72,7 +73,8 @@ def stale_cells(folder: GridFolder) -> dict[str, str]:
             latest[rows[cell.name]] = own
     for name, today in now.items():
         today["data"] = latest[rows[name]].get("data", "")
-        if "built" in records[name]:  # only a call that has the module's functions compares them
+        # only a call that has the module's functions can compare their code
+        if "built" in records[name]:
             today["built"] = records[name]["built"]
         if why := _change(records[name], today):
             found[name] = why
@@ -80,13 +82,13 @@ def stale_cells(folder: GridFolder) -> dict[str, str]:
 
 
 def put_aside(folder: GridFolder) -> list[Path]:
-    """Runs of the grid's cells that were put aside, each with its note."""
+    """Return the runs that were moved aside, each with its note."""
     found = (folder.stale(cell).glob(f"*/{NOTE}") for cell in folder.cells())
     return [note.parent for own in found for note in sorted(own)]
 
 
 def _change(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
-    """Return the difference in words; empty if there is none."""
+    """Return the difference between two records as text; empty if there is none."""
     if not before:
         return UNKNOWN
     if before.get("code") != now["code"] or before.get("built") != now.get("built"):
@@ -106,7 +108,7 @@ def _record_path(cell: Cell, folder: GridFolder) -> Path:
 
 
 def made_of(cell: Cell, folder: GridFolder) -> dict[str, str]:
-    """Return digests of a cell's sources, as its training stored them; empty if it stored none."""
+    """Return digests of a cell's data and code, as its training stored them; empty without."""
     path = _record_path(cell, folder)
     return read_json(path) if path.exists() else {}
 
@@ -120,8 +122,8 @@ def _code_of(cell: Cell) -> str:
 
 
 def _rows_of(cell: Cell) -> str:
-    """Return a digest that is equal for cells that are trained on the same rows."""
-    from vfl.experiments.training import about_rows  # it needs torch
+    """Return a digest that is the same for cells that are trained on the same data."""
+    from vfl.experiments.training import about_rows  # imported late, because it needs torch
 
     own = [cell.about.get(key, "") for key in ("what", "party")] if "what" in cell.about else []
     return text_digest("|".join([about_rows(cell.experiment), *own]))

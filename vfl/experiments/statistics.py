@@ -1,6 +1,6 @@
 """Means over repeats, and their uncertainty.
 
-SciPy is imported where a quantile is needed: A single run's report needs none of this.
+SciPy is imported where a quantile is needed: A report of a single run does not need this module.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and half of its 95 % interval.
+    """A mean and the half-width of its 95 % interval.
 
     Attributes:
-        mean: over the repeats.
-        half_width: half-width of Student's interval; None for a single repeat.
+        mean: mean over the repeats.
+        half_width: half-width of the interval from Student's t distribution; None for a single
+            repeat.
         count: repeats.
     """
 
@@ -47,9 +48,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of independent repeats with Student's 95 % interval; None without any.
+    """Return the mean of independent repeats with its 95 % interval; None without values.
 
-    mean +/- t(0.975, n - 1) s / sqrt(n), s the deviation of the sample (Student 1908).
+    The interval is mean +/- t(0.975, n - 1) s / sqrt(n) with the sample deviation s (Student 1908).
 
     >>> found = estimate([0.70, 0.72, 0.74])
     >>> f"{found.mean:.2f} +- {found.half_width:.4f}"  # t = 4.3027, s = 0.02
@@ -67,9 +68,9 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
     """Return the mean and 95 % interval of repeats that draw training and test rows again.
 
-    mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train). The training rows of the repeats
-    overlap, so the repeats are not independent, and Student's interval is too short (Nadeau and
-    Bengio 2003, "Inference for the Generalization Error", section 3.2).
+    The interval is mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train). The training rows of
+    repeats overlap, so repeats are not independent, and Student's interval would be too short
+    (Nadeau and Bengio 2003, "Inference for the Generalization Error", section 3.2).
 
     >>> found = resampled([0.70, 0.72, 0.74], test_to_train=0.25)
     >>> f"{found.half_width:.4f}"  # 4.3027 * 0.02 * sqrt(1 / 3 + 1 / 4)
@@ -83,20 +84,20 @@ def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
 
 
 def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float]) -> Estimate | None:
-    """Return the mean of ours minus the reference's, over the repeats that both have.
+    """Return the mean difference of ours minus reference, over the repeats that both have.
 
-    Repeats share rows and seeds, so their differences vary less than the values.
+    Repeats have rows and seeds in common, so the differences vary less than the values.
     """
     return estimate([ours[repeat] - reference[repeat] for repeat in ours if repeat in reference])
 
 
 def _quantile(count: int) -> float:
-    """Return Student's quantile for this number of repeats."""
+    """Return the 0.975 quantile of Student's t for an interval over this many repeats."""
     return _student(count - 1, (1 + CONFIDENCE) / 2)
 
 
 def _student(freedom: int, probability: float) -> float:
-    """Return the quantile of Student's distribution."""
+    """Return a quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))
@@ -105,12 +106,12 @@ def _student(freedom: int, probability: float) -> float:
 Key = TypeVar("Key", bound=Hashable)
 #: Values by (victim, draw).
 Values = Mapping[tuple[Any, int], float]
-#: Error level of a one-sided test that agrees with the end of a two-sided interval.
+#: Level of a one-sided test that agrees with one end of a two-sided 95 % interval.
 ONE_SIDED = (1 - CONFIDENCE) / 2
 
 
 def by_victim(values: Values) -> dict[int, float]:
-    """Return the mean over the draws of each victim.
+    """Return the mean over the draws, for each victim.
 
     >>> by_victim({(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.9})
     {0: 0.6, 1: 0.9}
@@ -123,21 +124,21 @@ def by_victim(values: Values) -> dict[int, float]:
 
 
 def over_victims(values: Values) -> Estimate | None:
-    """Return the mean with its 95 % interval over victims; None without any."""
+    """Return the mean over victims with its 95 % interval; None without values."""
     return estimate(list(by_victim(values).values()))
 
 
 def advantage(attack: Values, baseline: Values) -> Estimate | None:
-    """Return an attack's advantage over a baseline, paired by victim."""
+    """Return an attack's advantage over a baseline, as a mean over paired victims."""
     return paired_difference(by_victim(attack), by_victim(baseline))
 
 
 def chance_below(found: Estimate | None, bound: float) -> float:
-    """Return the one-sided p-value of "the mean is at least `bound`"; small if it is below.
+    """Return the one-sided p-value of the hypothesis that the mean is at least `bound`.
 
-    It is P(T <= (mean - bound) / standard error) for Student's T with n - 1 degrees of freedom; 1
-    if a single victim, or none, says nothing about the spread. Nor do victims that agree exactly:
-    number of equal values, which shares of a few rows can have, is no evidence of a smaller
+    It is P(T <= (mean - bound) / standard error) for Student's T with n - 1 degrees of freedom. It
+    is 1 for fewer than two victims, which show no spread. It is also 1 if all victims have exactly
+    the same value, because equal values (shares of a few rows, for example) do not prove a small
     variance.
 
     >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
@@ -152,14 +153,15 @@ def chance_below(found: Estimate | None, bound: float) -> float:
 
 
 def chance_above(found: Estimate | None, bound: float) -> float:
-    """Return the one-sided p-value of "the mean is at most `bound`"; small if it is above."""
+    """Return the one-sided p-value of the hypothesis that the mean is at most `bound`."""
     return chance_below(_mirrored(found), -bound)
 
 
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """Return a family's p-values, adjusted for the chance of any wrong rejection (Holm 1979).
+    """Return p-values adjusted for the chance of any wrong rejection (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1, then made not smaller than those before it.
+    The i-th smallest of m p-values is multiplied by m - i + 1, and then raised to the largest value
+    before it.
 
     >>> holm({1: 0.01, 5: 0.04, 10: 0.03})
     {1: 0.03, 5: 0.06, 10: 0.06}
@@ -172,18 +174,19 @@ def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
     return {key: adjusted[key] for key in chances}
 
 
-#: Share of a page's claims that may be false, on average.
+#: Share of a page's claims that may be false on average.
 FALSE_CLAIMS = 0.05
 
 
 def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """Adjust the p-values of a page's claims to bound the mean share of false claims.
+    """Adjust the p-values of a page's claims, to bound the mean share of false claims.
 
     The procedure controls the false discovery rate (Benjamini and Hochberg 1995). It multiplies the
-    i-th smallest of m values by m / i, and then limits it to the values after it. A page makes the
-    claims at or below `FALSE_CLAIMS`, or a lower level. Claims about several defenses share their
-    baselines, so they depend positively on each other. The rate holds for this dependence too
-    (Benjamini and Yekutieli 2001, theorem 1.2).
+    i-th smallest of m p-values by m / i, and then lowers it to the smallest of the values after it.
+    A page makes the claims whose adjusted p-value is at most `FALSE_CLAIMS` or a lower level.
+    Claims about several defenses use the same baselines, so their p-values depend positively on
+    each other. The bound also holds under this dependence (Benjamini and Yekutieli 2001, theorem
+    1.2).
 
     >>> found = claims({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
     >>> {key: round(chance, 4) for key, chance in found.items()}
@@ -199,16 +202,16 @@ def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: float = 0.0) -> float:
-    """Return the p-value of protection: every attack is at most a margin above the best baseline.
+    """Return the p-value for the claim that every attack is at most a margin above all baselines.
 
-    It is the largest p-value of all attacks. Each attack must be below separately, so the number of
-    attacks needs no adjustment (intersection-union test, Berger 1982). A value of `ONE_SIDED` or
-    less means that the upper end of each interval is at most 0, if one baseline is clearly the
-    best.
+    A small value supports the claim. The result is the largest p-value of all attacks. The claim
+    must hold for each attack separately, so the number of attacks needs no adjustment
+    (intersection-union test, Berger 1982). If one baseline is clearly the best, a p-value of at
+    most `ONE_SIDED` means that the upper end of each interval is at most 0.
 
     Args:
-        attacks: values of each.
-        baselines: values of the baselines; any of them may be the best.
+        attacks: values of each attack.
+        baselines: values of each baseline; any of them may be the best.
         margin: largest advantage that does not count as a leak.
     """
     rivals = rivals_of(baselines)
@@ -216,25 +219,26 @@ def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: fl
 
 
 def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) -> float:
-    """Return the p-value of "the mean is at most a margin above the best baseline".
+    """Return the p-value for the claim that a mean is at most a margin above the best baseline.
 
-    A value above the best baseline is above each of them, so each gives a valid test, and Simes'
-    covers them. The highest mean of several equally good baselines is too high by chance: method
-    combines them. A test against the apparent best alone, with ten baselines, would judge one in
-    nine equal attacks as worse.
+    A mean above the best baseline is above every baseline. So the test against each baseline is
+    valid, and Simes' method combines these tests. The highest mean of several equally good
+    baselines is too high by chance. A test against only the apparent best of ten baselines would
+    judge one in nine equal attacks as worse.
 
     Args:
         values: values of an attack or another quantity.
-        rivals: baselines of which any may be the best; see `rivals_of`.
+        rivals: values of the baselines that may be the best; see `rivals_of`.
         margin: largest difference that does not count.
     """
     return simes([chance_below(advantage(values, one), margin) for one in rivals])
 
 
 def simes(chances: Sequence[float]) -> float:
-    """Return the p-value of "all of these hold": the minimum of r / i times the i-th smallest.
+    """Return Simes' p-value for all hypotheses together: the minimum of r / i times the i-th.
 
-    It is valid for independent and for positively dependent ones (Simes 1986, Sarkar 1998).
+    The r p-values are in ascending order; the test is valid for independent and for positively
+    dependent p-values (Simes 1986, Sarkar 1998).
 
     >>> simes([0.04, 0.03]), simes([0.01, 0.9]), simes([])
     (0.04, 0.02, 1.0)
@@ -244,7 +248,7 @@ def simes(chances: Sequence[float]) -> float:
 
 
 def rivals_of(among: Sequence[Values]) -> list[Values]:
-    """Return baselines that are not clearly below the best mean, including the best."""
+    """Return the values that are not clearly below those with the largest mean."""
     best = max(among, key=_mean)
     return [one for one in among if chance_below(advantage(one, best), 0.0) > ONE_SIDED]
 
@@ -254,15 +258,15 @@ def _mean(values: Values) -> float:
 
 
 def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) -> float:
-    """Return the p-value of a leak: some attack exceeds the best baseline by more than a margin.
+    """Return the p-value for the claim that some attack is more than a margin above a baseline.
 
-    It is Simes' value over the attacks that may be the best, because the highest of many useless
-    attacks exceeds their true value.
+    A small value supports the claim. The result is Simes' p-value over the attacks that may be the
+    best, because the highest of many useless attacks exceeds its true value by chance.
 
     Args:
-        attacks: values of each.
+        attacks: values of each attack.
         baseline: values of the baseline with the highest mean.
-        margin: largest advantage that is no leak.
+        margin: largest advantage that does not count as a leak.
     """
     return simes([chance_above(advantage(one, baseline), margin) for one in rivals_of(attacks)])
 
@@ -273,31 +277,32 @@ def _mirrored(found: Estimate | None) -> Estimate | None:
 
 Judged = Literal["no easier", "easier", "undecided"]
 #: Nominal error probability of one end of `steady_interval`. With Student's quantile at this level,
-#: the true error is 5 % or less for 3 to 10 exponential victims (`python -m benchmarks.verdicts`).
+#: the true error is at most 5 % for 3 to 10 victims whose values are exponentially distributed
+#: (`python -m benchmarks.verdicts`).
 _SKEWED = 0.0045
 _MISSED = 0.05
-#: With fewer victims, all can be alike by chance in more than 5 % of runs although half of all
-#: differ.
+#: With fewer victims, all of them would be equal by chance in more than 5 % of runs, even if half
+#: of all possible victims differ.
 _FEWEST = 5
 _MOST = 10_000
-#: Victims from which on their spread is worth a forecast.
+#: Smallest number of victims whose spread allows a forecast.
 _SPREAD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Verdict: how much the model helps an attacker who has the inputs anyway.
+    """Verdict on how much the model helps an attacker who already has the inputs.
 
     Attributes:
-        verdict: "no easier": the gain is below the margin; "easier": it is above 0. Each is wrong
-            in at most 5 % of runs of normal and of exponential victims; for two-point victims see
-            `unseen`. Otherwise "undecided".
-        gain: mean gain over victims from inputs and cut over inputs alone.
-        low, high: ends of `steady_interval`.
-        margin: largest gain that does not count.
+        verdict: "no easier": the gain is below the margin; "easier": the gain is above 0. Each
+            verdict is wrong in at most 5 % of runs if victims' values are normally or exponentially
+            distributed; for two-point distributions see `unseen`. Otherwise "undecided".
+        gain: gain of using inputs and cut over using inputs alone, as a mean over victims.
+        low, high: ends of the interval from `steady_interval`.
+        margin: largest gain that does not count as help.
         victims: number of trained victims.
-        more: number of further victims that would decide, if they resemble the present ones; None
-            if decided, or if fewer than three victims show how much they differ.
+        more: number of further victims that would decide, if these resemble the trained ones; None
+            if there is a verdict, or if fewer than three victims show the spread.
     """
 
     verdict: Judged
@@ -310,21 +315,22 @@ class Judgement:
 
     @property
     def unseen(self) -> float:
-        """Share of victims that may differ from all trained ones (95 %).
+        """Largest share of victims that may differ from all trained ones, at 95 % confidence.
 
-        1 - 0.05^(1 / n), the exact bound of none among n (Clopper and Pearson 1934). No rule sees
-        a leak of a smaller share of victims: a sample without one is as without any leak.
+        The value 1 - 0.05^(1 / n) is the exact bound if none of n victims differs (Clopper and
+        Pearson 1934). No rule can detect a leak of fewer victims, because a sample without such a
+        victim looks like a sample without any leak.
         """
         return float(1 - _MISSED ** (1 / self.victims))
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with its margin."""
+        """The verdict as a clause, with its margin."""
         no = "no easier to infer than without the model"
         return self.words(no, "easier to infer", "victims")
 
     def words(self, no: str, yes: str, repeats: str) -> str:
-        """Return the verdict in words, which name the kind of repeat.
+        """Return the verdict as a clause, with words for "no", "yes" and the kind of repeat.
 
         >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
         'undecided: 2 more seeds would decide (margin 1.0 points)'
@@ -343,18 +349,19 @@ class Judgement:
 
 
 def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
-    """Test by non-inferiority how much the model helps an attacker who has the inputs.
+    """Test whether the model helps an attacker who has the inputs (non-inferiority test).
 
     With at least five victims, the verdict is "no easier" if the upper end of `steady_interval` is
-    at most the margin; it is "easier" if the lower end is above 0. For fewer than five victims,
-    each gain must also be above margin (0.05^(-1 / n) - 1). Suppose that a cut costs an attacker no
-    more than the margin. Then by Markov's inequality a gain with mean 0 exceeds that bound in all n
-    victims with a probability of at most 5 %.
+    at most the margin; it is "easier" if the lower end is above 0. With fewer than five victims,
+    "no easier" is not possible, and for "easier" each gain must be at least margin (0.05^(-1 / n) -
+    1). Assume that having the cut costs an attacker no more than the margin. Then, by Markov's
+    inequality, gains with mean 0 exceed this bound in all n victims with a probability of at most 5
+    %.
 
     Args:
-        found: gain of each victim (`gains`), as a share: the attacker's measure with inputs and
-            cut, minus its measure with inputs alone.
-        margin: largest gain that counts as none.
+        found: gain of each victim as a share (`gains`): the attacker's measure with inputs and cut,
+            minus the measure with inputs alone.
+        margin: largest gain that does not count as help.
 
     Raises:
         ValueError: there is no victim.
@@ -382,21 +389,23 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
 
 
 def gains(joined: Values, alone: Values) -> list[float]:
-    """Return, for each victim, the gain from inputs and cut over inputs alone."""
+    """Return, for each victim, the gain of using inputs and cut over using inputs alone."""
     ours, reference = by_victim(joined), by_victim(alone)
     return [ours[one] - reference[one] for one in ours if one in reference]
 
 
 def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[float, float]:
-    """Return a two-sided 95 % interval of the mean that is valid for skewed victims too.
+    """Return a two-sided 95 % interval of the mean that is also valid for skewed values.
 
-    Student's interval covers only 88 % for five exponential victims, because their deviation is
-    small whenever their mean is small. Here each end errs in at most 5 % of cases for exponential
-    victims and in 0.45 % for normal ones; for two-point victims see `Judgement.unseen`.
+    Student's interval covers only 88 % for five exponentially distributed victims, because their
+    sample deviation is small whenever their mean is small. Here each end is wrong in at most 5 % of
+    cases for exponential and in 0.45 % for normal distributions; for two-point distributions see
+    `Judgement.unseen`.
 
     Args:
         values: value of each victim.
-        resolution: smallest deviation to assume; equal values give little evidence of the spread.
+        resolution: smallest standard deviation to assume, because equal values are little evidence
+            of a small spread.
 
     >>> low, high = steady_interval([0.70, 0.72, 0.74])
     >>> f"{low:.2f} to {high:.2f}"

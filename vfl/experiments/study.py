@@ -1,7 +1,8 @@
 """Plans and runs the trainings of one experiment; commands and notebooks use this module.
 
-A study is a comparison of codecs, a grid of attacks on defenses, or what joining is worth: a plan
-of cells, results that are written from what the cells hold, and a page.
+A study is a comparison of codecs, a grid of attacks on defenses, or a measurement of what each
+party gains from joint training. It has a plan of cells, results that are computed from the finished
+cells, and a page.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
 
 @dataclass(frozen=True)
 class Study:
-    """Plan of a study's trainings.
+    """The planned trainings of a study.
 
     Attributes:
-        kind: table of the experiment that the study uses.
-        experiment: the experiment with only the study's table.
-        cells: cells in the order of training.
-        notes: left-out trainings, with reasons.
-        lines: output of `--dry-run`.
+        kind: name of the experiment's table that defines the study.
+        experiment: the experiment, with only this table.
+        cells: all cells, in the order of training.
+        notes: notes about trainings that were left out, with reasons.
+        lines: lines that `--dry-run` prints.
     """
 
     kind: Kind
@@ -60,16 +61,16 @@ class Study:
 
 
 def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None = None) -> Study:
-    """Plan the cells of a study; rows with classes are split by class by default.
+    """Plan the cells of a study; labels with classes are split by class by default.
 
     Args:
-        kind: table of the experiment: "compare" or "grid".
-        experiment: experiment to train.
-        locations: file and line of each setting, for messages.
+        kind: table of the experiment that defines the study: "compare" or "grid".
+        experiment: the experiment to train.
+        locations: file and line of each setting, for error messages.
 
     Raises:
         ConfigError: the table does not exist, or the study would train nothing.
-        SpecError: a plug-in cannot be built, or does not fit.
+        SpecError: a plug-in cannot be built, or does not fit the experiment.
     """
     locations = locations or Locations()
     alone: dict[str, Any] = {one: None for one in _TABLES if one != kind}
@@ -90,19 +91,19 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
 def plan_modules(
     kind: Kind, recipe: Recipe, name: str, codec: str, defense: str, options: Mapping[str, object]
 ) -> Study:
-    """Return the cells of a study of modules.
+    """Plan the cells of a study of modules.
 
     Args:
         kind: "compare" or "grid".
         recipe: builds them.
         name: name of the study.
-        codec: codec of all modules, if codecs are not compared.
-        defense: defense of all modules, if defenses are not compared.
-        options: settings of `[compare]` or `[grid]`; besides them `defenses` of a comparison.
+        codec: codec of all modules, if the study does not compare codecs.
+        defense: defense of all modules, if the study does not compare defenses.
+        options: settings of `[compare]` or `[grid]`; for a comparison also `defenses`.
 
     Raises:
-        ConfigError, SpecError: see `plan_study`; or a setting that has no meaning for modules, or a
-            codec or a defense with which none can be built.
+        ConfigError, SpecError: see `plan_study`; or a setting has no meaning for modules, or no
+            module can be built with a codec or a defense.
         DataError: rows have several labels each, which a grid does not support.
     """
     given = dict(options)
@@ -141,20 +142,21 @@ def run_study(
     ray: str | None = None,
     recipe: Recipe | None = None,
 ) -> Results:
-    """Train all missing cells, and write tables and page.
+    """Train all cells that are missing, and write tables and page.
 
     Args:
-        study: study to run.
-        path: the folder; earlier trainings in it remain.
+        study: the study to run.
+        path: folder of the study; earlier trainings in it are kept.
         command: command that repeats the study.
-        cells: some cells of the study; by default all.
-        jobs: cells at a time, a process each.
-        device: device of the models.
-        on_end: receives every cell when it ends.
-        ray: address of a Ray cluster that trains, "auto" for that of this machine, or "local" for
-            one that lives as long as this call; behind commas what a cell takes, such as
-            "auto,cpus=2,memory=2GB" (`vfl.experiments.on_ray.CellResources`). None uses no Ray.
-        recipe: functions that build and train the modules of a study of modules.
+        cells: the cells to train; by default all cells of the study.
+        jobs: number of cells that run at the same time, each in its own process.
+        device: device on which the models are trained.
+        on_end: callback that receives each cell when it ends.
+        ray: address of a Ray cluster that runs the cells: "auto" for the cluster on this machine,
+            "local" for a cluster that exists during this call. Resources per cell follow after
+            commas, as in "auto,cpus=2,memory=2GB" (`vfl.experiments.on_ray.CellResources`). None
+            does not use Ray.
+        recipe: functions that build and train the modules, for a study of modules.
     """
     folder = GridFolder(path)
     modules = None if recipe is None else recipe.record
@@ -182,18 +184,18 @@ def train_alone(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> list[FinishedCell]:
-    """Train the network of every single party on the rows of a run or study, and store them there.
+    """Train each party's network alone, on the data of a run or study.
 
-    Earlier trainings remain.
+    The trainings are stored there, and earlier trainings are kept.
 
     Args:
         path: the folder.
-        jobs: trainings at a time, a process each.
-        device: device of networks.
-        on_end: receives every training when it ends.
+        jobs: number of trainings at the same time, each in its own process.
+        device: device on which the networks are trained.
+        on_end: callback that receives each training when it ends.
 
     Returns:
-        Those that failed.
+        The failed trainings.
 
     Raises:
         ConfigError, RunFolderError: see `vfl.experiments.value.plan_alone`.
@@ -212,23 +214,23 @@ def add_attack(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> Results:
-    """Score an attack from outside on every victim that a grid stored; see `outside`.
+    """Score an attack from outside on every stored victim of a grid.
 
-    Existing scores remain, so the same call continues where an earlier one stopped.
+    Existing scores are kept, so the same call continues where an earlier call stopped.
 
     Args:
-        path: the grid's folder.
-        file: file that registers attacks and names their authors.
-        specs: specs of the file's attacks; empty runs each with its default options.
-        jobs: cells at a time, a process each.
-        device: device of the models.
-        on_end: gets every cell as it ends.
+        path: folder of the grid.
+        file: Python file that registers attacks and names the author.
+        specs: specs of attacks in the file; if empty, each attack runs with its default options.
+        jobs: number of cells that run at the same time, each in its own process.
+        device: device on which the models are trained.
+        on_end: callback that receives each cell when it ends.
 
     Returns:
-        The grid's tables with the attack's rows, and its rows as `content`.
+        The grid's tables including the new attack, and the attack's rows as `content`.
 
     Raises:
-        RunFolderError: the folder has no grid of attacks, or no victim is stored.
+        RunFolderError: the folder contains no grid of attacks, or no stored victim.
         UserError: the file does not run, lacks an author or date, or its attack does not fit.
         SpecError: an attack cannot be built.
     """
@@ -254,10 +256,10 @@ def add_attack(
 
 
 def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Results:
-    """Write tables, results and page from the cells; see `write_results`.
+    """Write tables, results and page from the finished cells; see `write_results`.
 
     Raises:
-        RunFolderError: there is no grid, or a file of it is damaged.
+        RunFolderError: the folder contains no grid, or a file of the grid is damaged.
     """
     text, content = write_results(folder)
     build_report(folder.path)
@@ -268,10 +270,11 @@ class Results:
     """Results of a study.
 
     Attributes:
-        path: its folder, with `report.html`, `results.csv` and the run folder of each training.
-        text: its tables in Markdown.
-        content: output of `--json`.
-        failed: cells that ended badly.
+        path: folder of the study, with `report.html`, `results.csv` and one run folder per
+            training.
+        text: the study's tables in Markdown.
+        content: content that `--json` prints.
+        failed: cells that failed.
     """
 
     def __init__(
@@ -281,29 +284,29 @@ class Results:
 
     @classmethod
     def of(cls, path: str | Path) -> Results:
-        """Return the results of a folder, rewritten from its cells.
+        """Return the results in a folder; tables and page are written again from the cells.
 
         Raises:
-            RunFolderError: there is no grid, or a file of it is damaged.
+            RunFolderError: the folder contains no grid, or a file of the grid is damaged.
         """
         return write_study(GridFolder(Path(path)))
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each measure of each training; see `vfl.experiments.results.Record`.
+        """The results as a table with one row per measure of each training; see `Record`.
 
-        If `stale` is not empty, the rows or code of the figure have changed since.
+        If the column `stale` is not empty, the data or code behind the value has changed since.
         """
         return table_of(records_of(self.path))
 
     @property
     def glance(self) -> Glance:
-        """Four numbers and a sentence."""
+        """Summary of the study: four numbers and a sentence."""
         return glance(self.path)
 
     @property
     def sentence(self) -> str:
-        """The main result in one sentence, and the first reason if cells have failed."""
+        """The main result as one sentence; if cells have failed, with the reason of the first."""
         if not self.failed:
             return self.glance.sentence
         count, first = len(self.failed), self.failed[0]
@@ -318,23 +321,23 @@ class Results:
         caption: str | None = None,
         label: str | None = None,
     ) -> str:
-        r"""Return a table for a paper, in LaTeX with `booktabs`; see `latex_table`.
+        r"""Return a LaTeX table for a paper, with `booktabs`; see `latex_table`.
 
         Args:
-            measures: measures of the test rows and of attacks; empty takes the measure that fits
-                the task.
-            caption: words below the table; None writes only the `tabular`.
-            label: label of the table.
+            measures: measures of test rows and of attacks; if empty, the measure that fits the
+                task.
+            caption: text below the table; None writes only the `tabular` environment.
+            label: label of the table, for references.
         """
         return latex_table(LoadedGrid(GridFolder(self.path)), measures, caption, label)
 
     @property
     def page(self) -> Path:
-        """Its page, a self-contained file."""
+        """Path of the study's page, a self-contained HTML file."""
         return self.path / "report.html"
 
     def plot(self) -> Figure:
-        """Plot the utility of each training against its worst attack, or against bytes.
+        """Plot each training's quality against its worst attack, or against bytes.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -352,18 +355,18 @@ class Results:
 
 
 def framed(path: Path) -> str:
-    """Return the page of a folder for a notebook, isolated from the rest of the notebook."""
+    """Return a folder's page for a notebook, isolated from the rest of the notebook."""
     inside = html.escape(render(path), quote=True)
     return f'<iframe srcdoc="{inside}" width="100%" height="640" sandbox="allow-scripts"></iframe>'
 
 
 def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
-    """Return options as overrides of settings, so that the same checks apply.
+    """Return options as overrides of settings, so that the same checks apply to them.
 
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
 
-    An empty list is given too: An option replaces the setting of a file.
+    An empty list is given too: An option replaces the setting that the file has.
 
     >>> overrides_of("grid", {"defenses": []})
     ['grid.defenses=[]']

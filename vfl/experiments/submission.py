@@ -1,4 +1,4 @@
-"""Submissions: the results of a study as a folder that anyone can repeat in part.
+"""Submissions: a study's results in a folder, from which others can repeat a part.
 
     FOLDER/
       submission.json   author, command, SHA-256 of every other file
@@ -6,8 +6,8 @@
       results.json      every figure, with versions and digests; see `provenance`
       plugins/          files of plug-ins, which run only after `--plugin FILE`
 
-`submit` writes one from the folder of a comparison or a grid. `verify` draws some of its trainings,
-repeats them with their attacks, and compares each figure.
+`submit` writes a submission from the folder of a comparison or a grid. `verify` draws some of the
+submission's trainings, repeats them with their attacks, and compares each figure.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from vfl.training.specs import read_checked
 ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
     "submission.json", "experiment.toml", "results.json", "plugins",
 )  # fmt: skip
-#: Share of the repeated figures that must hold; of 95 % intervals, one in twenty fails by chance.
+#: Share of the repeated figures that must match; for 95 % intervals, one in twenty fails by chance.
 HOLDING = 0.95
-#: Least and largest accepted difference, of the larger of 1 and the repeated figure. The submitter
-#: chooses the deviation of the submitted repeats, so its effect on the tolerance is limited.
+#: Smallest and largest accepted difference, as shares of the repeated figure, or of 1 if that is
+#: larger. The submitter determines the deviation of the submitted repeats, so its effect on the
+#: accepted difference is limited.
 _ROOM, _MOST_ROOM = 0.01, 0.05
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
-#: Fields that identify a figure within a study, and fields that its repeats have in common.
+#: Fields that identify a figure within a study, and fields that are the same for all repeats of a
+#: figure.
 _FIGURE = ("cell", "evaluator", "subject", "measure", "k", "draw")
 _REPEATED = ("training", "adversary", "evaluator", "subject", "measure", "k")
 #: Evaluators whose results do not depend on the machine.
@@ -53,11 +55,11 @@ _LARGEST = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One metric of a submission and its repetition.
+    """One figure of a submission, compared with its repetition.
 
     Attributes:
         cell, evaluator, subject, measure, k, draw: see `vfl.experiments.results.Record`.
-        submitted, again: both values; None if the submission or the repetition has no such figure.
+        submitted, again: both values; None if one side has no such figure.
         room: largest accepted difference.
     """
 
@@ -84,7 +86,7 @@ class Check:
         return abs(self.submitted - self.again) <= self.room
 
     def record(self) -> dict[str, Any]:
-        """Return a record for `--json`."""
+        """Return the comparison as a record for `--json`."""
         return asdict(self) | {"holds": self.holds}
 
     def __str__(self) -> str:
@@ -101,11 +103,11 @@ class Verification:
     """Result of `verify`.
 
     Attributes:
-        path: folder of the repeated trainings.
-        cells: number of repeated trainings, and of all trainings of the submission.
+        path: folder with the repeated trainings.
+        cells: number of repeated trainings, and number of all trainings in the submission.
         checks: compared figures.
-        other_rows: repeated trainings whose rows differ from those of the submission.
-        failed: trainings that ended badly.
+        other_rows: repeated trainings whose data differ from the data of the submission.
+        failed: trainings that failed.
     """
 
     path: Path
@@ -116,14 +118,14 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Return whether enough metrics match, rows are equal, and nothing failed."""
+        """Return whether enough figures match, all data are equal, and no training failed."""
         enough = sum(one.holds for one in self.checks) >= HOLDING * len(self.checks) > 0
         quality = all(one.holds for one in self.checks if one.evaluator == "quality")
         return enough and quality and not self.other_rows and not self.failed
 
     @property
     def sentence(self) -> str:
-        """The main result in one sentence."""
+        """The result of the verification in one sentence."""
         held, equal = (
             sum(getattr(one, name) for one in self.checks) for name in ("holds", "is_equal")
         )
@@ -134,7 +136,7 @@ class Verification:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return a record for `--json`."""
+        """Return the result as a record for `--json`."""
         return {
             "holds": self.holds,
             "sentence": self.sentence,
@@ -150,19 +152,19 @@ class Verification:
 def submit(path: Path, out: Path, author: str) -> Path:
     """Write a submission from the folder of a comparison or a grid.
 
-    The plug-ins that this process has loaded become part of it.
+    The submission includes the plug-ins that this process has loaded.
 
     Args:
-        path: the folder; every training of it must be complete and up to date.
-        out: new folder of the submission.
+        path: folder of the study; all of its trainings must be complete and up to date.
+        out: folder of the submission, which must not exist.
         author: author of the submission.
 
     Returns:
         The folder.
 
     Raises:
-        RunFolderError: this kind of study cannot be repeated from a file, it is incomplete, or the
-            folder of the submission exists.
+        RunFolderError: this kind of study cannot be repeated from a file, the study is incomplete,
+            or the submission's folder exists.
     """
     grid = LoadedGrid(GridFolder(path))
     _require_complete(grid)
@@ -190,26 +192,27 @@ def verify(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> Verification:
-    """Repeat a random share of a submission's trainings, with their attacks, and compare.
+    """Repeat a random share of a submission's trainings with their attacks, and compare.
 
-    A figure holds if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
-    its n repeats in the submission, but by one hundredth at least and five at most: Protective
-    noise is drawn again each time. Without such noise, figures on the same machine and versions are
-    equal. A figure that the submission omits counts as not matching.
+    A figure matches if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
+    its n repeats in the submission. This bound is limited to between 1 and 5 % of the repeated
+    figure, or of 1 if that is larger. Differences occur because protective noise is drawn again
+    each time. Without such noise, figures from the same machine and versions are equal. A figure
+    that the submission lacks counts as not matching.
 
     Args:
         path: the submission.
-        out: folder of the repeated trainings; an interrupted call continues there.
-        share: share of the trainings, at least one.
-        draw: seed of the choice.
-        jobs: cells at a time, a process each.
-        device: device of the models.
-        on_end: receives every cell as it ends.
+        out: folder for the repeated trainings; a later call continues an interrupted one there.
+        share: share of the trainings to repeat; at least one training is repeated.
+        draw: seed of the random choice.
+        jobs: number of cells that run at the same time, each in its own process.
+        device: device on which the models are trained.
+        on_end: callback that receives each cell when it ends.
 
     Raises:
         RunFolderError: the folder contains no submission, or one of its files is damaged.
-        DataError: a file differs from its digest, or results do not match the experiment.
-        ConfigError: a plug-in of the submission was not loaded, or its rows come from a function.
+        DataError: a file differs from its digest, or the results do not match the experiment.
+        ConfigError: a plug-in of the submission was not loaded, or data come from a function.
     """
     submitted = _read(path)
     experiment, locations = read_checked(path / EXPERIMENT, [])
@@ -266,7 +269,7 @@ def _require_complete(grid: LoadedGrid) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return the results of a submission after checking all files against their digests."""
+    """Check a submission's files against their digests, and return its results."""
     if not (path / ABOUT).exists():
         raise RunFolderError(
             "there is no submission in this folder", where=str(path), want=f"a file {ABOUT}"
@@ -316,7 +319,7 @@ def _checks(
     submitted: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
 ) -> list[Check]:
-    """Compare the metrics of repeated cells, including metrics that one side lacks."""
+    """Compare the figures of repeated cells; figures that one side lacks count as well."""
     values: dict[tuple[Any, ...], list[float]] = {}
     for row in submitted:
         values.setdefault(_key(row, _REPEATED), []).append(row["value"])
@@ -338,7 +341,7 @@ def _checks(
 
 
 def _room(again: float, repeats: Sequence[float]) -> float:
-    """Return the accepted difference from a repeated figure."""
+    """Return the accepted difference from a repeated figure, from the submitted repeats."""
     found, scale = estimate(repeats), max(1.0, abs(again))
     spread = 0.0
     if found is not None and found.half_width is not None:
@@ -351,7 +354,7 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a submission in order; links are excluded."""
+    """Return the files of a submission in order; a link raises an error."""
     found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     for file in found:
         if file.is_symlink() or file.stat().st_size > _LARGEST:

@@ -1,4 +1,4 @@
-"""Tables and numbers in readable form. A space inside a figure does not break a line."""
+"""Tables and numbers as readable text. No line break is possible at a space within a figure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _SPACE = "\u00a0"
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-#: Measures that are shares of rows, or look like shares, and are written in percent; with their
-#: words.
+#: Display names of measures that are shares of rows, or look like shares, and are shown in percent.
 MEASURES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -31,12 +30,12 @@ SHARES = frozenset(MEASURES)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in words.
+    """A table of texts.
 
     Attributes:
         head: its headings.
         rows: its lines.
-        words: number of first columns that hold words.
+        words: number of first columns that contain text, not numbers.
     """
 
     head: Sequence[str]
@@ -44,7 +43,7 @@ class Table:
     words: int = 1
 
     def markdown(self) -> str:
-        """Return the table in Markdown, columns aligned."""
+        """Return the table in Markdown, with aligned columns."""
         lines = [self.head, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = [[cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in lines]
@@ -53,15 +52,15 @@ class Table:
 
 
 def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:
-    """Return a share with half of its interval, in percent; empty if nothing is known.
+    """Return a share and half of its interval, in percent; empty if nothing is known.
 
     >>> estimate_text(Estimate(0.7213, 0.0131, 3)), estimate_text(Estimate(0.5, None, 1), "+")
     ('72.1 ± 1.3 %', '+50.0 %')
 
     Args:
         found: the share.
-        sign: "+" of a difference.
-        unit: unit written after the number.
+        sign: "+" to show the sign, for a difference.
+        unit: unit after the number.
     """
     if found is None:
         return ""
@@ -70,7 +69,7 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
 
 
 def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
-    """Return a measure with its interval, shares in percent; with a sign, a difference in points.
+    """Return a measure with its interval, shares in percent; with a sign, a difference.
 
     >>> score_text(Estimate(0.7213, 0.0131, 3), "accuracy")
     '72.1 ± 1.3 %'
@@ -84,12 +83,12 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
 
 
 def figures_of(found: Estimate | None) -> dict[str, Any] | None:
-    """Return a record for a JSON file."""
+    """Return the estimate as a record for a JSON file."""
     return None if found is None else asdict(found)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """Return the divisor and the name of the decimal unit that suits a number of bytes.
+    """Return divisor and name of the decimal unit that suits this number of bytes.
 
     >>> byte_unit(1_500_000)
     (1000000, 'MB')
@@ -101,7 +100,7 @@ def byte_unit(largest: float) -> tuple[float, str]:
 
 
 def bytes_text(count: float | None) -> str:
-    """Bytes with three significant digits.
+    """Return a number of bytes as text with three significant digits.
 
     >>> bytes_text(1_442_816).replace(chr(160), " ")
     '1.44 MB'
@@ -114,7 +113,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format with at least three significant digits, without exponents for ordinary sizes.
+    """Format a number with at least three significant digits, usually without exponent.
 
     >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 999.7, 2.5e7)]
     ['0.0123', '1.5', '25', '1,000', '2.5e+07']
@@ -130,7 +129,7 @@ def number_text(value: float | None) -> str:
 
 
 def p_value_text(value: float | None) -> str:
-    """Return a p-value as text; very small ones as a bound.
+    """Return a p-value as text; for a very small one, an upper bound.
 
     >>> p_value_text(4.9e-203), p_value_text(0.0315)
     ('< 0.001', '0.0315')
@@ -166,7 +165,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def date_text(iso: str) -> str:
-    """Return an ISO 8601 time in words; return other texts unchanged.
+    """Return an ISO 8601 time as readable text; return other texts unchanged.
 
     >>> date_text("2026-11-21T04:19:07+00:00")
     '21 November 2026, 04:19 UTC'
@@ -181,7 +180,7 @@ def date_text(iso: str) -> str:
 
 
 def list_text(names: tuple[str, ...], shown: int = 4) -> str:
-    """Names in a sentence.
+    """Return names as a list within a sentence.
 
     >>> list_text(("left", "right")), list_text(("a", "b", "c", "d", "e", "f"))
     ('left and right', 'a, b, c, d and 2 more')

@@ -1,7 +1,7 @@
 """Quality of a two-class model at a threshold, and calibration of its probabilities.
 
-All functions take a `Scored` with probabilities as values: single rows for up to a thousand rows,
-and groups of neighbouring probabilities for more.
+All functions take a `Scored` whose values are probabilities. It contains single rows for up to a
+thousand rows, and groups of neighbouring probabilities for more rows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from vfl.core.errors import ConfigError
 if TYPE_CHECKING:
     from vfl.session.label.scored import Scored
 
-#: Shares of flagged rows that the table of thresholds lists.
+#: Shares of flagged rows for which the table has a line.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-#: Bound of probabilities, as for the log loss of every summary; see `vfl.session.label.quality`.
+#: Probabilities are kept this far from 0 and 1, as for the log loss of summaries; see
+#: `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """Counts of rows by class and by predicted class at a threshold.
+    """Counts of rows by true class and by predicted class at one threshold.
 
     Attributes:
-        threshold: rows with at least this probability are flagged.
+        threshold: rows with at least this probability are flagged as positive.
         true_positives, false_positives, false_negatives, true_negatives: rows.
     """
 
@@ -45,18 +46,18 @@ class Confusion:
 
     @property
     def recall(self) -> float:
-        """Share of flagged rows among positives."""
+        """Share of positives that are flagged."""
         return self.true_positives / (self.true_positives + self.false_negatives)
 
     @property
     def flagged(self) -> float:
-        """Share of flagged rows."""
+        """Share of all rows that are flagged."""
         flagged = self.true_positives + self.false_positives
         return flagged / (flagged + self.false_negatives + self.true_negatives)
 
 
 def confusions(scored: Scored) -> list[Confusion]:
-    """Return the confusion at each threshold that separates rows, the highest threshold first."""
+    """Return the confusion at each threshold that separates rows, highest threshold first."""
     totals = scored.counts.sum(axis=0)
     above = np.cumsum(scored.counts[::-1], axis=0)
     return [
@@ -81,7 +82,7 @@ def confusion_at(scored: Scored, threshold: float) -> Confusion:
 
 
 def average_precision(scored: Scored) -> float:
-    """Return the area under precision by recall, as a step function (as scikit-learn defines it).
+    """Return the area under the precision-recall step function, as scikit-learn defines it.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -96,14 +97,14 @@ def average_precision(scored: Scored) -> float:
 
 
 def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
-    """Return the cheapest threshold if a missed positive costs as much as some false alarms.
+    """Return the threshold with the lowest cost, given the cost of missed positives.
 
     Args:
-        scored: rows that the model did not learn from: validation rows.
-        missed_cost: cost of one false negative, in false positives.
+        scored: rows that the model did not learn from, such as validation rows.
+        missed_cost: cost of one false negative, as a number of false positives.
 
     Raises:
-        ConfigError: the cost is not above 0.
+        ConfigError: the cost is not larger than 0.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -119,7 +120,7 @@ def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
 
 
 def best_f1_threshold(scored: Scored) -> float:
-    """Return the threshold with the largest F1."""
+    """Return the threshold with the largest F1 score."""
 
     def f1(one: Confusion) -> float:
         wrong = one.false_positives + one.false_negatives
@@ -129,18 +130,18 @@ def best_f1_threshold(scored: Scored) -> float:
 
 
 def flagging(scored: Scored, share: float) -> float:
-    """Return the highest threshold that flags at least a share of the rows."""
+    """Return the highest threshold that flags at least this share of the rows."""
     return next(one.threshold for one in confusions(scored) if one.flagged >= share - 1e-12)
 
 
 @dataclass(frozen=True)
 class Band:
-    """Rows with neighbouring probabilities.
+    """A group of rows with neighbouring probabilities.
 
     Attributes:
-        rows, positives: number of rows, and of positives among them.
-        expected: the mean probability.
-        captured: share of all positives in this band and those above it.
+        rows, positives: number of rows in the band, and number of positives among them.
+        expected: mean predicted probability of the rows.
+        captured: share of all positives that are in this band or in bands of higher probability.
     """
 
     rows: int
@@ -150,7 +151,7 @@ class Band:
 
 
 def bands(scored: Scored, most: int = 10) -> list[Band]:
-    """Rows in at most ten bands of about equal size, the most probable first.
+    """Return at most ten bands of about equal size, the highest probabilities first.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -166,7 +167,7 @@ def bands(scored: Scored, most: int = 10) -> list[Band]:
 
 
 def calibration_error(scored: Scored) -> float:
-    """Return the mean difference of expected and observed shares of positives, in ten bands."""
+    """Return the mean gap between predicted and observed shares of positives, in ten bands."""
     return sum(
         one.rows / scored.rows * abs(one.expected - one.positives / one.rows)
         for one in bands(scored)
@@ -174,7 +175,7 @@ def calibration_error(scored: Scored) -> float:
 
 
 def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
-    """Return the mean log loss, or that of replaced probabilities of the same groups."""
+    """Return the mean log loss, for the stored or for the given probabilities of the groups."""
     chances = scored.values if probability is None else probability
     chances = np.clip(chances, _LEAST, 1 - _LEAST)
     negatives, positives = scored.counts.T
@@ -183,19 +184,19 @@ def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
 
 
 def brier(scored: Scored, probability: np.ndarray | None = None) -> float:
-    """Return the mean squared error of the probabilities (Brier 1950); see `log_loss`."""
+    """Return the mean squared error of probabilities (Brier 1950); see `log_loss`."""
     chances = scored.values if probability is None else probability
     negatives, positives = scored.counts.T
     return float((positives @ (1 - chances) ** 2 + negatives @ chances**2) / scored.rows)
 
 
 def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic") -> np.ndarray:
-    """Correct probabilities by the validation rows; see `Calibration`.
+    """Calibrate probabilities on the validation rows; see `Calibration`.
 
     Args:
         validation: rows of both classes that the model did not learn from.
         probability: probabilities to calibrate, axes (rows,).
-        how: "isotonic" or "platt".
+        how: method, "isotonic" or "platt".
     """
     import torch
 

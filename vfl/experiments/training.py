@@ -1,4 +1,4 @@
-"""Training of a cell on its rows, and measurements after the training."""
+"""Training of a cell on its data, and measurements after the training."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from vfl.training.run import load_data, train, trained
 
 
 class DataCache:
-    """The rows of the last experiment, kept for a next experiment with the same rows."""
+    """Cache of the last experiment's data, for a next experiment with the same data."""
 
     def __init__(self) -> None:
         self._about = ""
         self._data: Mapping[str, PartyData] = {}
 
     def of(self, experiment: Experiment) -> Mapping[str, PartyData]:
-        """Return every party's rows; see `vfl.training.run.load_data`."""
+        """Return the data of every party; see `vfl.training.run.load_data`."""
         about = about_rows(experiment)
         if about != self._about:
-            self._data = {}  # release the old rows first
+            self._data = {}  # free the old data first
             self._data = load_data(experiment)
             self._about = about
         return self._data
@@ -56,22 +56,22 @@ def train_cell(
     adversaries: Mapping[str, Adversary] | None = None,
     bottoms: Mapping[str, nn.Module] | None = None,
 ) -> None:
-    """Train a cell or continue from its last checkpoint, unless it is trained; then clean up.
+    """Train a cell, or continue from its last checkpoint, unless it is done; then clean up.
 
     Args:
-        cell: cell to train.
-        folder: folder of the cell's grid.
-        data: every party's rows.
-        device: device of the models.
-        trace: recording of the training, which does not change weights; None uses the cell's
+        cell: the cell to train.
+        folder: folder of the grid.
+        data: data of every party.
+        device: device on which the models are trained.
+        trace: recording of the training, which does not change weights; None uses the cell's own
             setting.
-        adversaries: dishonest parties that have begun, by name.
-        bottoms: modules with first weights instead of the experiment's specs, by party.
+        adversaries: started adversaries, by party name.
+        bottoms: bottom modules with initial weights that replace the experiment's specs, by party.
     """
     experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
     path = folder.cells_path / cell.name
     if path.exists() and not (path / "metrics.jsonl").exists():
-        shutil.rmtree(path)  # the process ended before the folder was complete
+        shutil.rmtree(path)  # the earlier process ended before the folder was complete
     if not (path / "summary.json").exists():
         train(
             experiment,
@@ -89,12 +89,12 @@ def train_cell(
 
 
 def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
-    """Return the same training with other recordings."""
+    """Return the same experiment with other recordings."""
     return experiment.model_copy(update={"trace": trace})
 
 
 def about_rows(experiment: Experiment) -> str:
-    """Return all settings that `load_data` reads, as text."""
+    """Return all settings that determine the data of `load_data`, as text."""
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
     label = experiment.label.model_dump(exclude={"top", "class_weight", "calibration"})
@@ -109,13 +109,13 @@ def measure_cell(
     """Return the record `codec.json` of a finished run.
 
     Args:
-        folder: the run, with its weights.
-        data: each party's rows.
-        device: device of the bottoms.
+        folder: folder of the run, which contains the weights.
+        data: data of every party.
+        device: device on which the bottoms run.
 
     Returns:
-        The result has `train`, the metrics of the training rows without randomness, unlike those of
-        the epochs; and by feature party the codec's measures on the cut of the test rows.
+        An entry `train` with metrics of the training rows without random draws, unlike the metrics
+        of epochs; and for each feature party its codec's measures on the cuts of test rows.
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
@@ -137,7 +137,7 @@ def measure_cell(
 
 
 def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return the same rows with a split that evaluates the training rows."""
+    """Return the same data with a split in which the training rows are evaluated."""
     return {
         name: replace(own, split=replace(own.split, test=own.split.train))
         for name, own in data.items()
@@ -162,19 +162,20 @@ def codec_figures(
 
 
 def unit_usage(codec: Codec, cut: Tensor) -> dict[str, Any]:
-    """Count the units of a cut that a codec transmits when it draws no random numbers.
+    """Count how often a codec transmits each unit of a cut, without random draws.
 
-    For a codec that keeps k values of a row, `usage` is C_i of thesis equation (3-21), the number
-    of rows whose top k contain unit i. A zero unit does not count, even if the codec sends it to
-    complete the k values.
+    For a codec that keeps k values of each row, `usage` is C_i of thesis equation (3-21), the
+    number of rows whose top k contain unit i. A unit that is zero does not count, even if the codec
+    sends it as one of the k values.
 
     Args:
-        codec: the codec in its state after training.
-        cut: its input, axes (rows, width).
+        codec: codec with its state after training.
+        cut: cut before the codec, axes (rows, width).
 
     Returns:
-        `usage`, number of rows in which each unit arrives; `dead_units`, number of units that are
-        zero in every row; `nonzeros`, mean number of units that arrive in a row.
+        `usage`: number of rows in which each unit is not zero after decoding; `dead_units`: number
+        of units that are zero in every row; `nonzeros`: mean number of non-zero units per row after
+        decoding.
     """
     arrived = torch.cat([_arrived(codec, part) for part in torch.split(cut, QUERY_ROWS)])
     return {

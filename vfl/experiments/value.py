@@ -1,7 +1,7 @@
-"""Value of joining: quality of each party alone and of all together, and the cost of protection.
+"""Value of joining: quality of each party alone and of all together, cost of protection.
 
-Every cell is trained and tested on the rows that all parties share, so only the columns, the place
-of the training, or its protection differ.
+Every cell is trained and tested on the rows that all parties have. So cells differ only in the
+columns, the place of the training, or its protection.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
 SPLIT, CENTRAL, BOOSTING = "split", "the same network, in one place", "gradient boosting"
-#: Trees at most; the validation rows say how many are used.
+#: Largest number of trees; the validation rows determine how many are used.
 _TREES, _TREE_RATE = 300, 0.05
-#: Trees, rows and classes of the label party's own model after every training, which must be cheap.
+#: Limits of trees, rows and classes for the label party's own model, which is trained after every
+#: training and must be cheap.
 _FEW_TREES, _SAMPLE_ROWS, _MOST_CLASSES = 100, 20_000, 20
-#: Subfolder of a run or a study for trainings of each party alone.
+#: Subfolder of a run or a study for the trainings of each party alone.
 _ALONE = "alone"
 
 
 def value_settings_of(experiment: Experiment) -> ValueSettings:
-    """Return the experiment's [value] table, or the default settings."""
+    """Return the experiment's [value] table, or default settings if it has none."""
     return experiment.value or ValueSettings()
 
 
 def value_cells(experiment: Experiment) -> list[Cell]:
-    """Return the trainings, seed by seed.
+    """Return the cells of a value study, ordered by seed.
 
     Args:
-        experiment: the experiment, whose own codec, defense and secure mode are measured too.
+        experiment: the experiment; its own codec, defense and secure mode are measured as well.
     """
     from vfl import models
 
@@ -58,11 +59,12 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     )
     label = experiment.label.party
     own = {name: {name: experiment.parties[name]} for name in experiment.parties}
-    # One party with all columns: the widths are merged inside it, as the top expects them.
+    # One party has all columns; it merges the cuts itself, so that the top gets the width that it
+    # expects.
     merged = [one.width for one in experiment.parties.values()]
     whole = {"": PartySettings(width=models.make_merger(experiment.merge).width(merged))}
     asked: list[tuple[str, str, Experiment]] = []
-    for name in sorted(own, key=lambda name: name != label):  # the label party first
+    for name in sorted(own, key=lambda name: name != label):  # the label party comes first
         asked.append((f"{name} alone", name, _one_place(plain, own[name])))
     asked.append((f"{BOOSTING}, all columns", "", _one_place(plain, whole)))
     if label in own:
@@ -89,25 +91,25 @@ def value_cells(experiment: Experiment) -> list[Cell]:
 
 
 def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Experiment:
-    """Return a training with all columns at one stand-in party, next to the labels."""
+    """Return a training in which one stand-in party has all columns, next to the labels."""
     name = "alone" if plain.label.party != "alone" else "single"
     (one,) = parties.values()
     return plain.model_copy(update={"parties": {name: one}, "merge": "concat"})
 
 
 def alone_folder(path: Path) -> GridFolder:
-    """Return the folder with the separate trainings of a run's or study's parties."""
+    """Return the folder with the trainings of each party alone, for a run or study."""
     return GridFolder(path / _ALONE)
 
 
 def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
-    """Return the trainings of each party alone on the rows of a run or of a study's repeats.
+    """Return trainings of each party alone, on the data of a run or of a study's repeats.
 
-    Rows, seeds and settings are those of this run or study, without codec, defense and secure mode.
+    Data, seeds and settings are those of the run or study, without codec, defense and secure mode.
 
     Raises:
-        ConfigError: there are several label parties, or there is a party in the middle.
-        RunFolderError: the run did not end, or no single process has all of its rows.
+        ConfigError: the experiment has several label parties, or a party in the middle.
+        RunFolderError: the run is not finished, or no single process has all of its data.
     """
     if is_grid(path):
         folder = GridFolder(path)
@@ -145,10 +147,10 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
 
 
 def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the metrics of each party alone, by name and repeat; empty without trainings.
+    """Return the metrics of each party alone, by party and repeat; empty if there are none.
 
     Args:
-        path: folder of a run or a study.
+        path: folder of the run or study.
 
     Raises:
         RunFolderError: a file is damaged.
@@ -165,12 +167,12 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> str:
-    """Return a training's gain over each party alone in words; empty if it is not known.
+    """Return a training's gain over each party alone as text; empty if it is not known.
 
     Args:
-        path: folder of a run or a study.
-        measure: measure to compare.
-        reached: the training's score, by repeat.
+        path: folder of the run or study.
+        measure: measure to compare by.
+        reached: score of the training, by repeat.
     """
     words = []
     for party, own in alone_scores(path).items():
@@ -185,13 +187,13 @@ def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> 
 def run_value_cell(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str
 ) -> None:
-    """Bring a cell to its end, from wherever an earlier call left it.
+    """Complete a cell, continuing from where an earlier call stopped.
 
     Args:
-        cell: cell to complete.
-        folder: folder of all cells; its experiment says which columns each party owns.
-        data: every party's rows.
-        device: device of networks.
+        cell: the cell to complete.
+        folder: folder of the study; its experiment states which columns each party owns.
+        data: data of every party.
+        device: device on which the networks are trained.
     """
     from vfl.experiments.staleness import put_aside_if_stale
     from vfl.experiments.training import train_cell
@@ -212,13 +214,13 @@ def run_value_cell(
 
 
 def _is_split(cell: Cell) -> bool:
-    """Return whether the experiment's own parties train, each with its columns."""
+    """Return whether the cell trains the experiment's own parties with their own columns."""
     what = cell.about["what"]
     return not cell.about["party"] and what != CENTRAL and BOOSTING not in what
 
 
 def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return data of two parties: one or all parties' columns at the stand-in, and the labels."""
+    """Return a stand-in party with the columns of one or all parties, and the label party."""
     import torch
 
     label, (stand_in,) = data[cell.experiment.label.party], cell.experiment.parties
@@ -235,9 +237,9 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 
 
 def for_trees(data: PartyData) -> Tensor | None:
-    """Return a party's inputs with a binned number as one column again.
+    """Return a party's inputs; the bins of a binned number are joined into one column again.
 
-    The sum of its bins increases with the number, and trees use only the order of a column.
+    The sum of the bins increases with the number, and trees need only the order of values.
     """
     import torch
 
@@ -260,7 +262,7 @@ def _inputs(data: Mapping[str, PartyData]) -> list[Any]:
 
 
 def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -> nn.Module:
-    """Return all parties' bottoms as one module that merges their cuts as the label party does."""
+    """Return all bottoms as one module, which merges cuts as the label party does."""
     from vfl import models
     from vfl.core.seeds import scoped
 
@@ -278,7 +280,7 @@ def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -
 
 
 def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """Train a cell of gradient boosting on the columns at the stand-in."""
+    """Train gradient boosting on the stand-in party's columns."""
     path = folder.cells_path / cell.name
     if (path / "summary.json").exists():
         return
@@ -294,15 +296,15 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
 def boosted(
     inputs: Tensor, label: PartyData, train: np.ndarray, seed: int, most_trees: int
 ) -> dict[str, float]:
-    """Figures of the test rows that histogram gradient boosting reaches (scikit-learn's).
+    """Return the test metrics that scikit-learn's histogram gradient boosting reaches.
 
     Args:
         inputs: inputs of all rows, axes (rows, ...).
-        label: the label party's labels and split.
-        train: the rows to learn from.
-        seed: seed of the trees.
-        most_trees: largest number of trees. The validation rows choose the number that is kept;
-            `epochs` of the result is that number.
+        label: labels and split of the label party.
+        train: rows to train on.
+        seed: seed of the boosting.
+        most_trees: largest number of trees. The validation rows determine the number of trees that
+            are kept; the result has this number as `epochs`.
     """
     import numpy as np
     import torch
@@ -339,17 +341,17 @@ def boosted(
 
 
 def label_alone(run: RunFolder, label: PartyData) -> bool:
-    """Measure the label party's own columns without the others, and store the result in the run.
+    """Measure a model on the label party's columns only, and store the result in the run.
 
-    Gradient boosting learns from the run's own training rows and is tested on its test rows; it
-    uses a sample of many training rows. Nothing is sent.
+    Gradient boosting is trained on the run's training rows, or on a sample if there are many, and
+    tested on its test rows. Nothing is sent.
 
     Args:
         run: a finished run.
-        label: the label party's rows, dealt as in the training.
+        label: data of the label party, with the same split as in the training.
 
     Returns:
-        Whether that can be said: the party has columns in memory, and few classes.
+        Whether the result was stored; this needs columns in memory and few classes.
     """
     import numpy as np
     import torch
@@ -370,7 +372,7 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
 
 
 def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
-    """Return a run's gain over its label party alone, in words; empty if it is not known."""
+    """Return a run's gain over its label party alone as text; empty if it is not known."""
     score = run.label_alone().get(f"test_{measure}")
     if score is None or reached is None:
         return ""
@@ -382,6 +384,6 @@ def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
 
 
 def measure_of(experiment: Experiment) -> str:
-    """Return the compared measure: the requested one, or AUC, or the root mean square error."""
+    """Return the measure to compare: the requested one, AUC, or the root mean square error."""
     asked = value_settings_of(experiment).measure
     return asked or ("rmse" if experiment.label.task == "regression" else "auc")

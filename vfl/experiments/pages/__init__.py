@@ -1,6 +1,7 @@
-"""Pages of runs, grids, comparisons and values: static HTML files that load nothing.
+"""HTML pages of runs, grids, comparisons and values; pages are static and load no file.
 
-Each kind has a file `*_page.py` that yields its sections (`sections`); `build` renders them.
+Each kind of page has a file `*_page.py`, which yields the page's sections (`sections`); `build`
+renders them.
 """
 
 from __future__ import annotations

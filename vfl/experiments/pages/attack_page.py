@@ -1,6 +1,7 @@
-"""The page of a grid of attacks: leaderboard, defenses at a glance, drawings, pictures, victims.
+"""The page of a grid of attacks: leaderboard, charts of defenses, pictures, victims.
 
-Drawings show accuracy against attacks, advantage by leaked labels, angles between cuts and maps.
+Charts show model quality against attack success, advantage by leaked labels, angles between cuts,
+and t-SNE maps.
 """
 
 from __future__ import annotations
@@ -73,14 +74,14 @@ _ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * m
 
 
 def style_of(number: int) -> int:
-    """Return the colour of a number, which is a rank on the leaderboard."""
+    """Return the colour style of a defense, from its rank on the leaderboard."""
     return 1 + number % STYLES
 
 
 def tradeoffs(
     entries: Sequence[LeaderboardEntry], rows: Sequence[Record], measure: LabelMeasure
 ) -> Iterator[Drawing]:
-    """Utility against the worst attack at each k, then against each attack at the middle k."""
+    """Yield charts of quality against the worst attack at each k, and all attacks at a middle k."""
     leaks = [one.k for one in entries[0].standings]
     for place, k in enumerate(leaks):
         title = f"The worst attack at k = {k}" if k else "The worst attack"
@@ -105,7 +106,7 @@ def _tradeoff(
     place: int,
     measure: LabelMeasure,
 ) -> Drawing:
-    """Return a drawing; it marks the protected area if a verdict is "protected"."""
+    """Return a chart; it shades the protected area if some verdict is "protected"."""
     points, ends = [], []
     for number, one in enumerate(entries, 1):
         if one.defense in values:
@@ -133,7 +134,7 @@ def _tradeoff(
 
 
 def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
-    """Yield the worst case's advantage over the best baseline, by leaked labels."""
+    """Yield charts of the worst attack's advantage over the best baseline, by leaked labels."""
     lines = []
     for number, entry in enumerate(entries, 1):
         above = ((float(x), one.advantage) for x, one in enumerate(entry.standings))
@@ -145,7 +146,7 @@ def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
 def attack_advantages(
     rows: Sequence[Record], entries: Sequence[LeaderboardEntry]
 ) -> Iterator[Drawing]:
-    """Yield, for each defense, each attack's advantage over the best baseline by leaks."""
+    """Yield, per defense, each attack's advantage over the best baseline, by leaked labels."""
     for entry in entries:
         own = [row for row in rows if row.training == entry.defense]
         points: dict[str, list[tuple[float, float]]] = {}
@@ -164,7 +165,7 @@ def attack_advantages(
 def _by_leaks(
     title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
 ) -> Iterator[Drawing]:
-    """Draw lines over an entry's leaked labels, in as many charts as necessary."""
+    """Draw lines over an entry's numbers of leaked labels, in as many charts as needed."""
     ticks = [(float(x), str(one.k)) for x, one in enumerate(entry.standings)]
     label = "leaked labels of each class"
     for start in range(0, len(lines), STYLES):
@@ -173,7 +174,7 @@ def _by_leaks(
 
 
 def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
-    """Angles between cuts, and t-SNE maps, by defense."""
+    """Yield charts of angles between cuts, and t-SNE maps, for each defense."""
     for defense, cut in drawn.items():
         bins = len(cut["same"])
         lines = [
@@ -203,10 +204,10 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
 
 
 def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
-    """Yield a strip for each attack on pictures and victim with stored pictures.
+    """Yield a strip of images for each image attack and victim with stored images.
 
     Args:
-        grid: grid of the victims.
+        grid: grid that contains the victims.
         cells: names of the cells to show.
 
     Raises:
@@ -226,7 +227,7 @@ def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
 
 
 def attack_page(grid: LoadedGrid) -> Content:
-    """Return the page of a grid of attacks, from its cells.
+    """Return the content of the page of a grid of attacks.
 
     Raises:
         RunFolderError: a file of the grid is damaged.
@@ -291,7 +292,7 @@ def _of_labels(
     measure: LabelMeasure,
     tables: Mapping[str, Table | None],
 ) -> Iterator[Section]:
-    """Yield the leaderboard and its sections."""
+    """Yield the leaderboard, and the sections that belong to it."""
     places = {one.defense: place for place, one in enumerate(entries, 1)}
     choices = [("everybody who attacked", _board(entries, places, settings))]
     choices += [(words, _board(one, places, settings)) for words, one in boards.items() if one]
@@ -310,8 +311,8 @@ def _of_labels(
     yield Section(
         title="Utility against attacks",
         drawings=list(tradeoffs(entries, labels, measure)),
-        below="Numbers are places on the leaderboard. Shaded, only where a defense is shown to "
-        "protect: no attack reaches more than without the model.",
+        below="The number of a defense is its rank on the leaderboard. An area is shaded only if a "
+        "defense is shown to protect: attacks there reach no more than without the model.",
     )
     yield Section(
         title="Each defense at each number of leaked labels",
@@ -332,55 +333,57 @@ def _searched(tables: Mapping[str, Table | None]) -> Section:
 
 
 _OF_BOARD = (
-    "Worst: the attack and number of leaked labels with the largest advantage over the guess and "
-    "the best baseline without the model; only attacks that are shown to leak count, if any is. "
-    "After ±: half a 95 % interval of Student's over the victims, draws averaged for each. Costs "
-    "at most {} points: one-sided test at 5 %. Protected: every attack's interval ends at or "
-    "below the best baseline, adjusted over k by Holm's method, and some attack leaks on the "
-    "undefended model."
+    "Worst attack: the attack and number of leaked labels with the largest advantage over the "
+    "guess and the best baseline without the model. If some attack is shown to leak, only such "
+    "attacks are considered. After ±: half of a 95 % interval (Student's t) over the victims, "
+    "after averaging each victim's draws. Costs at most {} points: one-sided test at 5 %. "
+    "Protected: every attack's interval ends at or below the best baseline, adjusted over k by "
+    "Holm's method, and some attack leaks on the undefended model."
 )
 _OF_ACCESS = (
-    "Points of the worst attack above the best baseline without the model. Each attacker also has "
-    "the evidence of those to its left: the cuts that travelled; a bottom model and its columns; "
-    "the gradients of the training; a party that tampers while the victim trains."
+    "Points of the worst attack above the best baseline without the model. From left to right, "
+    "each attacker has all the evidence of the attackers before, and more: the cuts in messages; "
+    "then a bottom model and its columns; then the gradients of the training; then the ability to "
+    "tamper with the training."
 )
 _OF_OUTSIDE = (
-    "Attacks from outside that were added to this grid, each beside the grid's own worst attack "
+    "Attacks from outside that were added to this grid, compared with the grid's own worst attack "
     "on the same victims. Each verdict is given without and with the added attack."
 )
 _OF_SEARCHES = (
-    "Means over victims and draws. The attacker holds back some of its leaked labels, compares "
-    "combinations of views, scalers and classifiers on them, and lets the best of them vote. With "
-    "one label of each class it cannot hold back any. results.json lists all combinations."
+    "Means over victims and draws. The attacker holds out some of its leaked labels, compares "
+    "combinations of views, scalers and classifiers on these labels, and lets the best "
+    "combinations vote. With one label of each class it cannot hold out any. results.json lists "
+    "all combinations."
 )
 _OF_STANDINGS = Markup(
     'Points of the worst attack above the best baseline. <span class="leaks">Leaks</span>: some '
-    "attack is above it, adjusted for the number of attacks that may be the worst. <span "
+    "attack is above the baseline, adjusted for the number of attacks that may be the worst. <span "
     'class="protected">Protected</span>: every interval ends at or below the best baseline. <span '
     'class="undecided">Undecided</span>: more victims would decide. <span '
-    'class="inconclusive">Inconclusive</span>: no attack succeeds here or on the undefended '
-    "model. Baselines have the same leaked rows without the victim: a network trained on them "
-    "from scratch, and the same attacks on bottoms that were trained without labels."
+    'class="inconclusive">Inconclusive</span>: no attack succeeds here or on the undefended model. '
+    "Baselines use the same leaked rows without the victim: a network that is trained on these "
+    "rows from scratch, and the same attacks on bottom models that were trained without labels."
 )
 _OF_PICTURES = (
     "The first test rows of each defense's first victim, their reconstructions by the attack, and "
-    "the mean of all test rows, which is the best guess without evidence. The whole strip has one "
-    "scale of grey. Rows are drawn because the data set is public, or because the experiment says "
-    "reconstructions = true."
+    "the mean of all test rows, which is the best guess without evidence. All pictures of a strip "
+    "have the same grey scale. The rows are shown because the data set is public, or because the "
+    "experiment sets reconstructions = true."
 )
 
 
 def _board(
     entries: Sequence[LeaderboardEntry], places: Mapping[str, int], settings: GridSettings
 ) -> Table:
-    """Return a leaderboard with the number that each defense has in the drawings."""
+    """Return a leaderboard in which each defense has the number that charts show."""
     board = board_table(entries, settings.margin)
     lines = [[f"{places[line[0]]} {line[0]}", *line[1:]] for line in board.rows]
     return replace(board, rows=lines)
 
 
 def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
-    """Draw angles and maps of each defense's first victim, if they were measured."""
+    """Draw angles and t-SNE maps of the cuts of each defense's first victim, if measured."""
     first, found = grid_settings_of(grid.experiment).seeds[0], {}
     for cell in grid.cells:
         path = grid.path_of(cell) / PICTURES
@@ -390,7 +393,7 @@ def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
 
 
 def _victim(cell: Cell) -> str:
-    """Return the name of a cell's victim among the victims of its seed."""
+    """Return the name of a cell's victim, which distinguishes the victims of one seed."""
     against = "" if cell.adversary == HONEST else f" against {cell.adversary}"
     return f"{cell.victim}{against}"
 
@@ -398,7 +401,7 @@ def _victim(cell: Cell) -> str:
 def _victims(
     grid: LoadedGrid, records: Sequence[Record], labels: Iterable[Record], judge: Utility
 ) -> Table:
-    """Return one line per victim: its cost and its leakage; `labels` are attacks on labels."""
+    """Return a table with one line per victim: its cost and its leakage."""
     head = [
         "defense",
         "seed",
@@ -421,7 +424,7 @@ def _victims(
     for cell in grid.cells:
         if (own := figures.get(cell.name)) is None:
             continue
-        found = worst.get(cell.name)  # none if no attack was on its labels
+        found = worst.get(cell.name)  # missing if no attack was on this victim's labels
         lines.append(
             [
                 _victim(cell),

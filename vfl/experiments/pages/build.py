@@ -1,4 +1,4 @@
-"""Builds the page of a folder: loads its content, arranges sections, and renders them."""
+"""Builds the page of a folder: loads the content, arranges the sections, renders HTML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from vfl.experiments.provenance import provenance
 from vfl.experiments.results import LoadedGrid, write_records
 from vfl.experiments.tables import date_text
 
-#: The only script of a page, and its hash. The page runs no other script and loads nothing.
+#: The only script that a page contains, and the script's hash for the content security policy. The
+#: page runs no other script and loads nothing.
 _SCRIPT = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 PAGE = "report.html"
@@ -37,7 +38,10 @@ _TEXT_LIMIT = 1_000_000  # largest number of characters of one text, such as a c
 
 
 def _shown(value: object) -> object:
-    """Remove invisible characters from a text; the engine escapes it later. Charts are markup."""
+    """Remove invisible characters from a text; the template engine escapes the text later.
+
+    Charts are markup and stay unchanged.
+    """
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable_lines(value, _TEXT_LIMIT)
     return value
@@ -57,16 +61,16 @@ ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIG
 def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
     """Write `report.html` into the folder of a run or grid, from the folder's content.
 
-    The page is one static file: The page has one script that sorts tables, loads nothing, and
+    The page is one static file: The page has one script, which sorts tables, loads nothing, and
     always has the same bytes.
 
     Args:
-        run_folder: a folder that training, comparing or attacking wrote.
-        missed_cost: cost of one missed positive, in false alarms; it chooses the threshold of a
-            run.
+        run_folder: folder that a training, a comparison or a grid wrote.
+        missed_cost: cost of one missed positive, as a number of false alarms; it determines a run's
+            threshold.
 
     Returns:
-        The path of the page.
+        The path of the written page.
 
     Raises:
         RunFolderError: the folder contains no run, or a run that this version cannot read.
@@ -80,10 +84,10 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     """Write `table.md`, `results.json` and `results.csv` of a study from its cells.
 
     Returns:
-        The result is the tables in Markdown with their omissions, and the content of the JSON file.
+        The tables in Markdown with notes on omissions, and the content of the JSON file.
 
     Raises:
-        RunFolderError: there is no grid, or a file of it is damaged.
+        RunFolderError: the folder contains no grid, or a file of the grid is damaged.
     """
     grid = LoadedGrid(folder)
     page = _study_page(grid)
@@ -109,7 +113,7 @@ def build_index(folder: Path) -> tuple[list[Listed], Path]:
     """Write `index.html` into a folder of runs and grids, with a line and a link for each.
 
     Returns:
-        The result is the listed folders, newest first, and the path of the page.
+        The listed runs and grids, newest first, and the path of the page.
 
     Raises:
         RunFolderError: the folder does not exist.
@@ -121,7 +125,7 @@ def build_index(folder: Path) -> tuple[list[Listed], Path]:
 
 
 def glance(run_folder: Path) -> Glance:
-    """Return the glance at the top of a run folder's page.
+    """Return the summary at the top of a run folder's page.
 
     Raises:
         RunFolderError: see `build_report`.
@@ -130,7 +134,7 @@ def glance(run_folder: Path) -> Glance:
     return found
 
 
-#: Name of each kind of study, and the function that makes its page.
+#: Name of each kind of study, and the function that makes the kind's page.
 _STUDIES = {
     "attacks": ("grid", attack_page),
     "codecs": ("comparison", comparison_page),
@@ -139,7 +143,7 @@ _STUDIES = {
 
 
 def _study_page(grid: LoadedGrid) -> Content:
-    """Return the page of a study."""
+    """Return the content of a study's page."""
     return beside_stale(_STUDIES[grid.folder.kind][1](grid), grid)
 
 
@@ -174,15 +178,15 @@ def _content(run_folder: Path, missed_cost: float | None = None) -> dict[str, An
 
 @dataclass(frozen=True)
 class Listed:
-    """A run or a grid of a folder.
+    """A run or a grid in a folder, as the index lists it.
 
     Attributes:
-        name: name of the folder of this run or grid.
+        name: name of the folder of the run or grid.
         kind: training, grid, comparison or value.
-        created: time of the start.
-        state: see `GridStatus` and `vfl.training.status.RunStatus`.
-        sentence: first sentence of its page; empty without a page.
-        cards: the same as numbers, title and value.
+        created: time at which the run or grid was started.
+        state: status; see `GridStatus` and `vfl.training.status.RunStatus`.
+        sentence: first sentence of the page; empty if there is no page.
+        cards: cards of the page's summary, as title and value.
         page: whether the folder has a page.
     """
 
@@ -196,7 +200,7 @@ class Listed:
 
 
 def list_runs(folder: Path) -> list[Listed]:
-    """Return the runs and grids in a folder, newest first; mark damaged ones.
+    """Return the runs and grids in a folder, newest first; damaged ones are marked.
 
     Raises:
         RunFolderError: the folder does not exist.
@@ -212,7 +216,8 @@ def list_runs(folder: Path) -> list[Listed]:
 
 
 def _listed(path: Path) -> Listed:
-    from vfl.training.status import run_status  # it needs torch, and pages do not
+    # imported late, because it needs torch and pages do not
+    from vfl.training.status import run_status
 
     kind = "grid" if is_grid(path) else "training"
     created, state, sentence, cards = "", "damaged", "", list[tuple[str, str]]()

@@ -1,8 +1,9 @@
 """Charts as inline SVG without scripts or fonts; the page's style sheet sets the colours.
 
-Every chart has a title and a description for screen readers, and each point shows its name under
-the mouse. Lines differ in dash as well as colour, so that they are distinguishable on paper. The
-functions for tick positions and for thinning long curves are at the end.
+Every chart has a title and a description for screen readers, and each point shows its name when the
+mouse is over it. Lines differ in dash pattern as well as in colour, so that they can be
+distinguished on paper. Functions for tick positions and for thinning long curves are at the end of
+this file.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _DOTS_UP_TO, _DOTS_IN_ALL = 30, 90
 STYLES = 8
 _BAR_ROW, _BAR_HEIGHT = 50, 16
 _BAR_LEFT, _BAR_RIGHT = 4, WIDTH - 4
-_ROOM = 4  # of the y axis, below the top of a shaded area
+_ROOM = 4  # in units of the y axis, shown below the top of a shaded area
 
 Position = tuple[float, float]
 
-#: A position on an axis and its text.
+#: A position on an axis, and the text at this position.
 Tick = tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A chart with its caption, and its legend as (swatch, words)."""
+    """A chart with a caption; the legend is a list of (swatch, text)."""
 
     title: str
     caption: str
@@ -45,11 +46,12 @@ class Series:
     """One line.
 
     Attributes:
-        name: its word in the legend.
-        points: points (x, y), finite, x ascending; a single one is drawn as a dot.
-        style: number from 1 to 8 of colour and dash in the style sheet, the same for one thing in
-            all charts.
-        whiskers: (x, low, high), an interval each.
+        name: text of the line in the legend.
+        points: points (x, y), finite, with x in ascending order; a line with a single point is
+            drawn as a dot.
+        style: number from 1 to 8 that selects colour and dash pattern in the style sheet; a codec
+            or attack has the same style in all charts.
+        whiskers: intervals as (x, low, high).
     """
 
     name: str
@@ -65,13 +67,13 @@ class Series:
         style: int,
         factor: float = 1.0,
     ) -> Series:
-        """Return a line through estimates with intervals at their x; skip unknown ones.
+        """Return a line through estimates, with their intervals; unknown estimates are skipped.
 
         Args:
-            name: its word in the legend.
-            found: x and estimate.
-            style: colour and dash.
-            factor: factor of the estimates.
+            name: text of the line in the legend.
+            found: pairs of x and estimate.
+            style: see `Series`.
+            factor: factor by which the estimates are multiplied.
         """
         known = [(x, one) for x, one in found if one is not None]
         whiskers = [
@@ -84,7 +86,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A range of values laid on a range of pixels."""
+    """Linear map from a range of values to a range of pixels."""
 
     low: float
     high: float
@@ -92,7 +94,7 @@ class Scale:
     stop: float
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value."""
+        """Return the pixel position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.stop - self.start)
 
@@ -108,17 +110,18 @@ def line_drawing(
     whole_x: bool = False,
     x_ticks: Sequence[Tick] | None = None,
 ) -> Drawing:
-    """Draw lines over two axes, with their names below.
+    """Draw lines over two axes; the legend names the lines.
 
     Args:
-        title: a few words.
+        title: title of the chart, a few words.
         caption: meaning of the y axis.
-        lines: lines with at least one point in all.
-        x_label: written under the axis.
-        description: text for screen readers about the lines; by default their ends.
-        x_from: largest start of the x axis; None is the first point.
-        whole_x: whether the x axis counts things, so that ticks are integers.
-        x_ticks: positions and texts of the ticks, for a non-linear axis.
+        lines: lines to draw, of which at least one has a point.
+        x_label: text under the x axis.
+        description: text about the lines for screen readers; by default the last value of each
+            line.
+        x_from: largest value at which the x axis may start; None starts at the first point.
+        whole_x: whether x counts things, so that ticks are integers.
+        x_ticks: positions and texts of the x axis' ticks, for a non-linear axis.
     """
     drawn = [each for each in lines if each.points]
     xs = [x for each in drawn for x, _ in each.points] + ([] if x_from is None else [x_from])
@@ -143,7 +146,7 @@ def _axes(
     x_label: str,
     x_ticks: Sequence[Tick],
 ) -> tuple[Scale, Scale, list[Markup]]:
-    """Return both scales, and the axes' lines, numbers and words; y starts and ends at a line."""
+    """Return both scales, and the axes' markup; the y axis starts and ends at a grid line."""
     y_low, y_high = widened(min(ys), max(ys))
     y_step = tick_step(y_low, y_high)
     x_scale = Scale(*x_range, LEFT, RIGHT)
@@ -203,7 +206,7 @@ def _whiskers(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def swatch(style: int) -> Markup:
-    """Return a short line of a style, for a legend."""
+    """Return a short line in a style, for a legend."""
     return Markup(
         '<svg viewBox="0 0 26 8" aria-hidden="true"><path class="line s{}" d="M2 4h22"/></svg>'
     ).format(style)
@@ -215,7 +218,7 @@ def ends_of(lines: Sequence[Series], digits: str = ".4g") -> str:
 
 
 def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
-    """Return an <svg> element with title and description; it fills the width of its container."""
+    """Return an <svg> element with title and description, which fills its container's width."""
     head = Markup('<svg role="img" viewBox="0 0 {} {}"><title>{}</title><desc>{}</desc>')
     return (
         head.format(WIDTH, height, title, description) + Markup("").join(parts) + Markup("</svg>")
@@ -223,21 +226,21 @@ def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEI
 
 
 def dot_swatch(style: int) -> Markup:
-    """Return a dot of a style, for a legend."""
+    """Return a dot in a style, for a legend."""
     dot = Markup('<circle class="dot s{}" cx="13" cy="4" r="3.2"/>').format(style)
     return Markup('<svg viewBox="0 0 26 8" aria-hidden="true">{}</svg>').format(dot)
 
 
-#: Width in pixels of a drawing that has its own file, and the room for its legend.
+#: Width in pixels of a chart in its own file, and the width of the legend beside it.
 _ALONE, _LEGEND = 980, 200
 
 
 def standalone(drawing: Drawing) -> str:
-    """Return a drawing as a file: the caption along the y axis, the legend at its right."""
+    """Return a chart as an SVG file, with caption along the y axis and legend on the right."""
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     head = '<svg role="img" viewBox="0 0 {} {}">'
     chart, begin = str(drawing.chart), head.format(WIDTH, HEIGHT)
-    assert chart.startswith(begin), "charts of the usual size"
+    assert chart.startswith(begin), "only charts of the usual size are supported"
     placed = Markup('<g transform="translate({} {})">{}</g><text x="{}" y="{}">{}</text>')
     legend = Markup("").join(
         placed.format(
@@ -261,9 +264,9 @@ class Bar:
     """One row.
 
     Attributes:
-        name: the bar's label; a long one is shortened.
-        values: lengths of the bar's segments, not negative.
-        text: text at the bar's end.
+        name: label of the bar; a long label is shortened.
+        values: lengths of the bar's segments, each at least 0.
+        text: text at the end of the bar.
     """
 
     name: str
@@ -272,7 +275,7 @@ class Bar:
 
 
 def bar_drawing(title: str, caption: str, bars: Sequence[Bar]) -> Drawing:
-    """Draw stacked bars on one scale, as high as necessary; segment n has style n + 1."""
+    """Draw stacked bars on one scale; segment n of a bar has style n + 1."""
     longest = max((sum(bar.values) for bar in bars), default=0) or 1
     words = Markup(
         '<text x="{}" y="{}" class="label">{}</text><text x="{}" y="{}" class="end">{}</text>'
@@ -306,11 +309,12 @@ class Point:
     """One point.
 
     Attributes:
-        number: number drawn in the dot; empty for a plain dot.
+        number: number to draw in the dot; empty for a plain dot.
         x, y: its place.
-        style: 1 to 8, its colour; 0 is that of words.
-        what: text shown when the mouse is over the dot.
-        x_half, y_half: half of an interval in each direction, drawn as whiskers; 0 draws none.
+        style: colour style from 1 to 8; 0 is the colour of text.
+        what: text that is shown when the mouse is over the dot.
+        x_half, y_half: half-width of an interval in each direction, drawn as whiskers; 0 draws
+            none.
     """
 
     number: str
@@ -324,7 +328,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A shaded corner: from `left` to the right, below `top`."""
+    """A shaded corner of a chart: right of `left`, below `top`."""
 
     left: float
     top: float
@@ -343,19 +347,19 @@ def scatter_drawing(
     x_ticks: Sequence[Tick] | None = None,
     through: Sequence[Position] = (),
 ) -> Drawing:
-    """Points over two axes.
+    """Draw points over two axes.
 
     Args:
-        title: a few words.
+        title: title of the chart, a few words.
         caption: meaning of the y axis.
-        description: text for screen readers about the points.
-        points: points; at least one.
-        x_label: written under the axis.
+        description: text about the points for screen readers.
+        points: points to draw, at least one.
+        x_label: text under the x axis.
         legend: legend of the drawing.
         area: shaded.
-        lines: heights that are drawn across, with their words.
-        x_ticks: positions on the x axis and their texts; by default round numbers.
-        through: corners of a line behind the points.
+        lines: values of y at which a horizontal line is drawn, each with its text.
+        x_ticks: positions and texts of the x axis' ticks; by default round numbers.
+        through: corner points of a line that is drawn behind the points.
     """
     xs = [point.x + side * point.x_half for point in points for side in (-1, 1)]
     xs += [area.left] if area else []
@@ -379,7 +383,7 @@ def scatter_drawing(
 
 
 def map_drawing(title: str, caption: str, points: Sequence[Point]) -> Drawing:
-    """Draw small dots without axes, for a map whose distances have no unit."""
+    """Draw small dots without axes, for a map whose coordinates have no unit."""
     x_low, x_high = widened(min(one.x for one in points), max(one.x for one in points))
     y_low, y_high = widened(min(one.y for one in points), max(one.y for one in points))
     x_scale, y_scale = Scale(x_low, x_high, 8, RIGHT), Scale(y_low, y_high, HEIGHT - 8, 8)
@@ -396,7 +400,7 @@ def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def _across(height: float, words: str, places: Sequence[Position]) -> Markup:
-    """Return a line with its text above, at the left end unless more points are there."""
+    """Return a horizontal line with a text, on the left unless more points are there."""
     near = [x for x, y in places if abs(y - (height - 7)) < 14]
     at_left = sum(x < LEFT + 110 for x in near) <= sum(x > RIGHT - 110 for x in near)
     x, anchor = (LEFT + 4, "") if at_left else (RIGHT - 4, "end")
@@ -423,7 +427,7 @@ def _spread(point: Point, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) -> float:
-    """Return a round step, 1, 2 or 5 times a power of ten, for about `intervals` intervals.
+    """Return a round step (1, 2 or 5 times a power of ten) for about `intervals` intervals.
 
     >>> tick_step(0.0, 1.0), tick_step(1, 20, whole=True), tick_step(1, 3, whole=True)
     (0.2, 5.0, 1.0)
@@ -432,7 +436,7 @@ def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) 
         low: start of the range.
         high: end of the range, above `low`.
         intervals: largest number of intervals.
-        whole: never below 1.
+        whole: whether the step must be at least 1.
     """
     rough = (high - low) / intervals
     power = 10.0 ** math.floor(math.log10(rough))
@@ -441,7 +445,7 @@ def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) 
 
 
 def ticks_inside(low: float, high: float, step: float) -> list[float]:
-    """Return the multiples of `step` from low to high.
+    """Return the multiples of `step` in the range from low to high.
 
     >>> ticks_inside(1, 20, 5)
     [5, 10, 15, 20]
@@ -452,7 +456,7 @@ def ticks_inside(low: float, high: float, step: float) -> list[float]:
 
 
 def enclosing(low: float, high: float, step: float) -> tuple[float, float]:
-    """Return the nearest multiples of `step` around a range.
+    """Return the smallest range of multiples of `step` that contains the given range.
 
     >>> enclosing(0.3, 1.7, 0.5)
     (0.0, 2.0)
@@ -462,7 +466,7 @@ def enclosing(low: float, high: float, step: float) -> tuple[float, float]:
 
 
 def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]:
-    """Return a non-empty range: a single value gets room on both sides.
+    """Return a non-empty range; a range of one value is widened on both sides.
 
     >>> widened(2.0, 2.0), widened(0.0, 0.0)
     ((1.0, 3.0), (-0.5, 0.5))
@@ -474,13 +478,13 @@ def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten, and 2 and 5 times these if few.
+    """Return round values for a logarithmic axis: powers of ten, if few also times 2 and 5.
 
     >>> powers(800, 30_000), powers(1, 1e6)
     ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
 
     Args:
-        low: start of the range, above 0.
+        low: start of the range, larger than 0.
         high: end of the range.
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -490,7 +494,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float, step: float) -> str:
-    """Return a tick with the decimals its step needs.
+    """Return the text of a tick with as many decimals as the step needs.
 
     >>> tick_text(0.6000000000000001, 0.2), tick_text(20, 5), tick_text(3e7, 1e7)
     ('0.6', '20', '3e+07')

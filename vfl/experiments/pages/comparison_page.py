@@ -1,7 +1,8 @@
-"""The page of a comparison: the best codecs for their bytes, tables, and curves.
+"""The page of a comparison: the best codecs at each size, tables, and curves.
 
-Curves show the score by epoch and by bytes, how often each unit is sent, and the effect of alpha in
-randomised top-k: score (thesis figure 3.6), training loss and generalisation gap (3.7).
+Curves show the score by epoch and by bytes, and how often each unit is sent. For randomised top-k
+they show the effect of alpha on the score (thesis figure 3.6), and on training loss and
+generalisation gap (figure 3.7).
 """
 
 from __future__ import annotations
@@ -47,29 +48,29 @@ from vfl.experiments.statistics import Estimate, judge
 from vfl.experiments.tables import SHARES, Table, bytes_text, figures_of, list_text, score_text
 from vfl.experiments.value import gains_over_alone
 
-#: A codec that sends this share of its units in an average row omits none.
+#: If a codec sends this share of all units per row on average, it counts as sending all units.
 _NEARLY_ALL = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The codecs in one chart: those of one level, and those without a level.
+    """The codecs in one chart: codecs of one level, and codecs without a level.
 
     Attributes:
-        words: variant and level, for the titles.
-        lines: lines, each with its style, which is the same in all charts.
+        words: variant and level, for the chart's title.
+        lines: lines with their style; a codec has the same style in all charts.
     """
 
     words: str
     lines: Sequence[tuple[Line, int]]
 
     def title(self, words: str) -> str:
-        """Return the title of a chart of these codecs."""
+        """Return the title of a chart for these codecs."""
         return f"{words}, {self.words}" if self.words else words
 
 
 def panels(lines: Sequence[Line]) -> list[Panel]:
-    """Return the groups of lines that share a chart, in the order of the table."""
+    """Return the groups of codecs that share a chart, in the order of the table."""
     methods = list(dict.fromkeys(line.about["method"] for line in lines))
     style = {method: 1 + (place + 1) % STYLES for place, method in enumerate(methods)}
     found = []
@@ -83,7 +84,7 @@ def panels(lines: Sequence[Line]) -> list[Panel]:
 
 
 def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Yield charts of the score by epoch and by bytes, and of units sent, if measured."""
+    """Yield charts of the score by epoch and by bytes, and of how often units are sent."""
     word, words = score_word(measure), caption(measure, "validation rows")
     for panel in panels(lines):
         title = panel.title(f"{word} by epoch")
@@ -98,7 +99,7 @@ def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def usage(panel: Panel) -> Iterator[Drawing]:
-    """Yield charts of the test rows in which each unit is sent, for codecs that drop units."""
+    """Yield charts of the share of test rows that send each unit, for codecs that drop units."""
     shown = [(line, style) for line, style in panel.lines if _leaves_out(line)]
     drawn = [Series(one.about["codec"], _sorted_shares(one), style) for one, style in shown]
     title = panel.title("How often each unit is sent")
@@ -118,26 +119,26 @@ def score_word(measure: str) -> str:
 
 
 def percent(measure: str) -> float:
-    """Return the factor that scales a score for charts."""
+    """Return the factor by which charts multiply a score."""
     return 100.0 if measure in SHARES else 1.0
 
 
 def caption(measure: str, rows: str) -> str:
-    """Return unit and rows of a score."""
+    """Return the unit of a score and the rows that it is measured on."""
     return f"{'percent, ' if measure in SHARES else ''}{rows}, mean over repeats"
 
 
 def mean_by_epoch(
     line: Line, figure: str, over_bytes: bool = False, factor: float = 1.0
 ) -> list[tuple[float, float]]:
-    """Return a figure's mean over the repeats, for epochs that every repeat has completed.
+    """Return the mean of a metric over repeats, for epochs that every repeat has completed.
 
     Args:
-        line: line whose epochs are read.
-        figure: name of a figure in `metrics.jsonl`. An epoch without a finite value in any repeat
-            has no point.
-        over_bytes: x is the logarithm of the mean bytes until then, instead of the epoch.
-        factor: factor of the figure.
+        line: codec whose epochs are read.
+        figure: name of a metric in `metrics.jsonl`. An epoch in which some repeat has no finite
+            value has no point.
+        over_bytes: whether x is the logarithm of the mean bytes so far, instead of the epoch.
+        factor: factor by which the metric is multiplied.
     """
     points = []
     for epochs in zip(*(run.epochs for run in line.runs.values()), strict=False):
@@ -166,7 +167,7 @@ def _sorted_shares(line: Line) -> list[tuple[float, float]]:
 
 
 def _never(line: Line) -> str:
-    """Return a codec, and the number of its units that no test row sends."""
+    """Return a codec's name, and how many of its units no test row sends."""
     never, units = line.mean("never_sent", ALL), line.mean("units", ALL)
     return f"{line.about['codec']}, {never:.3g} of {units:.3g} never"
 
@@ -174,25 +175,25 @@ def _never(line: Line) -> str:
 def _drawn(
     title: str, words: str, lines: Sequence[Series], x_label: str, **axis: Any
 ) -> Iterator[Drawing]:
-    """Yield a drawing of the lines with points, if there are any."""
+    """Yield a chart of the lines that have points, if there are any."""
     if lines := [line for line in lines if line.points]:
         yield line_drawing(title, words, lines, x_label, **axis)
 
 
 _BEST, _OTHER = 1, 2
-#: Points of the score; a codec further below the best one is not useful, and would flatten the
-#: chart.
+#: Largest distance in points from the best score; codecs further below are left out, because they
+#: would flatten the chart.
 _NEAR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class CodecPoint:
-    """A codec with its bytes and its score.
+    """A codec with its bytes and its score, as a point of a chart.
 
     Attributes:
         codec: its spec.
-        share: percent of the bytes of dense float32, mean of both directions.
-        score: mean over the repeats, percent.
+        share: bytes in percent of dense float32, mean of both directions.
+        score: score in percent, mean over the repeats.
     """
 
     codec: str
@@ -204,7 +205,7 @@ class CodecPoint:
 
 
 def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Yield a drawing for each variant, if scores are shares; else low may be better."""
+    """Yield a chart for each variant, if the measure is a share, for which high is better."""
     if measure not in SHARES:
         return
     for variant in dict.fromkeys(line.about["variant"] for line in lines):
@@ -216,7 +217,7 @@ def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
-    """Return points with a higher score than all points of at most their bytes, by bytes."""
+    """Return codecs that score higher than all with at most as many bytes, ordered by bytes."""
     best: list[CodecPoint] = []
     for one in sorted(placed, key=lambda one: (one.share, -one.score)):
         if not best or one.score > best[-1].score:
@@ -254,7 +255,7 @@ def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) 
 
 
 def _number(number: int) -> Markup:
-    """Return a point of the chart, for its legend."""
+    """Return the numbered dot of a chart's point, for the legend."""
     return Markup(
         '<svg viewBox="0 0 26 16" aria-hidden="true">'
         '<circle class="dot s{}" cx="13" cy="8" r="7.5"/>'
@@ -267,12 +268,12 @@ _RANDOM, _PLAIN = "randtopk", "topk"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Codecs that differ only in alpha.
+    """Randomised top-k codecs that differ only in alpha.
 
     Attributes:
-        name: common part of the specs.
-        members: codecs by alpha; plain top-k is alpha = 0.
-        style: style of the family's line.
+        name: common part of the codecs' specs.
+        members: codecs by alpha; plain top-k has alpha = 0.
+        style: style of the family's line; see `Series`.
     """
 
     name: str
@@ -281,8 +282,8 @@ class Family:
 
 
 def families(lines: Sequence[Line]) -> list[Family]:
-    """Return the families with at least two of randomised top-k, or one and plain top-k."""
-    from vfl.compression import CODECS  # needs torch, which a page without alpha does not
+    """Return the families that have at least two values of alpha, plain top-k included."""
+    from vfl.compression import CODECS  # imported late, because it needs torch
 
     found: dict[tuple[str, ...], dict[float, Line]] = {}
     plain: dict[tuple[str, ...], Line] = {}
@@ -297,7 +298,8 @@ def families(lines: Sequence[Line]) -> list[Family]:
     for (variant, _, *shared), members in found.items():
         if beside := plain.get((variant, *shared)):
             members.setdefault(0.0, beside)
-    first = 2 if len({law for _, law, *_ in found}) == 1 else 1  # a single law needs no name
+    # the law is named only if there are several
+    first = 2 if len({law for _, law, *_ in found}) == 1 else 1
     several = [(key, members) for key, members in found.items() if len(members) > 1]
     return [
         Family(", ".join(filter(None, (key[0], *key[first:]))), members, 1 + (place + 1) % STYLES)
@@ -306,7 +308,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
 
 
 def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Draw charts over alpha, and over epochs for each; none without such codecs."""
+    """Draw charts over alpha, and over epochs for each alpha; none without such codecs."""
     known = [one for one in families(lines) if any(line.runs for line in one.members.values())]
     if not known:
         return
@@ -332,7 +334,7 @@ def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def gap(line: Line, measure: str) -> Estimate | None:
-    """Return the training score minus the test score, repeat by repeat."""
+    """Return the training score minus the test score, as an estimate over repeats."""
     less = line.less(line, measure, TRAIN)
     return None if less is None else replace(less, mean=-less.mean)
 
@@ -345,15 +347,15 @@ def _series(
 
 
 def _shared(given: dict[str, str]) -> list[str]:
-    """Return the options that plain and randomised top-k share, as spelt."""
+    """Return the options that plain and randomised top-k have in common, as spelt."""
     return sorted(f"{key}={value}" for key, value in given.items() if key not in ("alpha", "law"))
 
 
 def beside_method(lines: Sequence[Line], method: str) -> list[Line]:
-    """Return a comparison's lines, each with its reference: a method, at its level if any.
+    """Return a comparison's lines, each with its reference method as comparison partner.
 
     Args:
-        lines: lines of all codecs.
+        lines: results of all codecs.
         method: the reference method.
     """
     return [replace(one, reference=_reference(one, lines, method)) for one in lines]
@@ -371,14 +373,14 @@ def _reference(line: Line, lines: Sequence[Line], method: str) -> Line | None:
     return next((one for one in beside if one.about["level"] == level), None)
 
 
-#: Cells of a table by heading, a line each.
+#: Cells of a table by column heading, one cell per line.
 Columns = dict[str, list[str]]
 
 
 def codec_tables(
     settings: CompareSettings, lines: Sequence[Line], measure: str
 ) -> tuple[Table, Table]:
-    """Return two tables of these lines: quality at their bytes, and the work of sending."""
+    """Return two tables: quality of each codec at its bytes, and the cost of sending."""
     about: Columns = {"codec": [line.about["codec"] for line in lines]}
     if any(line.about["variant"] for line in lines):
         about = {"variant": [line.about["variant"] for line in lines], **about}
@@ -421,7 +423,7 @@ def codec_tables(
 
 
 def verdict_on(line: Line, measure: str) -> str:
-    """Return the verdict on a codec compared with the reference; empty for the reference itself."""
+    """Return the verdict on a codec compared with the reference; empty for the reference."""
     if line.reference is None or line.difference(measure) is None:
         return ""
     ours, theirs = line.values(measure), line.reference.values(measure)
@@ -442,9 +444,10 @@ def _table(columns: Columns) -> Table:
 
 
 def _bytes_text(line: Line, least: float) -> str:
-    """Return mean bytes until the target score; brackets state how many repeats reached it.
+    """Return mean bytes until the target score, with the number of repeats that reached it.
 
-    The mean is over repeats that reached the score, so it means little if some did not.
+    The mean is over repeats that reached the score, so it is not comparable if some repeats did
+    not.
     """
     found = line.values(bytes_to(least), TRAINING)
     if not found:
@@ -479,7 +482,7 @@ def _codec_record(line: Line, settings: CompareSettings, measure: str) -> dict[s
 
 
 def comparison_page(grid: LoadedGrid) -> Content:
-    """Return the page of a comparison, from its cells."""
+    """Return the content of a comparison's page."""
     settings, measure = settings_of(grid.experiment), grid.compared
     lines = beside_method(grid.lines(grid.current), settings.reference)
     quality, work = codec_tables(settings, lines, measure)
@@ -512,19 +515,19 @@ def comparison_page(grid: LoadedGrid) -> Content:
 
 
 _OF_QUALITY = (
-    "Sizes are shares of dense float32. Formula: size of the cut as published papers count it. "
-    "Forward and backward: measured training frames, cuts and gradients, headers included. After "
-    "±: half a 95 % interval of Student's over the repeats; differences are taken repeat by "
-    "repeat. Bytes to a score count both directions and the validation rows until the first epoch "
-    "that reaches the score; the number of repeats that reached it stands in brackets unless all "
-    "did."
+    "Sizes are shares of dense float32. Formula: size of a cut as published papers count it. "
+    "Forward and backward: measured size of training frames with cuts and with gradients, headers "
+    "included. After ±: half of a 95 % interval (Student's t) over the repeats; differences are "
+    "taken repeat by repeat. Bytes to a score count both directions, and the validation rows, "
+    "until the first epoch that reaches the score. If not all repeats reached it, the number of "
+    "those that did is in brackets."
 )
 _OF_WORK = (
-    "Measured on the cut of the test rows, in frames as large as those of training. Bound: the "
-    "smallest size of this form for such rows. Times are those of one frame in this process, on "
-    "one thread. Values a row: values that are not zero on arrival. Never sent: units that are "
-    "zero on arrival in every test row; dead: units that are zero before the codec in every test "
-    "row."
+    "Measured on the cuts of the test rows, in frames as large as those of training. Bound: the "
+    "smallest possible size for rows of this form. Times are for one frame in this process, on one "
+    "thread. Values a row: values that are not zero after decoding. Never sent: units that are "
+    "zero after decoding in every test row. Dead: units that are already zero before the codec in "
+    "every test row."
 )
 
 

@@ -1,4 +1,4 @@
-"""The page of a party's session log: events, their reliability, and its data sheets."""
+"""The page of a party's session log: events, trust in the log, and data sheets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vfl.experiments.tables import Table, date_text, list_text
 from vfl.session.store.party_folder import part_of
 from vfl.session.store.session_log import Line, Verified
 
-#: Entry of a sheet that only the controller can state.
+#: Placeholder in a sheet for an entry that only the data controller can fill in.
 _TO_STATE = "for the controller to state"
 
 
 def sentences(found: Verified) -> list[str]:
-    """Return sentences about a log's integrity.
+    """Return sentences about the integrity of a log.
 
     Args:
-        found: the checked log.
+        found: the verified log.
     """
     if not found.head.number:
         return ["no session yet"]
@@ -49,7 +49,7 @@ def sentences(found: Verified) -> list[str]:
 
 
 def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
-    """Return a record of processing of a party's sessions (GDPR, article 30), from its log.
+    """Return a record of processing activities (GDPR, article 30) from a party's log.
 
     Args:
         party: the party's own file.
@@ -85,11 +85,11 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
 
 
 def model_cards(party: PartyFile, lines: Sequence[Line]) -> dict[str, dict[str, str]]:
-    """Return the party's own card of each run, by name of the run.
+    """Return the party's own result summary of each run, by name of the run.
 
     Args:
-        party: its own file.
-        lines: lines of its log.
+        party: the party's own file.
+        lines: lines of the party's log.
     """
     found = {}
     for run in dict.fromkeys(line.run for line in lines if line.mode == "train"):
@@ -129,12 +129,12 @@ def _card(card: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> None:
-    """Write the page of a log; with the party's own file also its sheets.
+    """Write the page of a log; if the party's own file is given, with data sheets.
 
     Args:
         target: the file.
-        party: the party's own file; None for a copy of a log.
-        found: the log, checked.
+        party: the party's own file; None if only a copy of the log is available.
+        found: the verified log.
     """
     said = sentences(found)
     sections = [
@@ -181,7 +181,7 @@ def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> No
 
 
 def happened(line: Line) -> str:
-    """Return a line's event in words."""
+    """Return the event of a log line as text."""
     if line.event == "consent":
         changed = ", ".join(sorted(line.settings)) or "nothing"
         return f"the party's own file changes {changed} of [consent]"

@@ -1,7 +1,7 @@
-"""The page of a run: three numbers, curves, quality, traffic, and disclosed values.
+"""The page of a run: summary numbers, curves, quality, traffic, and disclosed values.
 
-The folder must contain only `run.json`; a run may have been interrupted. A figure without measured
-numbers is omitted.
+The folder needs only the file `run.json`, because a run may have been interrupted. A chart without
+measured numbers is left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from vfl.experiments.tables import (
 from vfl.experiments.value import gain_over_label, gains_over_alone
 
 NOT_RECORDED = "not recorded"
-#: Data of a feature party besides its columns, by name of the secure mode.
+#: Data that a feature party has besides its columns, by name of the secure mode.
 _SHARED = {
     "beaver": "shares of first layers, which no party has whole",
     "permuted": "shares of a network, which no party has whole",
@@ -56,7 +56,7 @@ _MODES = {
     "federated": "They trained over a Flower federation, each in a process of its own.",
     "simulation": "They ran on Flower's simulation engine.",
 }
-#: Measures by their names in the records, in the order of the table.
+#: Display names of measures by their names in the records, in the order of the table.
 _MEASURES = {
     "accuracy": "Accuracy",
     "hit_rate": "Hit rate",
@@ -74,11 +74,12 @@ _BARS = 5
 
 
 def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
-    """Return the page of a run, from its folder.
+    """Return the content of a run's page.
 
     Args:
         run: the run.
-        missed_cost: cost of one missed positive, in false alarms, for the choice of a threshold.
+        missed_cost: cost of one missed positive, as a number of false alarms; it determines the
+            threshold.
 
     Raises:
         RunFolderError: the run has another format, or one of its files is damaged.
@@ -113,7 +114,7 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
 
 
 def gain_of(run: LoadedRun) -> str:
-    """Return a run's gain over its label party alone in words; empty if it is not known."""
+    """Return a run's gain over its label party alone as text; empty if it is not known."""
     measure = _SHOWN[_utility(run).title]
     return gain_over_label(run.folder, measure, run.figure(f"test_{measure}"))
 
@@ -121,7 +122,7 @@ def gain_of(run: LoadedRun) -> str:
 def _sections(
     run: LoadedRun, attacked: Sequence[Record], missed_cost: float | None
 ) -> Iterator[Section]:
-    """Yield the page's sections; a section without content is marked as not measured."""
+    """Yield the page's sections; a section without content states that it was not measured."""
     drawings = drawings_of(run)
     none = "Not measured, because the run contains no finished epoch."
     yield Section(title="Training", drawings=drawings, below="" if drawings else none)
@@ -157,30 +158,31 @@ def _sections(
 
 
 _OF_QUALITY = (
-    "Over all rows of the part at once, at the end of the training; every row has the same weight."
+    "Measured over all rows of the split at once, at the end of the training; every row has the "
+    "same weight."
 )
 _OF_REVEALED = (
-    "Plaintext values beyond the agreed settings. Values: number of values, all occurrences "
-    "together. Masked values are left out, because a party that does not collude learns nothing "
-    "from them."
+    "Plaintext values that parties learned in addition to the agreed settings. Values: number of "
+    "values over all occurrences. Masked values are left out, because a party that does not "
+    "collude learns nothing from them."
 )
 _OF_ATTACKS = (
     "Means over draws of leaked rows; k is the number of leaked rows of each class. From scratch: "
-    "a network trained on the leaked rows alone. Best baseline: the better of this network and "
-    "the same attack on bottoms that were trained without labels. An attack's advantage over the "
-    "best baseline comes from this run."
+    "a network trained only on the leaked rows. Best baseline: the better of this network and the "
+    "same attack on bottom models that were trained without labels. An attack's gain over the best "
+    "baseline is due to this run."
 )
 _OF_TRAFFIC = (
     "Up: cuts and opened masked values that parties send to the label party. Down: gradients, "
-    "answers and relayed messages. The wire counts payload and 16 bytes of header for each frame; "
-    "TLS records are not included. Waiting is the time that the label party waited for these "
-    "frames."
+    "answers and relayed messages. Bytes on the wire are payloads and a header of 16 bytes per "
+    "frame; TLS records are not included. Waiting is the time that the label party waited for "
+    "these frames."
 )
 _LEDGERS = (("party", "Party"), ("phase", "Phase, all parties"))
 
 
 def _evaluations(run: LoadedRun) -> Table | None:
-    """Return a line for each group of rows that an evaluation scored; None if there are none."""
+    """Return one line per group of rows that an evaluation scored; None if there are none."""
     if not run.evaluations:
         return None
     groups = []
@@ -219,7 +221,7 @@ _PARTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def _revealed(found: Any) -> Table | None:
-    """Return a table of the disclosures that a summary lists: observer, value, source."""
+    """Return a table of the disclosures in a run's summary: who learned what, from whom."""
     names = ("observer", "what", "of", "phase", "times", "values")
     listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     cells = [[one.get(name, "") for name in names] for one in listed]
@@ -230,14 +232,14 @@ def _revealed(found: Any) -> Table | None:
 
 
 def score(measure: str, value: float | None) -> str:
-    """Return a metric for a run's tables; empty if it was not measured."""
+    """Return the value of a metric as text; empty if it was not measured."""
     if value is None:
         return ""
     return percent_text(value) if measure in ("accuracy", "hit_rate") else number_text(value)
 
 
 def _quality(run: LoadedRun) -> Table | None:
-    """Return the last measured value of every measure, for validation and test rows."""
+    """Return a table with the last value of every measure, for validation and test rows."""
     lines = [
         [name, *(score(one, run.last(f"{part}_{one}")) for part in ("validation", "test"))]
         for one, name in _MEASURES.items()
@@ -254,7 +256,7 @@ def _quality(run: LoadedRun) -> Table | None:
 
 
 def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
-    """Return the ledger's lines added up by a column and their direction, up before down."""
+    """Return the ledger's traffic added up by a column and by direction, upward first."""
     groups: dict[tuple[str, str], list[Traffic]] = {}
     for row in traffic:
         groups.setdefault((getattr(row, by), row.direction), []).append(row)
@@ -277,7 +279,7 @@ def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
 
 
 def drawings_of(run: LoadedRun) -> list[Drawing]:
-    """Draw loss and score by epoch, score by bytes, and bytes by party, if they are known."""
+    """Draw loss and score by epoch, score by bytes, and bytes by party, where known."""
     epochs, drawings = run.epochs, []
     if lines := _series(epochs, "loss", "epoch"):
         words = "mean over rows, lower is better"
@@ -306,7 +308,7 @@ def drawings_of(run: LoadedRun) -> list[Drawing]:
 def _series(
     epochs: Sequence[Epoch], measure: str, x: str, factor: float = 1, divisor: float = 1
 ) -> list[Series]:
-    """Return `measure` of training, validation and test, if measured, each in its own style."""
+    """Return the curves of a measure on training, validation and test rows, one style each."""
     found = []
     for style, part in enumerate(("train", "validation", "test"), 1):
         name = f"{part}_{measure}"
@@ -342,12 +344,12 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
     return [bar_drawing("Bytes by party", caption, bars)]
 
 
-#: Title of the card of a run's quality, and the figure it shows.
+#: Title of the card of a run's quality, and name of the metric that the card shows.
 _SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
 def _utility(run: LoadedRun) -> Card:
-    """Return the card of the model's quality and the guess, in a measure for its labels."""
+    """Return the card of the model's quality and the guess, in a measure that fits the labels."""
     guess = finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
@@ -370,20 +372,20 @@ def _utility(run: LoadedRun) -> Card:
 
 
 def _sent(run: LoadedRun) -> Card:
-    """Return the card of sent bytes: from the summary, or the ledger, or the last epoch."""
+    """Return the card of sent bytes, from the summary, the ledger or the last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
         total = sum(sent) if sent else run.last("sent")
     seconds = run.figure("seconds")
     time = "" if seconds is None else f"in {seconds_text(seconds)}"
-    cuts = total is not None and not run.summary.get("keeps")  # other models send none
+    cuts = total is not None and not run.summary.get("keeps")  # other kinds of model send no frames
     size = _size_note(run.figure("wire_ratio")) if cuts else ""
     return Card("On the wire", bytes_text(total), ", ".join(filter(None, (size, time))))
 
 
 def _size_note(wire_ratio: float | None) -> str:
-    """Return the size relative to dense float32; frame headers may make it larger."""
+    """Return the size relative to dense float32 as text; frame headers may make it larger."""
     if wire_ratio is None or wire_ratio <= 0:
         return f"against dense float32: {NOT_MEASURED}"
     if wire_ratio < 0.95:
@@ -436,7 +438,7 @@ def _methods(run: LoadedRun, attacked: Sequence[Record]) -> list[tuple[str, str]
 
 
 def _sources(run: LoadedRun) -> str:
-    """Return the names of the tables; in a federation, parties do not disclose them."""
+    """Return the names of the tables; in a federation, parties do not disclose these names."""
     if run.head["mode"] in ("federated", "simulation"):
         return "each party has its own table, which never leaves the party"
     found = run.summary.get("sources")
@@ -445,7 +447,7 @@ def _sources(run: LoadedRun) -> str:
 
 
 def _secure(run: LoadedRun) -> str:
-    """Return the secure mode and its trust assumptions; one machine gives no protection."""
+    """Return the secure mode with its trust assumptions as text."""
     secure = run.word("secure")
     words = ": ".join(filter(None, (secure, run.word("trust")))) or NOT_RECORDED
     if secure in ("", "none") or run.head["mode"] == "federated":
@@ -460,7 +462,7 @@ def _promises(run: LoadedRun) -> str:
 
 
 def _promised(run: LoadedRun) -> str:
-    """Return each promise separately, because promises in different units cannot be added."""
+    """Return each privacy guarantee separately; guarantees in different units do not add up."""
     stated = run.summary.get("privacy")
     listed = stated if isinstance(stated, list) else []
     texts = [str(one.get("text", "")) for one in listed if isinstance(one, dict)]
@@ -468,7 +470,7 @@ def _promised(run: LoadedRun) -> str:
 
 
 def _privacy(attacked: Sequence[Record]) -> str:
-    """Return the strongest attack on labels, its guess, and its baseline without a model."""
+    """Return a text on the strongest attack on labels, its guess and its model-free baseline."""
     measure = fitting_measure(attacked, "auto")
     labels = [row for row in attacked if label_measure(row) == measure]
     if not labels:

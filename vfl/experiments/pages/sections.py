@@ -16,11 +16,11 @@ from vfl.experiments.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows of pictures; each column shows versions of the same data row.
+    """Rows of images; each column shows versions of the same data row.
 
     Attributes:
         title, caption: see `Drawing`.
-        lines: a description of each line of pictures, and the pictures as PNG files in base64.
+        lines: a description of each row of images, and the images as PNG files in base64.
     """
 
     title: str
@@ -30,14 +30,14 @@ class Strip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section of a page; empty sections are not shown.
+    """A section of a page; a section without content is not shown.
 
     Attributes:
         title: its heading.
-        choices: tables of which a reader can select one; the first is shown initially.
-        drawings, standings, tables, strips, pairs: contents of the section, in this order.
-        below: explanation below the contents.
-        folded: a table that readers can unfold.
+        choices: tables among which a reader can choose; the first table is shown initially.
+        drawings, standings, tables, strips, pairs: contents of the section, shown in this order.
+        below: explanation that is shown below the contents.
+        folded: a table that readers can expand.
         roomy: whether the tables have few columns.
     """
 
@@ -55,17 +55,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The page of a run or of a study of any kind.
+    """The content of the page of a run or of a study.
 
     Attributes:
-        glance: summary at the top.
-        count: amount or kind of the work, in words.
-        sentence: description of the work.
+        glance: summary at the top of the page.
+        count: amount or kind of the work, as text.
+        sentence: sentence that describes the work.
         notes: notes on what the page leaves out.
         sections: all else.
-        tables: tables that the command of a study prints, in Markdown.
+        tables: tables that the study's command prints, in Markdown.
         json: content of the study's `results.json`.
-        said: lines below the printed tables, before the notes.
+        said: lines that the command prints between the tables and the notes.
         weights: digest of a run's weights.
     """
 

@@ -1,4 +1,4 @@
-"""The part of a page about figures from rows or code that have changed since."""
+"""Section of a page about stale results, whose data or code has changed since."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from vfl.experiments.tables import SHARES, Table, number_text, percent_text
 
 _TITLE = "Stale: from rows or code that have changed since"
 _BELOW = (
-    "No table, mean, rank or verdict above counts these results. The command below trains them "
-    "anew and moves the old ones to stale/. A report compares the code of trainings and attacks "
-    "with the code that is loaded here. It compares rows only if another training of the folder "
-    "had newer rows."
+    "No table, mean, rank or verdict above uses these results. The command below trains these "
+    "cells again and moves the old results to stale/. A report compares the code of trainings and "
+    "attacks with the code that is loaded now. It detects changed data only if another training of "
+    "the folder had newer data."
 )
 _OF_RUN = (
-    "No table and no card above counts these results; vfl attack repeats them. A report compares "
-    "the code of attacks with the code that is loaded here."
+    "No table and no card above uses these results; vfl attack repeats them. A report compares the "
+    "code of attacks with the code that is loaded now."
 )
 
 
 def beside_stale(page: Content, grid: LoadedGrid) -> Content:
-    """Return the page with stale figures marked, each with its reason, and runs put aside."""
+    """Return the page with stale results marked, each with its reason, and old runs listed."""
     stale, aside = [one for one in grid.records if one.stale], put_aside(grid.folder)
     notes = list(page.notes)
     json = {"stale": [one.as_json() for one in stale], "put_aside": [
@@ -46,7 +46,7 @@ def beside_stale(page: Content, grid: LoadedGrid) -> Content:
 
 
 def stale_section(stale: Iterable[Record], titles: Mapping[str, str] | None = None) -> Section:
-    """Return one line for each figure of the test rows or of an attack, with the reason.
+    """Return a table with one line per stale result, with the reason.
 
     Args:
         stale: the figures.

@@ -1,4 +1,4 @@
-"""Sections of test rows in counts: thresholds, lift, guesses, residuals, and calibration."""
+"""Sections on counts of test rows: thresholds, lift, predictions, residuals, calibration."""
 
 from __future__ import annotations
 
@@ -32,47 +32,52 @@ if TYPE_CHECKING:
     from vfl.session.label.scored import Guessed, Residuals, Scored
 
 _WEIGHTED = (
-    "The loss weighted the classes (label.class_weight), so probabilities are too high for the "
-    "rare class: do not read them as shares. label.calibration = 'platt' or 'isotonic' corrects "
-    "them on the validation rows; else choose a threshold."
+    "The loss weighted the classes (label.class_weight), so predicted probabilities are too high "
+    "for the rare class; do not read them as shares. label.calibration = 'platt' or 'isotonic' "
+    "corrects them on the validation rows; without it, choose a threshold."
 )
 _OF_THRESHOLDS = (
-    "Test rows. Positive is the second class in sorted order. Chosen thresholds come from "
-    "validation rows; thresholds of a share flag this share of the test rows."
+    "Measured on test rows. The positive class is the second class in sorted order. Chosen "
+    "thresholds come from validation rows; the threshold of a share flags this share of the test "
+    "rows."
 )
 _OF_BANDS = (
-    "Test rows in bands of equal size, most probable first. Lift: positives in the band, relative "
-    "to as many random rows. Expected: the mean probability; observed: the share of positives."
+    "Test rows in bands of equal size, the most probable band first. Lift: positives in the band "
+    "over the positives in a random sample of the same size. Expected: the mean predicted "
+    "probability. Observed: the share of positives."
 )
 _OF_KS = "the largest distance of both classes' distributions (Kolmogorov and Smirnov)"
 _OF_CLASSES = (
-    "Test rows; classes are numbered in sorted order. Precision: share of right rows among rows "
-    "guessed to be of the class. Recall: share of right rows among rows of the class. F1: of the "
-    "class against the rest. Macro: the mean over classes, all with the same weight."
+    "Measured on test rows; classes are numbered in sorted order. Precision: share of correct rows "
+    "among the rows predicted to be of the class. Recall: share of correct rows among the rows of "
+    "the class. F1: harmonic mean of precision and recall. Macro: the mean over classes, all with "
+    "the same weight."
 )
 _OF_CONFUSION = (
-    "One line for each class, one column for each guess; rows on the diagonal are right."
+    "One line per true class, one column per predicted class; rows on the diagonal are correct."
 )
-_OF_PAIRS = "Most frequent wrong guesses; the whole table is in scored.json."
+_OF_PAIRS = "Most frequent wrong predictions; the whole table is in scored.json."
 _OF_SURE = (
-    "Test rows in bands of equal size, the surest first. Expected: the mean probability of the "
-    "guess; observed: the share of right guesses (Guo et al. 2017)."
+    "Test rows in bands of equal size, the most confident predictions first. Expected: the mean "
+    "probability of the predicted class. Observed: the share of correct predictions (Guo et al. "
+    "2017)."
 )
 _OF_RESIDUALS = (
-    "Test rows in ten bands of equal size, lowest answers first. A residual is the label minus the "
-    "answer; its mean is that of label and answer apart."
+    "Test rows in ten bands of equal size, the lowest predictions first. A residual is the label "
+    "minus the prediction. The mean residual of a band is its mean label minus its mean "
+    "prediction."
 )
-#: Largest number of classes with a full confusion table, and number of wrong guesses listed beyond
-#: that.
+#: Largest number of classes with a full confusion table; for more classes, number of listed wrong
+#: predictions.
 _WHOLE, _PAIRS = 12, 15
-#: Most points of a curve; more would not be visible.
+#: Largest number of points of a curve; more points would not be visible.
 _POINTS = 200
-#: With fewer positive validation rows than this, a fitted curve is not reliable.
+#: If there are fewer positive validation rows than this, a fitted curve is not reliable.
 _FEW_POSITIVES = 20
 
 
 def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tuple[str, str]]:
-    """Return lines about a classification run for the terminal: a name and a sentence each."""
+    """Return lines for the terminal about a run of a classification: name and sentence each."""
     if (guessed := run.guessed.get("test")) is not None:
         return list(_class_lines(run, guessed))
     tested = run.scored.get("test")
@@ -94,7 +99,7 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
 
 
 def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iterator[Section]:
-    """Return tables and curves of the test rows, if these were counted."""
+    """Return tables and curves of the test rows, if the run counted these rows."""
     yield from _class_sections(run)
     if (residuals := run.residuals.get("test")) is not None:
         yield Section(
@@ -128,7 +133,7 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
 
 
 def _class_lines(run: LoadedRun, tested: Guessed) -> Iterator[tuple[str, str]]:
-    """Yield lines about a run of more than two classes for the terminal."""
+    """Yield lines for the terminal about a run of more than two classes."""
     recall = tested.recall()
     worst = int(np.nanargmin(recall))
     rows = int(tested.counts[worst].sum())
@@ -146,7 +151,7 @@ def _class_lines(run: LoadedRun, tested: Guessed) -> Iterator[tuple[str, str]]:
 
 
 def _class_sections(run: LoadedRun) -> Iterator[Section]:
-    """Return guesses of more than two classes, and their confidence."""
+    """Yield sections about predictions of more than two classes, and about their confidence."""
     tested = run.guessed.get("test")
     if tested is None:
         return
@@ -230,14 +235,14 @@ def _residual_table(tested: Residuals) -> Table:
 
 
 def _is_weighted(run: LoadedRun) -> bool:
-    """Return whether class weights changed the probabilities without a later correction."""
+    """Return whether class weights changed the probabilities, without a later calibration."""
     label = run.config.get("label", {})
     weighted: bool = label.get("class_weight", "none") != "none"
     return weighted and not {"uncalibrated"} & {*run.scored, *run.guessed}
 
 
 def _chosen(run: LoadedRun, missed_cost: float | None) -> list[tuple[str, Confusion]]:
-    """Return results at common thresholds, and the rule that chose each."""
+    """Return the confusion at common thresholds, with the rule that chose each threshold."""
     tested, validation = run.scored["test"], run.scored.get("validation")
     found = [("the likelier class", confusion_at(tested, 0.5))]
     if validation is not None:
@@ -299,7 +304,7 @@ def _bands_table(tested: Scored, positives: str = "Positives") -> Table:
 
 
 def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
-    """Yield errors of probabilities before and after calibration, or after a possible one."""
+    """Yield errors of probabilities before and after calibration, or a possible calibration."""
     if (before := run.scored.get("uncalibrated")) is not None:
         how = run.config["label"]["calibration"]
         yield "Before calibration", _reliability_text(before)

@@ -22,12 +22,13 @@ from vfl.experiments.tables import (
 )
 from vfl.experiments.value import BOOSTING, CENTRAL, SPLIT, measure_of
 
-#: Seeds from which an interval of means is no longer dominated by Student's factor (2.8 at 5).
+#: Smallest number of seeds for which Student's t quantile no longer dominates the interval (it is
+#: 2.8 for 5 seeds).
 _ENOUGH_SEEDS = 5
 
 
 def value_page(grid: LoadedGrid) -> Content:
-    """Return the page of a value study, from its cells."""
+    """Return the content of the page of a value study."""
     experiment = grid.experiment
     measure = measure_of(experiment)
     lines = value_lines(grid)
@@ -39,11 +40,12 @@ def value_page(grid: LoadedGrid) -> Content:
         drawings=[_drawing(trained, measure)] if trained else [],
         tables=[table],
         roomy=True,
-        below="All trainings use the rows that all parties share, and the same test rows for each "
-        "seed. After ±: half a 95 % interval over the seeds, each with other test rows, "
-        "widened because their training rows overlap (Nadeau and Bengio 2003). Differences "
-        "are taken seed by seed. Gradient boosting is scikit-learn's; the validation rows "
-        "choose the number of trees. Bytes are those of a whole training, both directions.",
+        below="All trainings use the rows that all parties have; for each seed, they use the same "
+        "test rows. After ±: half of a 95 % interval over the seeds. Seeds have different test "
+        "rows but overlapping training rows, so the interval is widened (Nadeau and Bengio "
+        "2003). Differences are taken seed by seed. Gradient boosting is that of "
+        "scikit-learn; the validation rows determine its number of trees. Bytes are those of "
+        "a whole training, in both directions.",
     )
     said = value_sentences(lines, measure)
     trainings = [
@@ -81,22 +83,22 @@ def value_lines(grid: LoadedGrid) -> list[Line]:
 
 
 def _is_alone(line: Line) -> bool:
-    """Return whether all columns are at one stand-in, so that only it sends anything."""
+    """Return whether all of a cell's columns are at one party (alone, or in one place)."""
     return bool(line.about["party"]) or line.about["what"] == CENTRAL
 
 
 def sent_by(line: Line) -> float:
-    """Return the bytes of a whole training, averaged over seeds; 0 for a party alone."""
+    """Return the bytes of a whole training, as a mean over seeds; 0 for a party alone."""
     return 0.0 if _is_alone(line) else line.mean("bytes", TRAINING) or 0.0
 
 
 def share_of(line: Line) -> float | None:
-    """Return the mean size relative to dense float32; None for a party alone."""
+    """Return the mean size of frames relative to dense float32; None for a party alone."""
     return None if _is_alone(line) else line.mean("wire_ratio", TRAINING)
 
 
 def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
-    """Return the main findings; each follows from the intervals."""
+    """Return sentences with the main findings, which follow from the intervals."""
     named = {line.about["what"]: line for line in lines if line.values(measure)}
     split = named.pop(SPLIT, None)
     if split is None:
@@ -128,7 +130,7 @@ def _few(seeds: int) -> str:
 
 
 def value_table(lines: Sequence[Line], measure: str) -> Table:
-    """Return one row for each training: quality, difference to split, and bytes."""
+    """Return a table with one row per training: quality, difference to split, and bytes."""
     less = "less split" + (", points" if measure in SHARES else "")
     head = ["training", measure.replace("_", " "), less, "bytes", "of dense", "seeds"]
     rows = [
@@ -146,7 +148,7 @@ def value_table(lines: Sequence[Line], measure: str) -> Table:
 
 
 def _glance(lines: Sequence[Line], measure: str) -> Glance:
-    """Return the glance: gain over the label party alone, loss against one place, and bytes."""
+    """Return the summary: gain over the label party alone, loss against one place, bytes."""
     named = {line.about["what"]: line for line in lines if line.values(measure)}
     split = named.get(SPLIT)
     word = MEASURES.get(measure, measure.replace("_", " "))
