@@ -1,4 +1,4 @@
-"""Arithmetic on shares: ring elements, one-time pads, and protocols over the caller's links.
+"""Arithmetic on secret shares: ring elements, one-time pads, and protocols over the caller's links.
 
 This package opens no socket and contains no model. Users call `private`, or set a secure mode in an
 experiment. docs/mpc.md states what each party learns.

@@ -1,8 +1,8 @@
-"""Messages between two parties, with accounts of the bytes sent and of the values learned.
+"""Messages between two parties, with counts of the bytes sent and of the values disclosed.
 
-A frame contains the number of its operation and raw ring elements, without a description: both ends
-follow one program and know all sizes in advance. The receiver therefore refuses, unread, a frame of
-another length or operation number.
+A frame contains the number of its operation and raw ring elements, without a description: both
+parties run one program and know all sizes in advance. The receiver therefore refuses a frame of
+another length or operation number, without reading its elements.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
 #: Largest number of bytes that one party stores for later operations.
 _EARLY_BYTES = 1 << 28
-#: Operation numbers are sent modulo this value plus one.
+#: Mask for operation numbers, which are sent modulo 2^32.
 _NUMBERS = 0xFFFFFFFF
 
 
@@ -40,22 +40,23 @@ class Polled(Link, Protocol):
         """Return the next frame, or None if none has arrived."""
 
     def read_beside(self, links: Sequence[Any]) -> None:
-        """While a frame waits to be sent, also read incoming data on other links of this kind."""
+        """Read incoming data on other links of this kind too, while a frame waits to be sent."""
 
 
 class Channel:
-    """One party's end of a link to another party.
+    """One party's access to the link to another party; counts operations and bytes.
 
     Args:
-        link: ordered and authenticated; the code that makes the link decides who else can read it.
-        peer: name of the other end, for error messages.
+        link: ordered and authenticated link; the code that makes the link decides who else can read
+            it.
+        peer: name of the other party, for error messages.
 
     Attributes:
-        keeps_early: whether frames of later operations may arrive before the expected one, as a
-            dealer's do; the channel keeps them until their turn.
+        keeps_early: whether frames of later operations may arrive before the expected frame, as
+            frames of a dealer do; the channel keeps them until their operation begins.
         owed: earlier operations whose frames have not arrived yet.
-        sent: bytes this end has sent, payload and header, by phase.
-        frames: number of frames this end has sent, by phase.
+        sent: bytes that this party has sent, payload and header, by phase.
+        frames: number of frames that this party has sent, by phase.
     """
 
     def __init__(self, link: Link, peer: str) -> None:
@@ -83,7 +84,7 @@ class Channel:
         return self._next is not None
 
     def restore(self, frames: Mapping[str, int], sent: Mapping[str, int]) -> None:
-        """Continue the counts of an earlier attempt, by phase."""
+        """Continue the counts of bytes and frames of an earlier attempt, by phase."""
         self.frames, self.sent = Counter(frames), Counter(sent)
 
     def send_bytes(self, payload: bytes | bytearray | memoryview, number: int, phase: str) -> None:
@@ -94,7 +95,7 @@ class Channel:
         self.link.send(frame)
 
     def receive_bytes(self, number: int, size: int, most: int | None = None) -> memoryview:
-        """Return the next frame's payload.
+        """Receive the next frame, and return its payload.
 
         Args:
             number: number of the expected operation.
@@ -141,7 +142,7 @@ class Channel:
             self._early_bytes += frame.wire_bytes
 
     def _is_early(self, frame: Frame, wanted: int) -> bool:
-        """Return whether the frame belongs to a later operation and fits into the buffer."""
+        """Return whether a frame belongs to a later or an owed operation, and fits the buffer."""
         later = 0 < (frame.step - wanted & _NUMBERS) < _NUMBERS // 2
         expected = frame.kind is Kind.PROTOCOL and (later or frame.step in self.owed)
         return (
@@ -163,7 +164,7 @@ class Channel:
         number: int,
         phase: str = "online",
     ) -> None:
-        """Send arrays of ring elements, then index lists: 4 bytes an index, 8 a pair."""
+        """Send arrays of ring elements, then index lists with 4 bytes for each index."""
         lists = [each.numpy().astype(_INDEX) for pair in moved for each in (pair.large, pair.small)]
         counts = np.array([len(each) for each in lists], dtype=_INDEX)
         tail = b"".join([counts.tobytes(), *(each.tobytes() for each in lists)])
@@ -200,7 +201,7 @@ class Channel:
             both = np.concatenate([large, small])
             if len(both) and both.max() >= size:
                 raise self._bad_lists("an index outside its tensor")
-            # One mark per element: sorting the lists, as `unique` does, takes ten times as long.
+            # Marking elements is ten times as fast as sorting the lists, as `unique` does.
             marked = np.zeros(size, bool)
             marked[both] = True
             if np.count_nonzero(marked) != len(both):
@@ -215,7 +216,7 @@ class Channel:
 def pack(elements: Sequence[Tensor]) -> memoryview:
     """Pack arrays as little-endian bytes; for a single array return a view of its memory.
 
-    The caller must not change the array afterwards: It is a copy, because a link may send it again.
+    The caller must not change a single array afterwards, because a link may send its memory again.
     """
     parts = [each.reshape(-1).numpy() for each in elements]
     if not parts:
@@ -289,16 +290,17 @@ def split_payload(
 
 @dataclass(slots=True)
 class Leak:
-    """Values of one kind that one party saw in one operation.
+    """Values of one kind that one party learned in the operations of one layer.
 
     Attributes:
-        observer: P0, P1 or P2.
+        observer: party that learned the values: P0, P1 or P2.
         what: "permuted values", "indices near the wrap-around", "result" or "digest of row ids".
         where: the layer, or the party that owns the ids.
         times: number of observations.
-        elements: number of real values over all observations; for index lists, of revealed indices.
-        of: number of values among which those indices lie; for permuted values, of real values and
-            dummies.
+        elements: number of real values over all observations; for index lists, number of revealed
+            indices.
+        of: number of values among which the indices of an index list lie; for permuted values, the
+            number of real values and dummies.
     """
 
     observer: str
@@ -310,7 +312,7 @@ class Leak:
 
 
 class LeakageLedger:
-    """Record of the values that one party saw."""
+    """Record of the values that one party learned."""
 
     def __init__(self, observer: str) -> None:
         self._observer = observer

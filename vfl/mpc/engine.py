@@ -1,15 +1,15 @@
-"""Engine for arithmetic on additive shares, for any number system and any source of correlations.
+"""Engine for arithmetic on additive shares, for any number system and source of randomness.
 
-Each holder has one summand of every shared number; any set of holders except all of them learns
-nothing from its summands. The last role is the dealer: it deals correlated randomness and sees no
-value. A program is a function of an engine. All parties call it with the same shapes; at the dealer
-a share is a shape without content.
+Each holder has one summand of every shared number. Even all holders but one learn nothing from
+their summands. The last role is the dealer: it deals correlated randomness and learns no value. A
+program is a function that receives an engine. All parties call it with the same shapes; at the
+dealer a share is a placeholder: a shape without content.
 
 A tensor is opened once, under a mask u: all holders learn d = x - u. A product of opened tensors is
 computed from openings, masks, and a sharing of the masks' product, which the dealer deals (Beaver
 1991): z = c + e (v + f) + u f, where one holder adds the public f to its v. Dealing takes one
-message, to the last holder; the others draw their parts from streams that they share with the
-dealer. The protocols of this package differ as follows:
+message, to the last holder; the other holders draw their parts from streams that they share with
+the dealer. The protocols of this package differ in these points:
 
     numbers         the ring 2^64, or a prime field where a false share must be detected;
     dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; `vfl.mpc.three_party` for 2
@@ -19,10 +19,10 @@ dealer. The protocols of this package differ as follows:
     stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question comes;
     in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages.
 
-If one holder has a factor x in plaintext, `one_way_product` computes the product: that holder opens
-e = x - u to the other one, which opens f = y - v to it, and each uses the opening that it received.
-So x y = x f + e v + u v; the dealer shares u v. `vfl.mpc.secure.shared_layer` uses only such
-products.
+If one holder has a factor x in plaintext, `one_way_product` computes the product. That holder opens
+e = x - u to the other holder, which opens f = y - v in return. Each of them uses the opening that
+it received. Then x y = x f + e v + u v, and the dealer shares u v. `vfl.mpc.secure.shared_layer`
+uses only products of this kind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 
 
 class Peer:
-    """A party with its channels, the pads it shares with others, and its count of operations.
+    """A party with its channels, the pad streams it shares with others, and its operation count.
 
     Args:
         role: 0, 1 or 2; with more parties, up to the number of parties minus one.
@@ -108,13 +108,13 @@ class Peer:
                 self.use_key(peer, raw[:size], session, attempt)
 
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
-        """Bind a pair's secret to the pair, the session and the attempt."""
+        """Derive the key of a pair's pads from its secret, bound to pair, session and attempt."""
         first, second = sorted((self.role, peer))
         about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
         self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """Draw a pad that `peer` can draw too; int64 of the given axes."""
+        """Draw a pad that party `peer` can draw too; int64 of the given axes."""
         return drawn(self.pads[peer], shape, *purpose)
 
     def next_number(self) -> int:
@@ -146,7 +146,7 @@ class Engine(Peer):
 
     Args:
         role: number of the role, counted from 0; the last role is the dealer's.
-        links: links to the other parties, by role. Only the two ends of a link may read it.
+        links: links to the other parties, by role. Only the two parties of a link may read it.
         holders: number of holders.
         record: see `Peer`.
 
@@ -154,8 +154,9 @@ class Engine(Peer):
         holders: number of holders.
         dealer: the dealer's role.
         numbers: number system of the shares.
-        front: number of leading axes that a share has before the tensor's own axes.
-        part: prefix of the name under which the parts of a mask are drawn from their streams.
+        front: number of leading axes that a share has in addition to the tensor's own axes.
+        part: prefix of the purpose under which the parts of a mask are drawn from their pad
+            streams.
     """
 
     numbers: Ring = RING
@@ -175,7 +176,7 @@ class Engine(Peer):
 
     @property
     def holds(self) -> bool:
-        """Return whether this party is a holder; a process that plays all parties is both."""
+        """Return whether this party is a holder; a process that runs all parties is both."""
         return self.role != self.dealer
 
     @property
@@ -200,17 +201,17 @@ class Engine(Peer):
                 self.channels[holder].send_bytes(key, 0, "setup")
         return PadStream(key)
 
-    # Values in and out.
+    # Operations that share or reveal values.
 
     def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
-        """Reveal the values to one party, or to all holders; float64, None at the other parties.
+        """Reveal values to one party, or to all holders; float64, and None at the other parties.
 
         The cost is 8 bytes per element and one round.
 
         Args:
             shared: tensor to reveal.
-            where: its name, for the leakage ledger.
-            to: role of the party that learns it; all holders if not given.
+            where: name of the tensor, for the leakage ledger.
+            to: role of the party that learns the values; None reveals them to all holders.
         """
         total = self._revealed(self.next_number(), shared, to)
         if total is None:
@@ -219,7 +220,7 @@ class Engine(Peer):
         return decode(total, shared.bits)
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
-        """Return the revealed elements at the parties that learn them, and None at others."""
+        """Return the revealed elements at the parties that learn them, and None at the others."""
         if self.deals:
             return None
         if to is None:
@@ -253,7 +254,7 @@ class Engine(Peer):
         number: int,
         numbers: Ring | None = None,
     ) -> Tensor:
-        """Return a holder's part of a uniform mask; at the dealer, the whole mask."""
+        """Return a holder's part of a uniform mask; at the dealer, return the whole mask."""
         if not self.deals:
             return self.pad(self.dealer, shape, *self.part, *purpose, number)
         parts = [
@@ -264,7 +265,7 @@ class Engine(Peer):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """Return the sum of all holders' parts at each holder; one round."""
+        """Return, at each holder, the sums of all holders' parts; one round."""
         numbers = numbers or self.numbers
         for holder in self.others:
             self.channels[holder].send(parts, number)
@@ -292,7 +293,7 @@ class Engine(Peer):
         numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
-        """At the dealer: share values that it has; only the last holder receives a message."""
+        """At the dealer, share values that it has; only the last holder receives a message."""
         numbers, last = numbers or self.numbers, self.holders - 1
         flat = [value.reshape(-1) for value in values]
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -304,7 +305,7 @@ class Engine(Peer):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """At a holder: return its share of the values that `_deal` deals for the same arguments."""
+        """At a holder, return its share of the values that `_deal` deals for the same arguments."""
         if self.role == self.holders - 1:
             return self._receive_dealt(shapes, number, numbers or self.numbers)
         size = sum(math.prod(shape) for shape in shapes)
@@ -317,7 +318,7 @@ class Engine(Peer):
         return self.channels[self.dealer].receive(shapes, number)
 
     def _blank(self, shape: Sequence[int]) -> Tensor:
-        """Return the dealer's placeholder for a share: a shape without content."""
+        """Return the dealer's placeholder for a share, which is a shape without content."""
         return blank(shape)
 
 
@@ -325,11 +326,11 @@ class BeaverEngine(Engine):
     """Engine whose dealer deals products and divisions when they are computed."""
 
     def plus(self, shared: SharedTensor, public: Tensor) -> SharedTensor:
-        """Return the sum with public elements, broadcast to the axes of both; no message."""
+        """Return the sum with public elements, broadcast to the axes of both; without a message."""
         return SharedTensor(self._plus(shared.share, public), shared.bits)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Open tensors for multiplication, in one round; 8 bytes an element.
+        """Open tensors under masks for multiplication, in one round; 8 bytes an element.
 
         A tensor that was opened before stays as it is, and so do its rows and its transpose: a mask
         belongs to one tensor, and every product uses a fresh sharing of the masks' product.
@@ -356,7 +357,7 @@ class BeaverEngine(Engine):
         """Multiply two tensors, adding their fraction bits; one round if a factor is not open yet.
 
         Args:
-            left: one factor, of axes that the operation accepts.
+            left: bilinear map, such as `torch.mul` or `vfl.mpc.ring.matmul`.
             right: the other factor.
             operation: a bilinear map: `torch.mul`, `vfl.mpc.ring.matmul` and the like.
         """
@@ -376,13 +377,15 @@ class BeaverEngine(Engine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """Divide by 2^shift; the result is rounded down, or one unit larger. 8 n bytes, one round.
+        """Divide by 2^shift, rounding down, or to one unit above that. 8 n bytes, one round.
 
         Args:
-            shared: values whose elements are below 2^62 in magnitude; in the field, below 2^59.
+            shared: values whose elements are below 2^62 in magnitude; in the prime field, below
+                2^59.
             shift: number of bits to remove.
-            positive: whether the elements are from 0 to 2^63 instead.
-            below: whether to subtract one unit, so that the result never exceeds the exact value.
+            positive: whether the elements may instead be any numbers from 0 to 2^63.
+            below: whether to subtract one unit from the result, which then never exceeds the exact
+                value.
         """
         number, bits, numbers = self.next_number(), shared.bits - shift, self.numbers
         offset, shape = 0 if positive else numbers.offset, shared.shape[self.front :]
@@ -411,7 +414,7 @@ class BeaverEngine(Engine):
         return mask
 
     def _whole(self, mask: Tensor, numbers: Ring | None = None) -> Tensor:
-        """At the dealer: return the sum of all holders' parts of a mask."""
+        """At the dealer, return the sum of all holders' parts of a mask."""
         return mask
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> Sequence[Tensor | None]:
@@ -427,14 +430,14 @@ def masked_product(
     right: Tensor,
     dealt: Tensor | None = None,
 ) -> Tensor:
-    """Return a holder's share of a product, w + e (v + f) + u f.
+    """Return a holder's share of a product without the dealt part: w + e (v + f) + u f.
 
     Args:
         numbers: number system of the elements.
         operation: the product.
-        opened: e and f, both factors minus their masks.
+        opened: e and f, the two factors minus their masks.
         left_mask: this holder's part of u, the mask of the left factor.
-        right: the party's part of v, the mask of the right factor; one holder adds f to it.
+        right: this holder's part of v, the mask of the right factor; one holder has added f to it.
         dealt: this holder's share w of the masks' product; None if it is added later.
     """
     e, f = opened
@@ -452,8 +455,9 @@ def one_way_product(
     Args:
         numbers: number system of the elements.
         operation: the product.
-        factors: in the operation's order. At the holder of x: x, and the opening of y plus this
-            holder's own share of y, if any. At the other holder: the opened e, and v.
+        factors: the two factors, in the operation's order. At the holder of x, they are x, and the
+            opening of y plus this holder's own share of y, if it has a share. At the other holder,
+            they are the opened e, and v.
         dealt: this holder's share of the masks' product; see `dealt_product`.
     """
     return numbers.add(numbers.product(operation, *factors), dealt)
@@ -462,5 +466,5 @@ def one_way_product(
 def dealt_product(
     numbers: Ring, operation: Operation, masks: tuple[Tensor, Tensor], pad: Tensor
 ) -> Tensor:
-    """At the dealer: return one share of the product of masks; the other share is the pad."""
+    """At the dealer, return one share of the product of masks; the other share is the pad."""
     return numbers.sub(numbers.product(operation, *masks), pad)

@@ -1,9 +1,9 @@
 """Parties as threads of one process: for tests, for measurements and for `private`.
 
-One process that plays all parties protects no secret; only the messages are real. Each frame on the
-links between the threads carries the length of the chain of messages before it. The largest such
-number received by a party is its depth; the last party's depth is the number of sequential messages
-(hops).
+A process that runs all parties protects no secret; only the messages are as in a real run. Each
+frame on the links between the threads carries a number: the length of the chain of messages that
+led to it. The largest such number that a party has received is its depth. The depth of the last
+party is the number of sequential messages (hops).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Peer = TypeVar("_Peer", bound=Peer)
 
 
 def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalLink]], list[Depth]]:
-    """Return each party's links, by the role at the other end, and the parties' depths."""
+    """Return each party's links, by the other party's role, and the parties' message depths."""
     depths = [Depth() for _ in range(count)]
     links: list[dict[int, LocalLink]] = [{} for _ in range(count)]
     for one, two in combinations(range(count), 2):
@@ -47,8 +47,7 @@ def together(
         played: each party's name, its program and its links.
 
     Raises:
-        VFLError: a party failed; this is the first error, and the other parties were informed of
-            it.
+        VFLError: a party failed; this is the first error, which was reported to the other parties.
     """
 
     def one(name: str, program: Callable[[], _Result], links: Iterable[LocalLink]) -> _Result:
@@ -71,23 +70,23 @@ def together(
 
 
 def _rank(error: BaseException) -> int:
-    """Rank errors so that a cause precedes its consequences at other parties."""
+    """Rank errors so that a cause comes before its consequences at other parties."""
     if isinstance(error, PeerFailedError):
         return 2
     return 3 if isinstance(error, LostPeerError) else 1
 
 
 class Star:
-    """Streams of threads to one party in the middle; compare `LocalStreams` of sessions.
+    """Streams from several threads to one middle party; see `LocalStreams` of sessions.
 
     Args:
         names: names of all parties.
-        middle: name of the party to which all others have a stream.
-        timeout_s: seconds that each end waits.
+        middle: name of the party to which all other parties have a stream.
+        timeout_s: seconds that each party waits for a frame.
 
     Attributes:
-        outer: the outer party's end of each stream, by that party's name.
-        inner: the middle party's end of each stream, by the outer party's name; it only sends.
+        outer: each outer party's stream to the middle party, by the outer party's name.
+        inner: the middle party's streams, by the outer party's name; they only send.
     """
 
     def __init__(self, names: Iterable[str], middle: str, timeout_s: float = 30.0) -> None:
@@ -108,10 +107,10 @@ class Star:
         self._arriving.put((name, sent))
 
     def receive_any(self) -> tuple[str, Frame]:
-        """At the party in the middle: receive the next frame and its sender's name.
+        """At the middle party, receive the next frame, with its sender's name.
 
         Raises:
-            LostPeerError: no frame came in time, or an end was closed.
+            LostPeerError: no frame came in time, or a link was closed.
             PeerFailedError: the other party reported an error.
         """
         try:
@@ -125,8 +124,8 @@ class Star:
         """Run each party's program in its own thread, by name.
 
         Raises:
-            VFLError: a party failed; this is the first error, and the other parties were informed
-                of it.
+            VFLError: a party failed; this is the first error, which was reported to the other
+                parties.
         """
         ends = {name: [link] for name, link in self.outer.items()}
         inner = list(self.inner.values())
@@ -139,12 +138,12 @@ class LocalParties(Generic[_Peer]):
     """All parties as threads of this process; a context manager whose exit ends the threads.
 
     Args:
-        make: makes a party from a role and its links by role.
+        make: function that makes a party from its role and its links by role.
         timeout_s: seconds that a party waits for a message.
         count: number of parties.
 
     Attributes:
-        parties: P0, P1, P2 and so on.
+        parties: the parties P0, P1, P2 and so on.
     """
 
     def __init__(
@@ -159,14 +158,14 @@ class LocalParties(Generic[_Peer]):
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="vfl-mpc")
 
     def agree(self, terms: Mapping[str, Any]) -> None:
-        """Agree on fresh keys for every pair, for parties that run the same program."""
+        """Agree on fresh keys for every pair; all parties must run the same program."""
         session = secrets.token_hex(16)
         self.run(lambda party: party.agree(terms, session))
 
     def run(
         self, program: Callable[[_Peer], _Result], roles: Sequence[int] | None = None
     ) -> list[_Result]:
-        """Run a program at some parties, or at all, and return each party's result.
+        """Run a program at some parties, or at all parties, and return each party's result.
 
         Raises:
             VFLError: a party failed; this is the first error, and the session has ended.
@@ -195,7 +194,7 @@ class LocalParties(Generic[_Peer]):
         return [each for party in self.parties for each in traffic(party)]
 
     def leaks(self) -> list[Leak]:
-        """Return the values that the parties saw since the session began."""
+        """Return the values that the parties have learned since the session began."""
         return [leak for party in self.parties for leak in party.leakage.leaks()]
 
     def close(self, *, wait: bool = True) -> None:

@@ -1,12 +1,13 @@
 """Number systems of shares: the ring 2^64, and the prime field 2^61 - 1.
 
-Both keep their elements in int64. Ring elements wrap by themselves, so a ring operation is torch's
-own. Field elements are from 0 to p - 1; the field exists because a MAC in the ring would miss a
-change of high bits.
+Both systems keep their elements in int64. Ring elements wrap around like int64, so an operation of
+the ring is torch's own operation. Field elements are from 0 to p - 1; the field exists because a
+MAC in the ring would miss a change of high bits.
 
-To divide a shared x by 2^shift, the holders open c = x + offset + r under a mask r whose parts are
-dealt (Escudero et al. 2020, section 5.1). Whether the sum wrapped follows from the uppermost bits
-of c, which all holders see, and of r, which is shared. The result is exact to a unit.
+To divide a shared x by 2^shift, the holders open c = x + offset + r under a mask r. The dealer has
+dealt shares of the mask's parts (Escudero et al. 2020, section 5.1). Whether the sum wrapped around
+follows from the uppermost bit of c, which all holders see, and of r, which is shared. The quotient
+is exact to one unit.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _HALF, _LIMB = 31, 21
 
 
 class Ring:
-    """Integers modulo 2^bits; other number systems are subclasses that override differences.
+    """Integers modulo 2^bits; other number systems are subclasses and override what differs.
 
     Args:
         bits: number of bits of an element that count; with fewer than 64, a message may carry only
-            those.
+            these bits.
 
     Attributes:
-        offset: number added to a signed value before a division, to make it positive.
+        offset: number that is added to a signed value before a division, to make it positive.
     """
 
     offset = 1 << (SIGN - 1)
@@ -64,14 +65,14 @@ class Ring:
         return one * two
 
     def product(self, operation: Operation, left: Tensor, right: Tensor) -> Tensor:
-        """Apply a bilinear map to matrices, or to maps made of them, with any leading axes."""
+        """Apply a bilinear map, such as a matrix product, to operands with any leading axes."""
         if isinstance(operation, Composed):
             pair = self.additive(operation.left, left), self.additive(operation.right, right)
             return self.additive(operation.after, self.product(matmul, *pair))
         return matmul_each(left, right) if operation is matmul else operation(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """Apply a map that only moves and adds elements."""
+        """Apply a map that only moves and adds elements, such as an unfolding of patches."""
         return linear(*operands)
 
     def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
@@ -81,17 +82,17 @@ class Ring:
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        """Divide an opened value: return a share of the quotient, and a public term for one party.
+        """Divide an opened value: return a share, and a public term that one party adds.
 
         Args:
             opened: c.
-            low: a share of the first of the mask's `parts`.
-            top: a share of the second.
-            shift: number of bits to divide away.
-            offset: number that was added to x.
+            low: a share of the first of the two parts of the mask; see `parts`.
+            top: a share of the second part.
+            shift: number of bits by which to divide.
+            offset: number that was added to x before the opening.
         """
-        # The two uppermost bits differ if the lower 63 bits carried. As numbers, since the mask's
-        # bit is shared: b + t - 2 b t.
+        # The uppermost bits b of c and t of the mask differ if the lower 63 bits carried. The
+        # mask's bit is shared, so the exclusive or is computed with numbers: b + t - 2 b t.
         public = upper(opened, SIGN)
         share = (top * (1 - 2 * public) << (SIGN - shift)) - low
         return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
@@ -120,7 +121,7 @@ class Field(Ring):
         return self.reduce(one + (P - two))
 
     def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
-        """Return the element-wise product, by 2^62 = 2 and 2^61 = 1 modulo p.
+        """Return the element-wise product; uses that 2^62 = 2 and 2^61 = 1 modulo p.
 
         >>> FIELD.mul(torch.tensor([P - 1, 1 << 40]), torch.tensor([P - 2, 1 << 40])).tolist()
         [2, 524288]
@@ -136,7 +137,7 @@ class Field(Ring):
         return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply matrices by 21-bit limbs, whose products int64 adds up exactly."""
+        """Multiply matrices in limbs of 21 bits, whose products int64 sums exactly."""
         ones, twos = self._limbs(left), self._limbs(right)
         found = torch.zeros((), dtype=torch.int64)
         for place in range(2 * len(ones) - 1):
@@ -153,7 +154,7 @@ class Field(Ring):
         return self.matmul(left, right) if operation is matmul else self.mul(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """See `Ring`; each result may add up fewer than 2^30 elements."""
+        """See `Ring`; each result may be a sum of fewer than 2^30 elements."""
         low = linear(*(each & ((1 << _HALF) - 1) for each in operands))
         high = linear(*(each >> _HALF for each in operands))
         return self.add(self.lift(low), self.mul(self.lift(high), 1 << _HALF))
@@ -164,7 +165,7 @@ class Field(Ring):
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        # The sum wraps around p if the mask's upper bit is 1 and the opening's is 0.
+        # The sum wrapped around p if the mask's upper bit is 1 and the opening's upper bit is 0.
         wraps = 1 - (opened >> (BITS - 1))
         share = self.sub(self.mul(top, wraps * (P >> shift)), low)
         return share, (opened >> shift) - (offset >> shift)
@@ -175,7 +176,7 @@ class Field(Ring):
 
 
 class Words(Ring):
-    """Words of 64 bits with exclusive or as addition."""
+    """Words of 64 bits, with exclusive or as addition."""
 
     def add(self, one: Tensor, two: Tensor) -> Tensor:
         return one ^ two
@@ -194,7 +195,7 @@ def broadcast(one: Sequence[int], two: Sequence[int]) -> torch.Size:
 
 
 def reach(stack: Tensor, axes: int) -> Tensor:
-    """Give a stack of tensors at least this many axes; insert axes of length 1 after the first."""
+    """Give stacked tensors at least this many axes; insert axes of length 1 after the first."""
     missing = axes + 1 - stack.dim()
     if missing <= 0:
         return stack
@@ -202,5 +203,5 @@ def reach(stack: Tensor, axes: int) -> Tensor:
 
 
 def upper(word: Tensor, place: int) -> Tensor:
-    """Shift a word's bits, from one position down, to the lowest position; fill with zeros."""
+    """Shift the bits of words down, so that position `place` becomes 0; fill with zeros."""
     return (word >> place) & ((1 << (ELEMENT_BITS - place)) - 1) if place else word

@@ -1,8 +1,8 @@
-"""Evaluation of a function by P2 on values whose owners it does not know (algorithm 5.2).
+"""Evaluation of functions by P2 on values in an order that P2 does not know (algorithm 5.2).
 
-This file has the element-wise functions with their slopes; the secret permutation, dummies and
-signs, which the two holders draw from their shared key without a message; and the upper 40 bits of
-a share, for values that P2 only evaluates.
+This file has the element-wise functions with their slopes. It also has the secret permutation, the
+dummies and the signs, which the two holders draw from their shared key without a message. For
+values on which P2 only evaluates a function, it has the upper 40 bits of shares.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _SQRT_HALF = 0.7071067811865476
 _LEAST_INDEX_BITS = 20
 _DUMMY_SCALE = 2.0
 _WORD = 64
-#: Without their lower 24 bits, two shares add up to the value minus a carry of 2^24 on average. The
-#: reader adds that carry; the error stays below 2^24, so below 2^(24 - bits) of the value.
+#: Without their lower 24 bits, two shares add up to the value minus a carry, which is 2^24 on
+#: average. The receiver adds 2^24; the remaining error is below 2^24, so below 2^(24 - bits) in
+#: units of the value.
 UPPER_BYTES = 5
 EXPECTED_CARRY = 1 << 24
 #: Data types of the two parts of an element's upper bytes, by the number of bytes kept.
@@ -37,15 +38,15 @@ _FIELDS = {5: ("<u4", "u1"), 6: ("<u4", "<u2")}
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function of one variable.
+    """A function of one variable, applied to every element.
 
     Attributes:
-        name: name in settings.
+        name: name of the function in settings.
         value: f, on float64.
         slope: its derivative.
-        mirror: c with f(-x) = c - f(x), so that values can carry random signs; None if no such c
-            exists.
-        whole_slope: whether the slope is only 0 or 1, which needs no fraction bits.
+        mirror: number c with f(-x) = c - f(x), which lets values carry random signs; None if the
+            function has no such symmetry.
+        whole_slope: whether the slope is always 0 or 1, so that it needs no fraction bits.
         positive: whether the function is defined only above 0; dummies are then positive too.
     """
 
@@ -99,17 +100,16 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
     """Draw a uniform permutation of ``range(count)``; int64 of shape (count,).
 
     Args:
-        pads: stream of the two parties that permute.
+        pads: pad stream of the two parties that permute.
         count: number of elements.
         purpose: see `PadStream.elements64`.
 
-    Two equal sort keys would order their elements by index: Two equal sort keys would order their
-        elements by index. Among 2^20 elements any two of their 44-bit keys are equal with
-        probability 0.03, among 2^16 with 0.0001; the effect is one pair of neighbours in a known
-        order.
+    Two elements with equal sort keys stay in the order of their indices. Among 2^20 elements, some
+    two of their 44-bit keys are equal with probability 0.03, and among 2^16 with probability
+    0.0001. The effect is a single pair of neighbours in a known order.
 
     Raises:
-        ReusedPadError: the permutation of this purpose and step was drawn before.
+        ReusedPadError: the permutation of this purpose and step has been drawn before.
     """
     bits = np.uint64(max(_LEAST_INDEX_BITS, (max(count, 1) - 1).bit_length()))
     low = (np.uint64(1) << bits) - np.uint64(1)
@@ -122,14 +122,14 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class Permutation:
-    """Order, dummies and signs of one operation, equal at both holders.
+    """Order, dummies and signs of one operation, which both holders draw equally.
 
     Args:
-        pads: stream of the two holders.
+        pads: pad stream of the two holders.
         rules: rules that set the least number of elements.
         elements: number of real elements.
-        function: function to evaluate. Values get random signs only if the function has a mirror
-            symmetry.
+        function: function to evaluate. Values get random signs only if the function is symmetric
+            (`Function.mirror`).
         number: number of the operation.
 
     Attributes:
@@ -151,7 +151,7 @@ class Permutation:
         self._dummies = self._draw_dummies(pads, function, number)
 
     def apply(self, elements: Tensor, bits: int, first: bool) -> Tensor:
-        """Return this holder's share with dummies and signs, permuted; one axis."""
+        """Return this holder's share in the permuted order, with dummies and signs; one axis."""
         flat = elements.reshape(-1)
         if self._dummies is not None:
             values, mask = self._dummies
@@ -168,7 +168,8 @@ class Permutation:
             elements: this holder's share of the results, in the secret order.
             bits: fraction bits of the results.
             first: whether this is P0.
-            mirrored: whether the signs change the results; they do not change slopes.
+            mirrored: whether the signs change the results, as they do with values but not with
+                slopes.
         """
         found = elements.index_select(0, self._back)
         if self._signs is not None and mirrored:
@@ -181,7 +182,7 @@ class Permutation:
     def _draw_dummies(
         self, pads: PadStream, function: Function, number: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Draw normal values (Box and Muller 1958) and the mask between their shares."""
+        """Draw normally distributed dummies (Box and Muller 1958), and the mask of their shares."""
         dummies = self.count - self._elements
         if not dummies:
             return None
@@ -213,8 +214,8 @@ def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0
 
     Args:
         payload: result of `upper_bytes`.
-        size: bytes per element.
-        fill: lower bytes of all elements.
+        size: number of bytes per element.
+        fill: value of the omitted lower bytes.
     """
     in_word, packed_type = _types(size)
     packed = np.frombuffer(payload, packed_type)
@@ -225,7 +226,7 @@ def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0
 
 @lru_cache
 def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return data types of the kept bytes, within an element and packed."""
+    """Return numpy types of the kept bytes: as a part of an element, and packed."""
     low, high = _FIELDS[size]
     start = ELEMENT_BYTES - size
     places: Any = {"low": (low, start), "high": (high, start + 4)}
@@ -233,6 +234,6 @@ def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy field by field, because numpy copies four bytes at once but five one by one."""
+    """Copy field by field: numpy copies four bytes at once, but five bytes one by one."""
     for name in ("low", "high"):
         target[name] = source[name]

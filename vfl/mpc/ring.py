@@ -1,17 +1,19 @@
-"""Ring elements: Z_N, N = 2^64, as int64 tensors, whose arithmetic wraps as the ring's does.
+"""Ring elements modulo N = 2^64, as int64 tensors, which wrap around as the ring's elements do.
 
-A real x is represented by round(x 2^bits) (thesis of split learning, 2025, eq 5-3 with the rounding
-it lacks). Two's complement gives negative numbers and decoding (eq 5-4, with its sign).
+A real number x is represented by round(x 2^bits) (thesis of split learning, 2025, eq 5-3, which
+lacks the rounding). Two's complement represents negative numbers; decoding is eq 5-4, with the sign
+that the equation lacks.
 
-Products: torch multiplies int64 matrices without a BLAS. If its compiler used the right
-instructions, this takes twice as long as float64, and otherwise forty times. There a ring element
-is split into three signed limbs of 22, 21 and 21 bits, at the bits 0, 22 and 43. They give six
-exact products of float64; products of higher bits are multiples of 2^64. With 512 terms the largest
-sum is below 2^53. A GPU has no int64 product at all. It computes large products in this way, if
-they are worth the transfer (`multiply_on`).
+Products: torch multiplies int64 matrices without a BLAS. If torch's compiler used the right
+instructions, a product takes twice as long as in float64, and otherwise forty times as long. In the
+latter case a ring element is split into three signed limbs of 22, 21 and 21 bits, which begin at
+the bits 0, 22 and 43. The limbs need six exact products in float64; products at bit 64 and above
+are multiples of 2^64 and are left out. With 512 terms the largest sum is below 2^53. A GPU has no
+int64 product at all. Large products are computed on it with limbs, if they are worth the transfer
+(`multiply_on`).
 
-The end of the file encodes values of a cut as masked elements of a smaller ring (8 to 64 bits), and
-decodes them. Each direction takes one pass where numba is installed.
+The end of the file encodes the values of a cut as masked elements of a smaller ring (8 to 64 bits),
+and decodes them. Encoding and decoding take one pass each where numba is installed.
 """
 
 from __future__ import annotations
@@ -35,39 +37,42 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 ELEMENT_BITS = 64
 ELEMENT_BYTES = 8
 _FIX = "scale the columns or lower the learning rate, or change magnitude_bits or bits"
-#: Limbs of a ring element: first bit of the middle and of the upper limb, and half of each.
+#: Limbs of a ring element: first bit of the middle limb and of the upper limb, and half the range
+#: of each limb.
 _LOW, _MIDDLE = 22, 43
 _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
-#: Most terms for which a sum of limb products is exact, and the side of the product that is timed.
+#: Largest number of terms for which a sum of limb products is exact, and the side length of the
+#: product that is timed.
 _TERMS, _PROBE = 512, 128
-#: Smaller products are not worth splitting into limbs: rows and columns, inner size, total terms.
+#: Smaller products are not split into limbs: least rows and columns, least inner size, least number
+#: of terms.
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
-#: The same limits for a product on a GPU, whose transfer takes about a millisecond.
+#: Least number of terms for a product on a GPU, to which the transfer takes about a millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
-#: Most rows for which the compiled loop is faster, by the type of the right operand.
+#: Largest number of rows for which the compiled loop is faster, by the type of the right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
-#: Largest number of terms for which a product of one row is faster as a sum, without a compiled
-#: loop.
+#: Largest number of terms for which a one-row product is computed as a sum where no compiled loop
+#: is available.
 _FEW_TERMS = 1 << 18
-#: Number of terms below which torch's own loop over further axes is faster.
+#: Number of terms below which torch's own loop over the leading axes is faster.
 _SMALL_PRODUCT = 1 << 17
-#: Number of values that a pass processes at once, so that they fit a core's cache.
+#: Number of values that one step processes, so that they fit a core's cache.
 _BLOCK = 16384
 
 
 class _Card:
-    """Device on which this process computes large products."""
+    """GPU on which this process computes large products; None without."""
 
     device: torch.device | None = None
 
 
 def multiply_on(device: torch.device) -> None:
-    """Compute large products of this process on a card; the processor's device turns that off."""
+    """Compute large products of this process on a GPU; the device "cpu" turns that off."""
     _Card.device = None if device.type == "cpu" else device
 
 
 def limit_bits(bits: int) -> int:
-    """Return how many bits before the point a value may have so that one product fits.
+    """Return the bits before the point that two factors may have so that their product fits.
 
     >>> limit_bits(23), limit_bits(20)
     (17, 23)
@@ -78,17 +83,18 @@ def limit_bits(bits: int) -> int:
 def encode(
     values: Tensor, bits: int, where: str, integer_bits: int | None = None, fix: str = _FIX
 ) -> Tensor:
-    """Encode reals as ring numbers; int64 of the same shape.
+    """Encode real numbers as ring elements; int64 of the same shape.
 
     Args:
-        values: any float or integer tensor.
+        values: a tensor of floats or integers.
         bits: fraction bits; 0 for whole numbers.
         where: name of the layer or tensor, for the error message.
         integer_bits: bits before the point that values may have; `limit_bits(bits)` if not given.
         fix: advice for a value that does not fit.
 
     Raises:
-        RingRangeError: a value is too large; the error states the bits it needs, never the value.
+        RingRangeError: a value is too large; the error states how many bits the value needs, never
+            the value.
         NonFiniteError: a value is NaN or infinite.
     """
     exact = values.detach().double()
@@ -125,16 +131,17 @@ def require_integer_bits(
 
 
 def decode(elements: Tensor, bits: int) -> Tensor:
-    """Decode ring numbers to reals; float64 of the same shape."""
+    """Decode ring elements to real numbers; float64 of the same shape."""
     return elements.double().mul_(2.0**-bits)
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Multiply matrices in the ring; axes (rows, inner) and (inner, columns).
 
-    A single column is multiplied as a vector, which is faster unless the left operand is a
-    transposed view; so is a single row. The right operand may be int16 or int32: a product of one
-    row reads each element once, so memory bandwidth determines its time.
+    If the right operand has a single column, it is multiplied as a vector, which is faster unless
+    the left operand is a transposed view. A single row is treated in the same way. The right
+    operand may be int16 or int32: a product of one row reads each element once, so memory bandwidth
+    determines its time.
     """
     if reads_in_place(len(left), right):
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -154,12 +161,12 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def reads_in_place(rows: int, right: Tensor) -> bool:
-    """Return whether `matmul` of so many left rows reads its right operand without a copy."""
+    """Return whether `matmul` with this many left rows reads its right operand without a copy."""
     return COMPILED and rows <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous()
 
 
 def batched(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply batches of matrices; axes (products, rows, inner) and (products, inner, columns).
+    """Multiply matrices pairwise; axes (products, rows, inner) and (products, inner, columns).
 
     >>> batched(torch.tensor([[[2, 3]]]), torch.tensor([[[1], [-1]]])).tolist()
     [[[-1]]]
@@ -174,7 +181,7 @@ def batched(left: Tensor, right: Tensor) -> Tensor:
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transposed left by the right; axes (rows, inner) and (rows, columns)."""
+    """Multiply the transposed left matrix by the right; axes (rows, inner) and (rows, columns)."""
     if right.shape[1] == 1:
         return torch.from_numpy(right[:, 0].numpy() @ left.numpy())[:, None]
     return matmul(left.t(), right)
@@ -182,12 +189,13 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A bilinear map made of a product of matrices, such as a convolution.
+    """A bilinear map made of a product of matrices and other steps, such as a convolution.
 
     Attributes:
-        left: a map of the left factor that only moves and adds elements.
-        right: the same for the right factor.
-        after: the same for the product. All three accept a tensor with further leading axes.
+        left: map of the left factor that only moves and adds elements.
+        right: map of the right factor, of the same kind.
+        after: map of the product, of the same kind. All three maps accept a tensor with additional
+            leading axes.
     """
 
     left: Callable[[Tensor], Tensor]
@@ -227,12 +235,12 @@ def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Si
 
 
 def _large(rows: int, inner: int, columns: int) -> bool:
-    """Return whether a card is faster, with the transfer of both factors and of the product."""
+    """Return whether a GPU is faster, with the transfer of both factors and the product."""
     return min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS_OF_CARD
 
 
 def limbs_pay(rows: int, inner: int, columns: int) -> bool:
-    """Return whether `limb_matmul` is faster than torch: (rows, inner) @ (inner, columns)."""
+    """Return whether `limb_matmul` is faster than torch for (rows, inner) @ (inner, columns)."""
     wide = min(rows, columns) >= _LEAST_SIDE and inner >= _LEAST_INNER
     return wide and rows * inner * columns >= _LEAST_TERMS and _int64_is_slow()
 
@@ -240,7 +248,7 @@ def limbs_pay(rows: int, inner: int, columns: int) -> bool:
 def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Compute ``left @ right`` in wrapping int64; axes (rows, inner), (inner, columns).
 
-    The device that holds both operands computes it.
+    The computation runs on the device that has both operands.
 
     >>> limb_matmul(torch.tensor([[2**40, -3]]), torch.tensor([[2**30], [5]])).tolist()
     [[-15]]
@@ -261,8 +269,8 @@ def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
 def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split elements into signed limbs of 22, 21 and 21 bits; float64.
 
-    For signed digits, add half of every limb's range to the word, take unsigned digits, and
-    subtract the halves. Unsigned shifts are vectorised on every processor.
+    Half of every limb's range is added to the word, unsigned digits are taken, and the halves are
+    subtracted again, which gives signed digits. Unsigned shifts are vectorised on every processor.
     """
     if elements.device.type != "cpu":
         return _limbs_there(elements)
@@ -290,7 +298,7 @@ def _signed(digits: np.ndarray, bits: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _int64_is_slow() -> bool:
-    """Measure once per process, in a few milliseconds; both ways give the same elements."""
+    """Measure whether limbs are faster; once per process. Both ways give the same elements."""
     square = torch.arange(_PROBE * _PROBE).reshape(_PROBE, _PROBE) * 0x1E3779B97F4A7C15 // 3
     return _fastest(limb_matmul, square) < _fastest(torch.matmul, square)
 
@@ -307,8 +315,8 @@ def _fastest(product: Callable[[Tensor, Tensor], Tensor], square: Tensor) -> flo
 def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute the product by compiled loops.
 
-    A product of 32-bit numbers takes one instruction and one of 64-bit numbers three, so the left
-    operand is split if the right one is narrow.
+    A product of 32-bit numbers takes one instruction, and a product of 64-bit numbers takes three,
+    so the left operand is split if the right operand is narrow.
     """
     axes = left.shape[0], right.shape[1]
     if right.dtype == np.int64:
@@ -328,7 +336,7 @@ def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _few_rows_narrow(
     low: np.ndarray, high: np.ndarray, right: np.ndarray, below: np.ndarray, above: np.ndarray
 ) -> None:
-    """Add the products of both parts of the left operand; eight rows of the right at a time."""
+    """Add the products with both parts of the left operand; eight rows of the right at a time."""
     rows, columns, eights = low.shape[0], right.shape[1], right.shape[0] // 8 * 8
     for i in range(0, eights, 8):
         for row in range(rows):
@@ -356,7 +364,7 @@ def _few_rows_narrow(
 
 @compiled
 def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
-    """Add the product; four rows of the right at a time, so that sums are written less often."""
+    """Add the product to `total`; four right rows at a time, so that sums are written rarely."""
     rows, columns, fours = left.shape[0], right.shape[1], right.shape[0] // 4 * 4
     for i in range(0, fours, 4):
         for row in range(rows):
@@ -376,7 +384,7 @@ def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
 
 @compiled
 def _one_row_each(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
-    """Add products with a single row; axes (products, inner), (products, inner, columns)."""
+    """Add one-row products to `total`; axes (products, inner), (products, inner, columns)."""
     for product in range(right.shape[0]):
         for i in range(right.shape[1]):
             factor = left[product, i]
@@ -394,14 +402,14 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
         elements: ring elements, signed and of the same axes, such as a mask; changed in place.
 
     Returns:
-        Whether all values fit. If one does not, or is NaN, the elements must not be used.
+        Whether all values fit. If a value does not fit, or is NaN, the elements must not be used.
 
     >>> elements = np.int8([0, 100, 100])
     >>> encode_onto(np.float32([0.25, -1.5, 7]), 4.0, 28, elements), elements.tolist()
     (True, [1, 94, -128])
     """
     end = np.float32(most)
-    if float(end) > most:  # float32 cannot represent every integer of that size
+    if float(end) > most:  # float32 cannot represent every integer of this size
         end = np.nextafter(end, np.float32(0))
     loop = _encode_pass if COMPILED else _encode_passes
     return bool(loop(values, np.float32(scale), end, elements))
@@ -411,8 +419,8 @@ def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarra
     """Return the wrapping sum of elements, times `scale`; float32 of the same axes.
 
     Args:
-        first: signed integers of axes (elements,).
-        second: second share, of the same axes and type.
+        first: first shares, signed integers of axes (elements,).
+        second: second shares, of the same axes and type.
         scale: a power of two.
 
     >>> decode_sum(np.int8([100, -3]), np.int8([100, 2]), 0.25).tolist()
@@ -420,7 +428,7 @@ def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarra
     """
     values = np.empty(len(first), np.float32)
     if COMPILED:
-        # one array type, so numba compiles once
+        # Arrays of one type, so that numba compiles once.
         first.flags.writeable = second.flags.writeable = False
         _decode_pass(first, second, 64 - 8 * first.itemsize, np.float32(scale), values)
     else:
@@ -461,7 +469,8 @@ def _encode_passes(
             numbers = values[start : start + _BLOCK] * scale
             np.rint(numbers, out=numbers)
             elements[start : start + _BLOCK] += numbers.astype(elements.dtype)
-            # No magnitude exceeds the root of the sum of squares, which needs one pass less.
+            # The root of the sum of squares bounds every magnitude, and needs one pass less than
+            # the maximum.
             fit = fit and bool(
                 float(numbers @ numbers) < 0.99 * float(end) ** 2
                 or (-end <= numbers.min() and numbers.max() <= end)

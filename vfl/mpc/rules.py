@@ -1,4 +1,4 @@
-"""Rules that three parties agree on before they start: the mode, and derived settings."""
+"""Rules that three parties agree on before they start: the mode and the number format."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 HOLDERS = (P0, P1)
 NAMES = ("P0", "P1", "P2")
-#: A permutation of fewer values than this does not hide them.
+#: Least number of values that a permutation hides.
 LEAST_PERMUTED = 32
 _BITS = {"thesis": 23, "fast": 21}
-#: With 21 bits, the 40 bits of a permuted share cause an error of at most 4e-6. Each bit less
-#: multiplies it by 4, and it soon exceeds the error of the fraction itself.
+#: From 21 fraction bits on, sending only 40 bits of a permuted share causes an error of at most
+#: 4e-6. Each bit less multiplies the error by 4, and it soon exceeds the rounding error of the
+#: fraction.
 _LEAST_CUT_BITS = 21
-#: A truncated value below this many bits before the point is exact within one unit.
+#: A truncated value is exact within one unit if its magnitude is below 2 to this number of bits
+#: before the point.
 _MAGNITUDE_BITS = 8
-#: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within this bound; otherwise P2 would refuse
-#: them as out of range. One normal number in 10^15 lies beyond 8 deviations.
+#: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within this number of bits; otherwise P2 would
+#: refuse them as out of range. One normal number in 10^15 lies beyond 8 deviations.
 LEAST_MAGNITUDE_BITS = 4
-#: Largest number of bits of a product with its fraction; beyond that the ring has no room to shift
+#: Largest number of bits of a product, fraction included; beyond it the ring has no room to shift
 #: shares.
 _PRODUCT_BITS = 60
-#: A wrapped sum may look like any number; one in 128 is this many bits below the limit.
+#: Margin in bits below the ring's limit: a wrapped sum looks like a random number, and one random
+#: number in 128 lies below the margin.
 _SPARE_BITS = 7
 
 
 def name_of(role: int) -> str:
-    """Return a party's name for messages and accounts, for three or more parties.
+    """Return the name of a party by its role, for messages and traffic counts.
 
     >>> name_of(4)
     'P4'
@@ -46,17 +49,18 @@ class Rules:
     """Terms of one computation on shares.
 
     Attributes:
-        mode: "thesis" is chapter 5 as written, with its errors corrected. "fast" opens each tensor
-            once and both ways at the same time. It keeps the scale of products sent to P2, sends 40
-            bits of permuted shares (64 if `bits` is below 21), and requests value and slope
-            together.
-        bits: fraction bits of shared values.
-        magnitude_bits: truncated values must be below 2 to this number; see `Truncation`. So must
-            the values of networks that parties share. At least 4, for the dummies.
-        delta_bits: fraction bits of activation gradients; a small number keeps sums over a batch
-            small in the ring and index lists short.
-        least_permuted: smaller groups of elements are hidden among dummies.
-        flips: whether permuted values carry random signs, for functions that allow them.
+        mode: "thesis" is the protocol of chapter 5 as printed, with its errors corrected. "fast"
+            opens each tensor only once, in both directions at the same time. It leaves products
+            that are sent to P2 at their scale, and sends 40 bits of permuted shares (64 if `bits`
+            is below 21). It requests a function's value and slope together.
+        bits: number of fraction bits of shared values.
+        magnitude_bits: truncated values must be below 2 to this number in magnitude; see
+            `Truncation`. Values of networks that the parties share must be below it, too. The
+            number is at least 4, so that dummies fit.
+        delta_bits: number of fraction bits of activation gradients; a small number keeps sums over
+            a batch small in the ring, and index lists short.
+        least_permuted: smaller groups of elements than this are hidden among dummies.
+        flips: whether permuted values carry random signs, for functions with a symmetry.
     """
 
     mode: Mode = "fast"
@@ -86,21 +90,21 @@ class Rules:
 
     @property
     def most_magnitude_bits(self) -> int:
-        """Largest `magnitude_bits` with this many fraction bits."""
+        """Return the largest `magnitude_bits` with this many fraction bits."""
         return _PRODUCT_BITS - 2 * self.bits
 
     @property
     def sum_bits(self) -> int:
-        """Bits before the point of a sum of products that has very probably not wrapped."""
+        """Bits before the point within which a sum of products has very probably not wrapped."""
         return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
 
     @property
     def sends_40_bits(self) -> bool:
-        """Return whether P2 gets 40 bits of a permuted share, if functions need no more."""
+        """Return whether P2 gets 40 bits of a permuted share, if the function needs no more."""
         return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:
-        """Return the bits of the largest product that is safe to truncate; `bits`: its fraction."""
+        """Return the bits of the largest product that can be truncated; `bits` is its fraction."""
         return bits + self.magnitude_bits
 
     def record(self) -> dict[str, str | int | bool]:

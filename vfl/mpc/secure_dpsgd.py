@@ -1,26 +1,29 @@
 """DP-SGD of a linear classifier on shared rows; no holder can omit the noise.
 
-The protocols of PEA (2022), corrected. Protocol 1 is the inverse of a square root (on [0.5, 1),
-with divisions exact to a unit). In Protocol 2 every holder adds a part of the noise. Protocol 3 is
-the step that clips each row's gradient without showing which rows were clipped. Holders have rows
-of their own with the same columns; inputs, labels, gradients and the model stay shares until the
-model is revealed. A program is a function of a `Member`; see `vfl.mpc.many.members`.
+The protocols are those of PEA (2022), corrected. Protocol 1 computes inverse square roots (for
+numbers in [0.5, 1), with divisions that are exact to one unit). In Protocol 2, every holder adds a
+part of the noise. Protocol 3 is a step that clips each row's gradient without disclosing which rows
+were clipped. Each holder has its own rows with the same columns; inputs, labels, gradients and the
+model stay secret-shared until the model is revealed. A program is a function that receives a
+`Member`; see `vfl.mpc.many.members`.
 
-The classifier has one logistic output a class; its curve is a line cut at 0 and 1 (Mohassel and
-Zhang 2017, section 5.3). So a row's gradient is (p - y) x, of norm |p - y| |x|. A step:
+The classifier has one logistic output per class; the logistic curve is replaced by a line that is
+cut off at 0 and 1 (Mohassel and Zhang 2017, section 5.3). The gradient of a row is therefore (p -
+y) x, with the norm |p - y| |x|. A step takes these rounds:
 
     rounds
-    8       outputs, cut at 0 and 1: products under masks (Beaver 1991), signs by carries of a
-            shared mask's bits
-    4       each row's norm: that of its errors times that of its inputs, which its owner shares
-    14      1 / norm: shifted to [0.5, 1), a polynomial that is never above the truth (Protocol 1,
-            on the interval it holds for); two messages where the dealer inverts permuted norms
-    7       scaled to the bound where it is longer: a sign, chosen without being revealed
-    5       sum, noise, step: whole numbers of a discrete Gaussian (Canonne et al. 2020), variance
-            3 / (2 m) of the asked at each of m holders
+    8       the outputs, limited to 0 and 1: products under masks (Beaver 1991), and signs from the
+            carries of a shared mask's bits
+    4       each row's norm: the norm of its errors times the norm of its inputs, which their owner
+            shares
+    14      1 / norm: the norm is shifted to [0.5, 1), where a polynomial is never above the exact
+            value (Protocol 1); or two messages, if the dealer inverts permuted norms
+    7       longer gradients scaled down to the bound; the sign that selects them is not disclosed
+    5       sum, noise and step: each of m holders adds whole numbers from a discrete Gaussian
+            (Canonne et al. 2020) with 3 / (2 m) of the requested variance
 
-Divisions cost a round, because local division of each share is wrong for every second number that
-fills the ring. With the dealer's help they are exact to one unit (Escudero et al. 2020).
+A division costs a round, because dividing each share locally is wrong for half of the numbers that
+fill the ring. With the dealer's help, divisions are exact to one unit (Escudero et al. 2020).
 """
 
 from __future__ import annotations
@@ -50,46 +53,51 @@ Form = Literal["polynomial", "permuted"]
 #: Inputs of axes (rows, columns), and labels of axes (rows,).
 Rows = tuple[Tensor, Tensor]
 
-#: Fraction bits of an inverse root; a large argument has a small inverse root.
+#: Fraction bits of an inverse root; many bits are needed, because a large argument has a small
+#: inverse root.
 ROOT_BITS = 30
-#: 0.8277 x^2 - 2.046 x + 2.2182 is below 1 / sqrt(x) on [0.5, 1), by 0.01 % to 0.85 % (PEA 2022,
-#: Protocol 1, less its offset 0.0048). Coefficients of x', x'^2 with 22 and 44 fraction bits.
+#: The polynomial 0.8277 x^2 - 2.046 x + 2.2182 is below 1 / sqrt(x) on [0.5, 1), by 0.01 % to 0.85
+#: %. It comes from PEA 2022, Protocol 1, but without the offset 0.0048 there. The scaled argument
+#: x' has 22 fraction bits, and its square has 44.
 _NORMAL_BITS, _SQUARE, _LINEAR, _CONSTANT = 22, 0.8277, -2.046, 2.2182
 _POLYNOMIAL_BITS, _POWER_BITS = 26, 24
-#: Largest power of two that is still multiplied; for less than 2^-22 the result is too small.
+#: Largest exponent of a power of two by which the result is multiplied; for arguments below 2^-22
+#: the result is therefore too small.
 _MOST_POWER = 11
-#: Fraction bits of a sum of gradients when noise is added to it, and of a step's size.
+#: Fraction bits of a sum of gradients when noise is added to it, and of the step size.
 _SUM_BITS, _RATE_BITS = 24, 20
 _LEAST_NOISE = 4 * 2.0**-_SUM_BITS
-#: Fraction bits of squares of norms.
+#: Fraction bits of squared norms.
 _SQUARE_BITS = 30
-#: Largest sums of gradients, largest step and largest squares of rows that the ring can hold.
+#: Largest sum of gradients, largest step and largest squared norms of rows that the ring can hold.
 _MOST_SUM, _MOST_STEP, _MOST_SQUARES = 2.0**20, 2.0**16, 2.0**11
 _MOST_CLIP = 2.0**9
-#: Beyond this position, leading ones leave no room for a product.
+#: Highest position of a leading one that leaves room for a product.
 _MOST_PLACE = 62
 
 
 def inverse_root(
     member: Member, shared: SharedTensor, form: Form = "polynomial", where: str = "norms"
 ) -> SharedTensor:
-    """Compute 1 / sqrt(x) of every element, never above the truth; 30 fraction bits.
+    """Compute 1 / sqrt(x) of every element, never above the exact value; 30 fraction bits.
 
-    "polynomial": at most 1 % below 1/sqrt(x) for 2^-10 to 2^20, with 30 fraction bits from 2^-20
-    on; it discloses no value and takes 14 rounds. "permuted": at most 2^-30 below 1/sqrt(x); it
-    takes two messages, and the dealer sees the values of x without their order.
+    "polynomial": the result is at most 1 % below 1 / sqrt(x) for x from 2^-10 to 2^20, or from
+    2^-20 if x has 30 fraction bits; no value is disclosed, and the computation takes 14 rounds.
+    "permuted": the result is at most 2^-30 below 1 / sqrt(x); the computation takes two messages,
+    and the dealer sees the values of x without their order.
 
     Args:
         member: this party.
-        shared: shared values of at least 0; for 0 the result is 0, or a unit less.
+        shared: shared values of at least 0; for 0 the result is 0, or one unit less.
         form: see above.
-        where: name of x in the record of values that the dealer saw.
+        where: name of x in the record of the values that the dealer saw.
     """
     require_choice("form", form, ("polynomial", "permuted"))
     if form == "permuted":
         return member.apply(shared, _below_inverse_root, where, ROOT_BITS)
     places = range(_MOST_PLACE + 1)
-    # With the leading one at position p, x = x' 2^(p + 1 - bits); shifted up, it fills 63 bits.
+    # If the leading one is at position p, then x = x' 2^(p + 1 - bits); x' is x shifted up until it
+    # fills 63 bits.
     leading = member.numbers_of(member.highest_bit(member.bits_of(shared)), places)
     factors = [1 << (_MOST_PLACE - place) for place in places]
     powers = [
@@ -101,7 +109,7 @@ def inverse_root(
         SharedTensor(filled.share, _MOST_PLACE + 1), _MOST_PLACE + 1 - _NORMAL_BITS, positive=True
     )
     (normal,) = member.open(normal)
-    square = member.multiply(normal, normal)  # 44 bits, so the factor has 16 and the sum 60
+    square = member.multiply(normal, normal)  # 44 bits; a factor of 16 bits gives 60
     sum_bits = 2 * _NORMAL_BITS + 16
     share = square.share * math.floor(_SQUARE * 2**16)
     share = share + normal.share * math.floor(_LINEAR * 2.0 ** (sum_bits - _NORMAL_BITS))
@@ -114,7 +122,7 @@ def inverse_root(
 
 
 def _weighted(bits: SharedTensor, weights: Sequence[int]) -> SharedTensor:
-    """Return the sum of shared bits times public numbers, over the bits' first axis."""
+    """Return the sum of shared bits times public weights, over the first axis of the bits."""
     column = torch.tensor(weights).reshape(-1, *[1] * (bits.share.dim() - 1))
     return SharedTensor((bits.share * column).sum(0), 0)
 
@@ -127,17 +135,17 @@ def _below_inverse_root(values: Tensor) -> Tensor:
 def noise_share(
     member: Member, shape: Sequence[int], deviation: float, secret: Secret, bits: int
 ) -> SharedTensor:
-    """Draw noise to which every holder adds a secret part (PEA 2022, Protocol 2).
+    """Draw noise that is the sum of a secret part of every holder (PEA 2022, Protocol 2).
 
     Each part is a discrete Gaussian with 3 / (2 m) of the wanted variance. The sum of all parts has
-    1.5 times the wanted variance; without a third of the holders it still has at least the wanted
-    one. No message.
+    1.5 times the wanted variance; without the parts of a third of the holders it still has at least
+    the wanted variance. No message.
 
     Args:
         member: this party.
-        shape: axes of the noise.
+        shape: axes of the noise tensor.
         deviation: wanted standard deviation.
-        secret: this holder's own secret; each of its purposes is used once.
+        secret: this holder's own secret; each operation number is used only once.
         bits: fraction bits of the noise.
     """
     number = member.next_number()
@@ -151,22 +159,23 @@ def noise_share(
 
 @dataclass(frozen=True, slots=True)
 class SecureSgd:
-    """Terms of a training, equal at all parties.
+    """Terms of a training, which must be equal at all parties.
 
     Attributes:
-        rows: rows of each holder; only of the first holder if all have the same rows.
-        columns: columns of every row.
+        rows: number of rows of each holder; if all holders have the same rows, only the first
+            number is not 0.
+        columns: number of columns of every row.
         classes: labels are 0 to classes - 1.
         steps: number of steps.
-        batch_size: mean number of rows of a batch; each row is sampled independently (Poisson).
-        learning_rate: factor of the mean gradient.
+        batch_size: factor by which the mean gradient is multiplied.
+        learning_rate: bound of the norm of a row's gradient.
         clip: bound of a row's gradient.
-        noise: standard deviation of the noise divided by `clip`; a third of the holders together
-            cannot reduce it below this.
-        longest: bound of a row's norm; its owner scales a longer row down.
+        noise: standard deviation of the noise divided by `clip`; even if a third of the holders
+            leave their parts out, the noise is not smaller.
+        longest: bound of a row's norm; the row's owner scales a longer row down.
         form: see `inverse_root`.
-        seed: None draws batches from a secret key of the parties (`agreed_key`). A number makes the
-            batches public, and `statement` accounts for that.
+        seed: seed of the batches; None draws the batches from a secret key of the parties
+            (`agreed_key`). A number makes the batches public, which `statement` takes into account.
     """
 
     rows: tuple[int, ...]
@@ -209,22 +218,22 @@ class SecureSgd:
 
     @property
     def bound(self) -> float:
-        """Norm to which a row's gradient is scaled: `clip` minus all that rounding may add."""
+        """Norm to which a row's gradient is scaled: `clip` minus the largest rounding error."""
         weights = (self.columns + 1) * self.classes
         rounding = math.sqrt(self.classes) * 2.0**-20 * (self.longest + 1)
         return self.clip - rounding - math.sqrt(weights) * 2.0**-_SUM_BITS
 
     @property
     def rate(self) -> float:
-        """Probability that a batch contains a row, for an outside observer of the model."""
+        """Probability that a batch contains a given row, for an outside observer of the model."""
         return 1.0 if self.seed is not None else self.batch_size / sum(self.rows)
 
     def batch(self, step: int, key: Secret | None = None) -> Tensor:
-        """Return the row numbers of a step, in the order in which rows are shared; perhaps empty.
+        """Return the numbers of a step's rows, in the order of sharing; the batch may be empty.
 
         Args:
             step: number of the step, counted from 0.
-            key: key of `agreed_key`; None with a public seed.
+            key: key from `agreed_key`; None with a public seed.
 
         Raises:
             PrivacyError: the call passes neither a key nor a public seed, or passes both.
@@ -243,10 +252,10 @@ class SecureSgd:
         return torch.nonzero(draws < self.batch_size / rows)[:, 0]
 
     def statement(self, delta: float) -> PrivacyStatement:
-        """Return the model's guarantee for rows, against observers who are not parties.
+        """Return the privacy of rows against observers of the model who are no parties.
 
-        With a public seed it is the guarantee of the row that is in most batches, with that number
-        of noisy steps and no amplification by sampling.
+        With a public seed, the guarantee is that of the row in the largest number of batches: as
+        many noisy steps, without amplification by sampling.
         """
         steps, hidden = self.steps, "no outsider knows which batch contained which rows"
         if self.seed is not None:
@@ -277,17 +286,18 @@ class SecureSgd:
 
 @dataclass(frozen=True, slots=True)
 class LocalStart:
-    """A start from models that the holders trained separately with noise (PEA 2022, Protocol 4).
+    """Starts a training from models that holders trained alone (PEA 2022, Protocol 4).
 
     Attributes:
-        steps, batch_size, learning_rate: steps, batch size and learning rate of each holder's
-            separate DP-SGD; the other terms are those of `SecureSgd`.
-        noise: standard deviation of the separate trainings' noise divided by `clip`.
-        choice: "average" of the models, or the "best" among them and their average, selected
-            without revealing which.
-        judge_noise: standard deviation of the noise on the scores for "best", for the rows of one
-            batch. 0 scores by public rows (`public` of `train`), which costs no privacy. The paper
-            scores by private rows without accounting for it.
+        steps, batch_size, learning_rate: number of steps, batch size and learning rate of each
+            holder's own DP-SGD; the other terms are those of `SecureSgd`.
+        noise: standard deviation of the noise in these trainings, divided by `clip`.
+        choice: "average" of the models, or the "best" among them and their average, which is
+            selected without disclosing which one it is.
+        judge_noise: standard deviation of the noise that "best" adds to the scores, which come from
+            the rows of one batch. With 0, the scores come from public rows (`public` of `train`),
+            which costs no privacy. The paper computes scores from private rows, without accounting
+            for this.
         public_rows: number of public rows.
     """
 
@@ -313,7 +323,7 @@ class LocalStart:
     def statement(self, terms: SecureSgd, delta: float) -> PrivacyStatement:
         """Return the guarantee of the whole training.
 
-        Each part has a third of `delta`, or a half.
+        Each part of the training gets a third of `delta`, or a half.
         """
         parts = 3 if self.choice == "best" and self.judge_noise else 2
         rest = terms.statement(delta / parts)
@@ -329,8 +339,8 @@ class LocalStart:
 def agreed_key(member: Member) -> Secret:
     """Agree on a key for the batches; every holder contributes, and only the parties know it.
 
-    The dealer has it too, because it deals for the rows of a batch; with `Member.shuffled` it does
-    not know their owners. One round, 32 bytes.
+    The dealer has the key too, because it deals for the rows of a batch; after `Member.shuffled` it
+    does not know the owners of the rows. The agreement takes one round and 32 bytes.
 
     Args:
         member: this party.
@@ -355,20 +365,22 @@ def train(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor | None:
-    """Train, and return the weights at every holder, axes (columns + 1, classes).
+    """Train a model; return the weights at every holder, axes (columns + 1, classes).
 
-    The last row has the biases.
+    The last row of the weights has the biases.
 
     Args:
         member: this party.
-        terms: equal at all parties.
-        own: a holder's rows, axes (rows, columns), and labels, axes (rows,); None at the dealer.
-        secret: this holder's own secret for its part of the noise; never used for another training.
-        start: start of the weights, equal at all parties; by default 0.
+        terms: terms of the training, equal at all parties.
+        own: a holder's own inputs, axes (rows, columns), and labels, axes (rows,); None at the
+            dealer.
+        secret: this holder's own secret for its part of the noise; it must not be used for another
+            training.
+        start: models to start from, equal at all parties; by default the weights start at 0.
         public: rows that all holders know, if `start` needs them.
 
     Returns:
-        float64; None at the dealer.
+        the weights, float64; None at the dealer.
     """
     key = agreed_key(member) if terms.seed is None else None
     rows = shared_rows(member, terms, own)
@@ -384,14 +396,14 @@ def train(
 def train_alone(
     terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret, begin: Tensor | None = None
 ) -> Tensor:
-    """Run DP-SGD at one party that sees all its rows; float64 weights in the form of `train`.
+    """Run DP-SGD at one party that sees all of its rows; return float64 weights as `train` does.
 
     Args:
-        terms: clip, longest and classes.
+        terms: terms of the training, of which this function uses clip, longest and classes.
         start: settings of the separate training.
         own: inputs and labels.
-        secret: the owner's secret, from which batches and noise are derived.
-        begin: initial weights; by default zeros.
+        secret: the owner's secret, from which batches and noise are drawn.
+        begin: initial weights; None means zeros.
     """
     inputs, truth, _ = prepared(terms, *own)
     shape = (inputs.shape[1], terms.classes)
@@ -418,16 +430,16 @@ def started(
     judged: Tensor,
     public: Rows | None = None,
 ) -> SharedTensor:
-    """Return the first weights of a training; see `LocalStart`.
+    """Return the initial weights of a training; see `LocalStart`.
 
     Args:
         member: this party.
-        terms: equal at all parties.
-        start: terms of each holder's own training, and how the models are combined.
+        terms: terms of the training, equal at all parties.
+        start: terms of each holder's own training, and the rule that combines the models.
         own: see `train`.
         secret: see `train`.
-        private: the rows of all holders, as shares.
-        judged: positions of the rows that score the models, which form a separate batch; unused
+        private: rows of all holders, as shares.
+        judged: positions of the rows that score the models, which form a batch of their own; unused
             with public rows.
         public: see `train`.
     """
@@ -479,7 +491,7 @@ def _scores(
     inputs: SharedTensor,
     truth: SharedTensor,
 ) -> SharedTensor:
-    """Return each model's sum over rows of the mean squared error, at most 1 a row."""
+    """Return each model's sum, over rows, of the mean squared error, which is at most 1 per row."""
     together = SharedTensor(torch.cat([each.share for each in models], 1), member.bits)
     logits = member.divide(member.multiply(inputs, together, matmul), member.bits)
     errors = _cut_line(member, logits).share - truth.share.repeat(1, len(models))
@@ -492,10 +504,10 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Rows of a training as shares, the inputs opened for products.
+    """Rows of a training as shares; the inputs are opened under masks for products.
 
     Attributes:
-        inputs: axes (rows, columns + 1); the last column contains ones.
+        inputs: inputs, axes (rows, columns + 1); the last column contains ones.
         truth: one-hot labels, axes (rows, classes).
         squares: upper bounds of the squares of the inputs' norms, axes (rows, 1).
     """
@@ -505,12 +517,12 @@ class SharedRows:
     squares: SharedTensor
 
     def rows(self, index: Tensor) -> SharedRows:
-        """Return the rows at some positions."""
+        """Return the rows at the positions `index`."""
         return SharedRows(*(one.rows(index) for one in (self.inputs, self.truth, self.squares)))
 
 
 def first_weights(member: Member, terms: SecureSgd) -> SharedTensor:
-    """Return zeros as first weights, axes (columns + 1, classes)."""
+    """Return zeros as initial weights, axes (columns + 1, classes)."""
     zeros = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.int64)
     return member.own(zeros, member.bits)
 
@@ -527,10 +539,10 @@ def train_step(
 
     Args:
         member: this party.
-        terms: equal at all parties.
+        terms: terms of the training, equal at all parties.
         weights: weights before the step.
         rows: rows of the whole training.
-        batch: positions of the step's rows, equal at all parties; perhaps empty.
+        batch: positions of the step's rows, equal at all parties; may be empty.
         secret: see `noise_share`.
     """
     total = _clipped_sum(member, terms, weights, rows.rows(batch))
@@ -548,11 +560,11 @@ def train_step(
 def shared_rows(member: Member, terms: SecureSgd, own: Rows | None) -> SharedRows:
     """Share the rows of all holders; every holder has all columns.
 
-    They are shuffled; with a public seed, they stay in the order of the holders.
+    The rows are shuffled; with a public seed, they stay in the order of the holders.
 
     Args:
         member: this party.
-        terms: equal at all parties.
+        terms: terms of the training, equal at all parties.
         own: see `train`.
     """
     parts: list[list[SharedTensor]] = [[], [], []]
@@ -577,7 +589,7 @@ def _opened(
     truth: SharedTensor,
     squares: SharedTensor,
 ) -> SharedRows:
-    """Open inputs once for all products; the dealer then learns each step's row positions."""
+    """Open inputs once for all products; the dealer then learns the row positions of each step."""
     if terms.seed is None:
         inputs, truth, squares = member.shuffled(inputs, truth, squares)
     return SharedRows(member.open(inputs)[0], truth, squares)
@@ -591,17 +603,19 @@ def shared_columns(
     inputs: Tensor | None,
     labels: Tensor | None,
 ) -> SharedRows:
-    """Share rows that all holders have in common, each holder with some of the columns; shuffled.
+    """Share rows that all holders have; each holder has some columns of them.
 
-    Each of k holders with columns scales its part of a row down to `longest` / sqrt(k).
+    The rows are shuffled.
+
+    Each of the k holders with columns scales its part of a row down to norm `longest` / sqrt(k).
 
     Args:
         member: this party.
-        terms: equal at all parties.
-        columns: number of columns of each holder, perhaps 0.
+        terms: terms of the training, equal at all parties.
+        columns: number of columns of each holder; may be 0.
         labels_of: role of the holder that has the labels.
         inputs: this holder's columns, axes (rows, columns); None without columns.
-        labels: axes (rows,), at their owner.
+        labels: labels, axes (rows,), at the holder that has them; None elsewhere.
     """
     count = sum(terms.rows)
     longest = terms.longest / math.sqrt(sum(1 for width in columns if width))
@@ -632,14 +646,14 @@ def shared_columns(
 
 
 def prepared(terms: SecureSgd, inputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """Prepare a holder's rows for sharing: scaled inputs with a one, one-hot labels, norms^2."""
+    """Prepare a holder's rows: scaled inputs with a one appended, one-hot labels, squared norms."""
     short = _shortened(inputs, terms.longest)
     rows = torch.cat([short, torch.ones(len(short), 1, dtype=torch.float64)], 1)
     return [rows, _one_hot(terms, labels), _square(rows)]
 
 
 def model_inputs(inputs: Tensor, longest: float, holders: int = 1) -> Tensor:
-    """Return inputs as the model is trained on them: too long rows are scaled down.
+    """Return inputs as the model is trained on them: longer rows are scaled down to `longest`.
 
     The type is float64.
 
@@ -662,7 +676,7 @@ def _one_hot(terms: SecureSgd, labels: Tensor) -> Tensor:
 
 
 def _square(rows: Tensor) -> Tensor:
-    """Return squared norms of the shared rows, which rounding may lengthen."""
+    """Return squared norms of rows, with a margin for the rounding of shared values."""
     norms: Tensor = rows.norm(dim=1, keepdim=True)
     return norms.add(2.0**-10).square()
 
@@ -673,15 +687,14 @@ def _clipped_sum(
     weights: SharedTensor,
     rows: SharedRows,
 ) -> SharedTensor:
-    """Return the sum of row gradients, each scaled down to the bound if necessary; 24 bits."""
+    """Return the sum of the row gradients, each scaled down to the bound; 24 fraction bits."""
     bits, inputs = member.bits, rows.inputs
     if not len(inputs.share):
         return member.own(torch.zeros(weights.shape, dtype=torch.int64), _SUM_BITS)
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
-    # A division may be off by a unit, so units are added to prevent a norm from being
-    # underestimated.
+    # A division may be too small by a unit, so units are added that prevent an underestimated norm.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)
@@ -694,7 +707,7 @@ def _clipped_sum(
 
 
 def _cut_line(member: Member, logits: SharedTensor) -> SharedTensor:
-    """Return Z / 4 + 1 / 2, at least 0 and at most 1."""
+    """Return Z / 4 + 1 / 2, limited to the range from 0 to 1."""
     line = member.public(SharedTensor(logits.share, logits.bits + 2), 0.5)
     line = member.divide(line, 2)
     both = torch.stack([line.share, member.public(line, 1.0, -1).share])
@@ -721,7 +734,7 @@ def train_here(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor:
-    """Train with all holders and the dealer as threads of this process; this protects no secret.
+    """Train with all holders and the dealer as threads of this process, which protects no secret.
 
     Args:
         terms: see `SecureSgd`.

@@ -1,15 +1,16 @@
-"""Additive shares: a tensor's share at a holder, or its shape at the dealer.
+"""Additive shares: at a holder a tensor's share, at the dealer only the tensor's shape.
 
-`vfl.mpc.engine` multiplies shares; this file defines them. It also truncates shares between two
-holders: a division by a power of two without the rare huge error.
+This file defines shares; `vfl.mpc.engine` multiplies them. The file also truncates shares between
+two holders: a division by a power of two without the rare large error of local division.
 
-Each holder divides its own share. The result is off by one unit at most, unless the first share is
-within |z| of the ring's wrap-around point. Then it is off by N / 2^shift, with probability 2 |z| /
-N (thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder therefore
-moves such a share by a quarter of the ring and sends its index to the second holder. That one moves
-the other share back (algorithm 5.1, with the division it lacks). So the second holder learns that
-these shares were near the wrap-around: a range of about zmax for those values. The ledger counts
-them.
+Each holder divides its own share. The result is off by at most one unit, unless the first holder's
+share is within |z| of the ring's wrap-around point, where z is the shared value. In that case the
+result is off by N / 2^shift; this happens with probability 2 |z| / N (thesis, 2025, theorem 5.3.1,
+after Mohassel and Zhang 2017, 4.1). The first holder therefore moves such a share by a quarter of
+the ring, and sends the index of the share to the second holder. The second holder moves its own
+share by a quarter in the opposite direction (algorithm 5.1, with the division that it lacks). The
+second holder thus learns that the first holder's shares at these indices were near the wrap-around
+point, within a range of about zmax. The leakage ledger counts these indices.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from torch import Tensor
 
 _ZERO = torch.zeros((), dtype=torch.int64)
 _QUARTER, _TURN = 1 << 62, 1 << 63
-#: Number of elements that are truncated at once, so that they fit a processor's cache.
+#: Number of elements that one pass truncates, so that they fit a processor's cache.
 _PIECE = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One party's record of an opening, which makes a shared tensor cheap to multiply again.
+    """One party's record of an opening; with it, further products of the tensor are cheap.
 
     Attributes:
-        mask: a holder's own part of the mask U; at the dealer P0's part. mask of the tensor; None
-            if a holder no longer needs it.
+        mask: a holder's own part of the mask U, or at the dealer P0's part; None if a holder no
+            longer needs the mask.
         difference: the opened value that a holder received: X - U, or only the other holder's part
             for a tensor opened in one direction. None at the dealer, which must not know it, and in
             a run on shapes.
         second: at the dealer, P1's part of the mask.
-        turn: public bit of a quotient, which selects one of two masks. At a holder: a public bit of
-            every element. At the dealer: at the dealer: difference between the masks, added where
-            that bit is 1. It serves element-wise products.
+        turn: for a quotient, in which a public bit of every element selects one of two masks: that
+            bit, or at the dealer the difference between the two masks. Element-wise products use
+            it.
     """
 
     mask: Tensor | None
@@ -49,7 +50,7 @@ class Opened:
     turn: Tensor | None = None
 
     def map(self, transposed: bool, rows: Tensor | None) -> Opened:
-        """Return the record of a transposed or row-selected tensor."""
+        """Return the record of the transposed tensor, or of selected rows of the tensor."""
         return self.moved(lambda each: _map(each, transposed, rows))
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Opened:
@@ -60,20 +61,21 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A shared tensor as one party sees it; its own methods send no message.
+    """A shared tensor as one party has it; its own methods send no message.
 
-    Fast mode opens two kinds of tensors one way: It also has columns that one holder has in
-    plaintext; and, for right factors of those, the share of the holder that lacks the columns.
+    Fast mode opens two kinds of tensors in one direction: columns that one holder has in plaintext,
+    and, of a right factor for such columns, the share of the other holder.
 
     Attributes:
-        share: this holder's share, int64; at the dealer a blank, which has only a shape.
+        share: this holder's share, int64; at the dealer a placeholder, which has only a shape.
         bits: fraction bits of the shared value.
-        opened: set after the tensor was opened under a mask.
-        owned: number of leading columns that P0 owns; P1 owns the others. Each column is in
-            plaintext at its owner, and the other holder's share is zero. None for ordinary shares.
-        faced: number of columns that P0 owns of the left factor with which this tensor will be
-            multiplied.
-        foreseen: whether it is a future answer of P2, in a run on shapes; P0's share is then a pad.
+        opened: record of the opening, once the tensor was opened under a mask; None before.
+        owned: number of leading columns that P0 owns; P1 owns the other columns. Each column is in
+            plaintext at its owner, and the other holder's share is zero. None if the tensor has
+            ordinary shares.
+        faced: if the tensor is a right factor, number of columns of the left factor that P0 owns.
+        foreseen: whether the tensor is a future answer of P2, in a run on shapes; P0's share is
+            then a pad.
     """
 
     share: Tensor
@@ -94,7 +96,7 @@ class SharedTensor:
         return self.opened is not None and self.opened.turn is not None
 
     def mask_part(self, part: int) -> Tensor:
-        """Return the mask of the opening; part 1 is a quotient's correction; see `Opened`."""
+        """Return the mask of the opening; part 1 of a quotient is its correction; see `Opened`."""
         turn = self._opening().turn
         if part == 0:
             return self.mask()
@@ -102,7 +104,7 @@ class SharedTensor:
         return turn
 
     def part(self, holder: int) -> Tensor:
-        """Return the elements that a holder opens: their axes are public, but not their values."""
+        """Return the elements that a holder opens; their axes are public, their values are not."""
         if self.owned is not None:
             return self.share[:, self.owned :] if holder else self.share[:, : self.owned]
         if self.faced is not None:
@@ -128,27 +130,30 @@ class SharedTensor:
         return self.mask(), second
 
     def facing(self, left: SharedTensor) -> SharedTensor:
-        """Return the tensor as the right factor of `left`; keep an opening only if it fits."""
+        """Return this tensor as the right factor of `left`; keep only a usable opening."""
         serves = self.opened is not None and self.owned is None
         if serves and self.faced in (None, left.owned):
             return self
         return SharedTensor(self.share, self.bits, faced=left.owned)
 
     def transposed(self) -> SharedTensor:
-        """Exchange the axes (rows, columns); an opening of both shares stays valid."""
+        """Exchange the axes (rows, columns); an opening in both directions stays valid."""
         if self.owned is not None or self.faced is not None:
             return SharedTensor(self.share.t(), self.bits)
         return self._map(True, None)
 
     def rows(self, index: Tensor) -> SharedTensor:
-        """Select rows of a tensor that is not a right factor; an opening stays valid."""
+        """Select rows; an opening stays valid.
+
+        The tensor must not be a right factor.
+        """
         return self._map(False, index)
 
     def plus(self, other: SharedTensor) -> SharedTensor:
-        """Return the sum; a vector is added to every row.
+        """Return the sum of two tensors; a vector is added to every row.
 
         Raises:
-            ValueError: the two have different fractions.
+            ValueError: the tensors have different numbers of fraction bits.
         """
         self._same_bits(other)
         return SharedTensor(self.share + other.share, self.bits)
@@ -172,7 +177,7 @@ class SharedTensor:
         return SharedTensor(self.share << (bits - self.bits), bits)
 
     def beside(self, other: SharedTensor) -> SharedTensor:
-        """Join the columns of two tensors; each holder still owns its columns, P0's first."""
+        """Join the columns of two tensors; owned columns stay owned if P0's columns come first."""
         self._same_bits(other)
         owned = None
         if self.owned is not None and other.owned is not None:
@@ -185,7 +190,7 @@ class SharedTensor:
         return SharedTensor(self.share.sum(0), self.bits)
 
     def alone(self) -> SharedTensor:
-        """Return the elements and their bits, without openings and owners."""
+        """Return the elements and their fraction bits, without opening and owner."""
         return SharedTensor(self.share, self.bits)
 
     def _opening(self) -> Opened:
@@ -215,7 +220,7 @@ def owned_by(owner: int, shape: Sequence[int]) -> int | None:
 
 
 def stacked(parts: Sequence[SharedTensor]) -> SharedTensor:
-    """Stack the rows of several tensors that are owned and opened alike."""
+    """Stack the rows of several tensors that are owned and opened in the same way."""
     if len(parts) == 1:
         return parts[0]
     first, opened = parts[0], None
@@ -233,7 +238,7 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def blank(shape: Sequence[int]) -> Tensor:
-    """Return a tensor without content: one zero that represents every element.
+    """Return a tensor without content: a single zero that represents every element.
 
     torch's own meta tensors take seconds to load.
     """
@@ -248,12 +253,13 @@ def _map(elements: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Truncation z <- z times / 2^shift on shares.
+    """Truncation on shares: z becomes z times / 2^shift.
 
     Attributes:
-        shift: bits divided away.
-        zmax_bits: bits of the largest safe |z times|; larger values can have the huge error again.
-        times: a public integer factor, multiplied first.
+        shift: number of bits by which to divide.
+        zmax_bits: number of bits of the largest safe |z times|; larger values can have the large
+            error.
+        times: public integer factor, by which z is multiplied first.
         rate: whether the division changes the value, and not only the number of fraction bits.
     """
 
@@ -264,7 +270,7 @@ class Truncation:
 
 
 def bits_after(bits: int, truncations: Sequence[Truncation]) -> int:
-    """Return the fraction bits after the truncations of a value that had `bits` before.
+    """Return the fraction bits that a value with `bits` fraction bits has after truncations.
 
     >>> bits_after(40, [Truncation(20, 48), Truncation(18, 38, times=819, rate=True)])
     20
@@ -277,8 +283,8 @@ class MovedIndices:
     """Indices at which the first holder moved its share by a quarter of the ring.
 
     Attributes:
-        large: flat indices of shares just below the wrap-around, which were lowered.
-        small: flat indices of shares just above the opposite end, which were raised.
+        large: flat indices of shares just below the wrap-around point, which were lowered.
+        small: flat indices of shares just above the wrap-around point, which were raised.
     """
 
     large: Tensor
@@ -292,7 +298,7 @@ def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[
     """Truncate at the first holder, in place; return the indices to send to the second holder.
 
     Args:
-        elements: the share, int64 of one axis.
+        elements: the first holder's share, int64 of one axis.
         truncations: divisions, one after the other; equal at both holders.
     """
     lists: list[tuple[list[np.ndarray], list[np.ndarray]]] = [([], []) for _ in truncations]
@@ -303,7 +309,8 @@ def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[
             if truncation.times > 1:
                 piece *= truncation.times
             if may_be_near and len(near := _near_the_turn(piece, 1 << truncation.zmax_bits)):
-                # Subtract a quarter where the share is large, add a quarter where it is small.
+                # Subtract a quarter of the ring where the share is large, add a quarter where it is
+                # small.
                 moved = piece.numpy()[near] ^ _QUARTER
                 piece.numpy()[near] = moved
                 # A quarter of the ring is more than zmax, so a lowered share is still above 0.
@@ -316,9 +323,10 @@ def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[
 def truncate_second(
     elements: Tensor, truncations: Sequence[Truncation], moved: Sequence[MovedIndices]
 ) -> None:
-    """Truncate at the second holder, in place: move the same indices back, and divide.
+    """Truncate at the second holder, in place: move the same shares back, and divide.
 
-    Rounding one share down and the other up keeps the error of the sum within one unit.
+    One holder rounds down and the other rounds up, which keeps the error of the sum within one
+    unit.
     """
     elements.neg_()
     for truncation, indices in zip(truncations, moved, strict=True):
@@ -332,9 +340,9 @@ def truncate_second(
 
 
 def _reach_the_turn(truncations: Sequence[Truncation]) -> Iterator[bool]:
-    """Return, for each division, whether a share can be near the wrap-around point before it.
+    """Yield, for each division, whether a share can be near the wrap-around point before it.
 
-    After a division that is known to be impossible, whatever the share was.
+    After a division that is impossible, whatever the share was.
     """
     most = _TURN
     for truncation in truncations:
@@ -348,8 +356,8 @@ def _whole(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:
-    """Return indices of shares within zmax of the wrap-around (largest to smallest number)."""
-    # Counted from the lowest such share, these are the numbers below 2 zmax: one comparison covers
-    # both.
+    """Return indices of shares within zmax of the wrap-around point."""
+    # Counted from the lowest such share, these shares are below 2 zmax, so that one comparison
+    # finds shares on both sides of the point.
     from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
     return np.flatnonzero(from_lowest < np.uint64(2 * zmax))

@@ -1,8 +1,8 @@
-"""One-time pads from a key that two parties share: AES-128 in counter mode, each pad used once.
+"""One-time pads from a key that two parties share: AES-128 in counter mode, no pad repeated.
 
 The key belongs to one pair of parties in one attempt of one session; the key agreement binds it to
-them. Every purpose has a separate AES key, and every step a separate counter range. So neither the
-order of calls nor a lost call can make the two ends differ.
+them. Every purpose has a separate AES key, and every step a separate counter range. Neither the
+order of calls nor a missing call can therefore make the pads of the two parties differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vfl.core.errors import ReusedPadError
 #: Bytes of the key of a stream.
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
-#: The cipher adds this input to its key stream.
+#: Zeros, to which the cipher adds its key stream.
 _ZEROS = bytes(1 << 16)
 _AES_KEY_BYTES = 16
 _STEPS = 2**63
@@ -28,10 +28,10 @@ class PadStream:
     """The pads of one key, for one thread.
 
     A purpose consists of words and numbers; a number as the last part is the step. The steps of a
-    purpose only increase, so one number per purpose records all used steps.
+    purpose only increase, so the last step per purpose records which steps are used.
 
     Args:
-        key: 32 bytes known to both ends, valid for one pair, session and attempt.
+        key: 32 bytes known to both parties, valid for one pair, session and attempt.
 
     >>> ours, theirs = PadStream(bytes(32)), PadStream(bytes(32))
     >>> bool((ours.elements64(3, "share", 7) == theirs.elements64(3, "share", 7)).all())
@@ -48,7 +48,7 @@ class PadStream:
         self._last: dict[tuple[str | int, ...], int] = {}
 
     def expand(self, *names: tuple[str | int, ...]) -> None:
-        """Derive keys of purposes now; otherwise the first pad of each purpose derives its key.
+        """Derive the keys of purposes now; otherwise the first pad of a purpose derives its key.
 
         Args:
             names: purposes without their step.
@@ -61,11 +61,14 @@ class PadStream:
         return self._elements(count, np.dtype("<u4"), purpose)
 
     def elements64(self, count: int, *purpose: str | int) -> np.ndarray:
-        """Return uniform elements of the ring 2^64; uint64 of shape (count,), free for changes.
+        """Return uniform elements of the ring 2^64; uint64 of shape (count,).
+
+        The caller may change the elements.
 
         Args:
-            count: number of elements; a longer pad begins with the elements of a shorter one.
-            purpose: use of the elements, with the step as its last part if the purpose has steps.
+            count: number of elements; a longer pad begins with the same elements as a shorter pad.
+            purpose: purpose of the elements, with the step as its last part if the purpose has
+                steps.
 
         Raises:
             ReusedPadError: the pad of this purpose and step, or of a later step, was returned
@@ -85,9 +88,9 @@ class PadStream:
         return raw[:size].view(dtype)
 
     def _cipher_at(self, purpose: tuple[str | int, ...]) -> CipherContext:
-        """Return the cipher of a purpose at its step's first block.
+        """Return the cipher of a purpose, positioned at the first block of its step.
 
-        The step counts as used from here on.
+        The step counts as used from this call on.
         """
         *head, last = purpose
         name, step = (tuple(head), last) if isinstance(last, int) else (purpose, 0)
@@ -116,7 +119,7 @@ class PadStream:
         return cipher
 
     def _key_of(self, name: tuple[str | int, ...]) -> bytes:
-        """Encode words and numbers so that a word never equals a number."""
+        """Encode words and numbers so that no word has the encoding of a number."""
         parts = [f"{type(part).__name__}{len(str(part))}:{part}" for part in name]
         return hmac.digest(self._key, "".join(parts).encode(), "sha256")[:_AES_KEY_BYTES]
 

@@ -1,6 +1,7 @@
-"""Shares of 2 to 8 holders, with a dealer that finishes its work before theirs.
+"""Shares of 2 to 8 holders, with a dealer that works ahead of the holders.
 
-members        holders in the ring 2^64: products, divisions, comparisons; `Lockstep` in one
-process
-authenticated  holders in a prime field, whose MACs expose a false share
+The modules of this package are:
+
+    members        holders in the ring 2^64: products, divisions, comparisons; and `Lockstep`
+    authenticated  holders in a prime field, whose MACs expose a false share
 """

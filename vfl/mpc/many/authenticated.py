@@ -1,11 +1,11 @@
 """Additive shares that carry a MAC, so that a holder's false share is detected (SPDZ).
 
-Source: Damgard, Pastro, Smart and Zakarias 2012, with a dealer in place of their preprocessing.
-Numbers are integers modulo the prime p = 2^61 - 1; in the ring 2^64 a MAC would miss a change of
-high bits. Holders have shares of a key a that no party knows, of each value x, and of a x. Every
-opened value is checked before it is used: each holder commits to its part of a sum that is 0 if all
-parts are honest, and then shows the part. A false share passes with probability 2^-61. The dealer
-is trusted to deal correctly and to collude with no holder.
+Source: Damgard, Pastro, Smart and Zakarias 2012, with a dealer in place of the paper's
+preprocessing. Numbers are integers modulo the prime p = 2^61 - 1; in the ring 2^64 a MAC would miss
+a change of high bits. Holders have shares of a key a, which no party knows, of each value x, and of
+the product a x. Every opened value is checked before it is used: each holder commits to its part of
+a sum that is 0 if all parts are honest, and then discloses the part. A false share passes with
+probability 2^-61. The dealer is trusted to deal correctly and not to collude with any holder.
 
 A share has two rows: one of the value, one of its MAC. Signed numbers are below 2^59 in magnitude.
 """
@@ -34,12 +34,12 @@ from vfl.mpc.shares import SharedTensor, blank
 _OFFSET = FIELD.offset
 _OFFSET_BIT = BITS - 2
 _DIGEST_BYTES, _NONCE_BYTES = 32, 16
-#: Fraction bits that all versions' parties compare, although these shares have no fraction.
+#: Number of fraction bits that all parties compare, although these shares have no fraction.
 _RECORDED_BITS = 20
 
 
 class AuthenticatedMember(BeaverEngine):
-    """A holder of shares with MACs, or the dealer; every opened value is checked.
+    """A holder of shares with MACs, or the dealer; every opened value is checked by its MAC.
 
     Args:
         role, links, holders: see `Engine`.
@@ -60,12 +60,12 @@ class AuthenticatedMember(BeaverEngine):
             self._alpha = fresh(()).reshape(())
         (self._alpha,) = self._spread_out([self._alpha], [()], "key", self.next_number())
 
-    # Values that the dealer deals.
+    # Values that the dealer shares.
 
     def _spread_out(
         self, values: Sequence[Tensor], shapes: Sequence[Sequence[int]], name: str, number: int
     ) -> list[Tensor]:
-        """Share the dealer's values; at the dealer, return the values. One message."""
+        """Share the dealer's values; at the dealer, return the values themselves. One message."""
         last = self.holders - 1
         if not self.deals:
             if self.role == last:
@@ -86,7 +86,10 @@ class AuthenticatedMember(BeaverEngine):
     def dealt(
         self, make: Callable[[], Sequence[Tensor]], shapes: Sequence[Sequence[int]], name: str
     ) -> tuple[list[SharedTensor], Sequence[Tensor]]:
-        """Share values that the dealer makes, with MACs; at the dealer: blanks, and the values."""
+        """Share values that the dealer makes, with MACs.
+
+        At the dealer, the result is placeholders and the values.
+        """
         number = self.next_number()
         if self.deals:
             made = list(make())
@@ -101,7 +104,7 @@ class AuthenticatedMember(BeaverEngine):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        if found := self._parts:  # these shares were dealt with their mask
+        if found := self._parts:  # these shares were dealt together with their mask
             self._parts = []
             return found
         return self._spread_out([], [(2, *shape) for shape in shapes], name, number)
@@ -126,7 +129,7 @@ class AuthenticatedMember(BeaverEngine):
     def _blank(self, shape: Sequence[int]) -> Tensor:
         return blank((2, *shape))
 
-    # Openings and their checks.
+    # Openings and the checks of their MACs.
 
     def opened(self, *shared: SharedTensor) -> list[Tensor]:
         """Open values to all holders after checking their MACs; three rounds.
@@ -140,7 +143,7 @@ class AuthenticatedMember(BeaverEngine):
         raise AssertionError("shares with MACs are opened by `opened`, which checks them")
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> list[Tensor]:
-        """Open masked shares under their own operation number; masks have another number."""
+        """Open masked shares under a new operation number; their masks have another one."""
         number = self.next_number()
         if self.deals:
             return [blank(each.shape[1:]) for each in hidden]
@@ -186,7 +189,7 @@ class AuthenticatedMember(BeaverEngine):
     # Operations of the engine.
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; without a tensor to open, no operation is counted."""
+        """See `BeaverEngine.open`; if every tensor is open already, no operation is counted."""
         return super().open(*tensors) if any(one.opened is None for one in tensors) else [*tensors]
 
     def _plus(self, share: Tensor, public: Tensor) -> Tensor:
@@ -198,11 +201,12 @@ class AuthenticatedMember(BeaverEngine):
         return FIELD.add(reach(share, len(sizes)), reach(added, len(sizes)))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0; ten openings.
+        """Return 1 where a value is below 0, else 0; this takes ten openings.
 
-        As in `divide`, x + 2^59 + r = c. So y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59 where
-        c' < r' + w; w is 1 if the sum wrapped. That test compares a public number with dealt bits
-        (Damgard, Geisler and Kroigaard 2007): one of 61 numbers is 0 if it holds, else all are
+        As in `divide`, the holders open c = x + 2^59 + r. Let c' and r' be c and r modulo 2^59, and
+        w = 1 if the sum wrapped around p. Then y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59
+        where c' < r' + w. The test c' < r' + w compares a public number with dealt bits (Damgard,
+        Geisler and Kroigaard 2007): if it holds, one of 61 numbers is 0; otherwise all are
         non-zero.
         """
         shape, places = shared.shape[1:], _OFFSET_BIT
@@ -245,9 +249,10 @@ class AuthenticatedMember(BeaverEngine):
         return self.plus(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """See `vfl.mpc.many.members.Member.leading`; by comparisons with all powers of two.
+        """See `vfl.mpc.many.members.Member.leading`; uses comparisons with all powers of two.
 
-        For an element beyond the last position, that position is returned as its leading one.
+        For an element beyond the last position, the method returns the last position as the leading
+        one.
         """
         negative = self.is_negative(shared)
         sign = self.plus(SharedTensor(FIELD.mul(negative.share, P - 2), 0), _ones(shared.shape[1:]))
@@ -266,9 +271,9 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([between, last.share, negative.share[:, None]], 1), 0)
 
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
-        """Return numbers of which one is 0 if the public number is smaller (flip: larger).
+        """Return numbers of which one is 0 if the public number is smaller (flip: if larger).
 
-        The comparison is of 4 c' + 1 with 4 r' + 2 w, which are never equal.
+        The compared numbers are 4 c' + 1 and 4 r' + 2 w, which are never equal.
         """
         secret = torch.cat([torch.zeros_like(wraps)[:, None], wraps[:, None], bits], 1)
         lower = c & (_OFFSET - 1)

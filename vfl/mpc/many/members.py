@@ -1,15 +1,16 @@
-"""Additive shares among 2 to 8 holders, with a dealer that finishes its work before theirs.
+"""Additive shares among 2 to 8 holders, with a dealer that works ahead of the holders.
 
-See `vfl.mpc.engine`. The dealer sees no value, except in the operation that queries it with
-permuted values (`Member.apply`). All parties follow the protocol; the dealer together with all
-other holders learns a holder's values.
+See `vfl.mpc.engine`. The dealer sees no value, except in one operation that shows it permuted
+values (`Member.apply`). All parties are assumed to follow the protocol; the dealer and all other
+holders together learn a holder's values.
 
-Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1: it
-is exact to one unit, even if local division of each share would be wrong. Extracting all bits
-(`Member.bits_of`) takes four rounds; converting one bit to a number takes one.
+Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1: the
+quotient is exact to one unit, even where each holder's division of its own share would give a wrong
+result. Extracting all bits (`Member.bits_of`) takes four rounds; converting one bit to a number
+takes one round.
 
-Numbers are fixed point in the ring 2^64. Byte counts below are payloads that a holder sends for n
-elements.
+Numbers have fixed-point form in the ring 2^64. The byte counts below are payloads that one holder
+sends for n elements.
 """
 
 from __future__ import annotations
@@ -42,56 +43,60 @@ MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
 #: Number of elements that `Lockstep` draws at once.
 _BLOCK = 1 << 16
-#: Number of factors in one product of bits, and the strides needed to reach every bit of a word.
+#: Number of factors in one product of bits, and the strides with which such products reach every
+#: bit of a word.
 _FAN = 4
 _STRIDES = (1, 4, 16)
 _FANNED = torch.arange(_FAN)[:, None]
 
-#: Number of words whose products are summed up at once, so that they stay in a processor's cache.
+#: Number of words that are processed at once, so that they stay in a processor's cache.
 _PIECE = 1 << 12
 
-#: Factors of a product of bits: index of each word, and the positions by which it is shifted (up if
-#: positive).
+#: Factors of a product of bits: for each factor, the index of its word and the number of positions
+#: by which the word is shifted (positive: up).
 Factors = tuple[tuple[int, int], ...]
 
 
 class BitEngine(BeaverEngine):
     """Engine that also extracts and multiplies the bits of shared elements."""
 
-    # Words of 64 bits whose exclusive or is the secret; each share has n words.
+    # In these methods, words have 64 bits, a secret word is the exclusive or of its shares, and
+    # each share has n words.
 
     def bits_of(self, shared: SharedTensor) -> Tensor:
-        """Return the elements' bits as words of shared bits. 56 n bytes, four rounds.
+        """Return the elements' bits as words of shared bits. This takes 56 n bytes and four rounds.
 
-        The carries of a sum take log4(64) rounds; each round multiplies four bits at a time.
+        Computing the carries of a sum takes log4(64) rounds, because each round multiplies four
+        bits at a time.
         """
         generate, total = self._summed(shared)
         propagate = total
         for stride in _STRIDES:
             generate, propagate = self._carried(generate, propagate, stride)
-        # The mask minus the opened number is the complement of this sum.
+        # The mask minus the opened number is the complement of this sum of words.
         return self._flipped(total ^ (generate << 1), -1)
 
     def highest_bit(self, words: Tensor) -> Tensor:
-        """Keep only the uppermost 1 bit of each word; 24 n bytes, three rounds."""
+        """Keep only the uppermost 1 bit of each word; this takes 24 n bytes and three rounds."""
         empty = self._flipped(words, -1)
         for stride in _STRIDES:
             (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
-        # Mark positions above which no bit is set, then remove those where this bit is not set
-        # either.
+        # Mark the positions above which no bit is set; then remove marks where this position's bit
+        # is not set either.
         return empty ^ self._flipped(upper(empty, 1), -1 << SIGN)
 
     def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
         """Convert bits to the numbers 0 and 1; axes (positions, *word axes). One round.
 
-        It takes 8 n bytes, or n / 8 for the uppermost bit alone.
+        This takes 8 n bytes, or n / 8 bytes for the uppermost bit alone.
         """
         return self._numbers(words, lambda each: _at(places, each))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0; no fraction bits. 29 n bytes, five rounds.
+        """Return 1 where a value is below 0, else 0, without fraction bits.
 
-        Only the last carry counts, so each round needs a quarter of the bits of the round before.
+        The test takes 29 n bytes and five rounds. Only the last carry is needed, so each round
+        processes a quarter of the bits of the round before.
         """
         shape = shared.shape[self.front :]
         generate, total = map(self._in_a_row, self._summed(shared))
@@ -111,12 +116,13 @@ class BitEngine(BeaverEngine):
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
         """Return the position of the highest set bit of each magnitude, and the sign, as integers.
 
-        It discloses nothing about the value. 88 n bytes, eight rounds. For a negative element, it
-        is the highest set bit of the complement, which is one less than the magnitude.
+        The operation discloses nothing about the value. It takes 88 n bytes and eight rounds. For a
+        negative element, the position is that of the highest set bit of the complement, which is
+        one less than the magnitude.
 
         Returns:
-            The axes are (positions + 1, *own axes): 1 at that bit's position, if it is one
-            of `places`; the last entry is 1 if an element is below 0.
+            axes (positions + 1, *element axes): 1 at the highest bit's position, if that position
+            is in `places`; the last entry is 1 if the element is below 0.
         """
         words = self.bits_of(shared)
         magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
@@ -127,10 +133,10 @@ class BitEngine(BeaverEngine):
     # Steps that the operations above are made of.
 
     def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
-        """Return the bits that are 1 in both of two words, and those that differ.
+        """Return, of two words, the bits that are 1 in both, and the bits that differ.
 
-        The sum of the two words is the complement of the element: The terms are the bits of the
-        opened number, and of a mask whose bits are dealt.
+        The sum of the two words is the complement of the element: one word has the bits of the
+        opened number, the other word has the dealt bits of the mask.
         """
         number, shape = self.next_number(), shared.shape[self.front :]
         mask = self._mask(shared.shape, "whole", number=number)
@@ -158,10 +164,10 @@ class BitEngine(BeaverEngine):
     def _carried(
         self, generate: Tensor, propagate: Tensor, stride: int, *, last: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the runs of 4 `stride` bits that generate a carry and those that propagate one.
+        """Return which runs of 4 `stride` bits generate a carry, and which runs propagate one.
 
-        They are computed from runs of `stride` bits. With `last`, only runs that end at every so
-        many bits count, the uppermost included; `_squeezed` packs them.
+        The result is computed from runs of `stride` bits. With `last`, only runs that end at every
+        (4 `stride`)-th bit count, the uppermost bit included; `_squeezed` packs their results.
         """
         above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
         whole = tuple((1, at * stride) for at in range(_FAN))
@@ -175,16 +181,16 @@ class BitEngine(BeaverEngine):
     def _ands(
         self, words: Sequence[Tensor], products: Sequence[Factors], stride: int = 0
     ) -> Sequence[Tensor]:
-        """Multiply shifted or unshifted bits in one round; 8 bytes a word.
+        """Multiply bits of words, shifted if requested, in one round; 8 bytes a word.
 
-        For factors opened under masks, the product is a sum over subsets: the dealt product of the
-        subset's masks, times the other factors' openings (Beaver 1991 has two factors). A shift up
-        brings in zeros, and a shift down ones.
+        For factors opened under masks, the product is a sum over subsets: each term is the dealt
+        product of the subset's masks, times the openings of the other factors (Beaver 1991 has two
+        factors). A shift up fills with zeros, and a shift down fills with ones.
 
         Args:
             words: shared words.
-            products: for each product, the words and how far each is moved.
-            stride: stride with which products are packed if only some of their bits count: see
+            products: for each product, its factors: the words, and how far each word is shifted.
+            stride: stride with which products are packed if only some of their bits count; see
                 `_squeezed`.
         """
         number, plan, shape = self.next_number(), _planned(tuple(products)), words[0].shape
@@ -220,16 +226,16 @@ class BitEngine(BeaverEngine):
         return words.reshape(*words.shape[: self.front], -1)
 
     def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
-        """Flip some public bits of a shared word."""
+        """Flip the bits of a shared word that a public word sets."""
         return word ^ where if self.first else word
 
 
 class Member(BitEngine):
-    """A holder, or the dealer.
+    """One party of the computation: a holder, or the dealer.
 
     Args:
         role: number of the role, counted from 0; the last role is the dealer's.
-        links: links to the other parties, by role. Only the two ends of a link may read it.
+        links: links to the other parties, by role. Only the two parties of a link may read it.
         holders: number of holders, 2 to 8.
         bits: fraction bits of shared values.
     """
@@ -246,22 +252,22 @@ class Member(BitEngine):
         super().agree(terms, session, attempt)
         self._order = self._stream_of_holders()
 
-    # Values in and out.
+    # Operations that share values.
 
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
     ) -> SharedTensor:
-        """Share values of one holder; no message.
+        """Share values of one holder; without a message.
 
         Args:
             owner: role of the holder that owns the values.
             shape: axes of the values, known to every party.
-            values: the values at their owner, None elsewhere.
+            values: the values at their owner, None at other parties.
             where: name of the values, for error messages.
-            bits: fraction bits; negative means this member's own.
+            bits: number of fraction bits; a negative number means the member's own setting.
 
         Raises:
-            RingRangeError: a value does not fit.
+            RingRangeError: a value does not fit the ring.
         """
         number, bits = self.next_number(), self.bits if bits < 0 else bits
         own = None
@@ -271,7 +277,7 @@ class Member(BitEngine):
         return self._share(number, owner, shape, own, bits)
 
     def own(self, elements: Tensor, bits: int) -> SharedTensor:
-        """Treat each holder's own summand as its share of their sum; this sends no message."""
+        """Treat each holder's own elements as its share of their sum; this sends no message."""
         return SharedTensor(blank(elements.shape) if self.deals else elements, bits)
 
     def public(self, shared: SharedTensor, value: float, factor: int = 1) -> SharedTensor:
@@ -282,7 +288,7 @@ class Member(BitEngine):
         return SharedTensor(share, shared.bits)
 
     def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Permute the rows of all tensors in one order, which the dealer does not know.
+        """Permute the rows of all tensors in the same order, which the dealer does not know.
 
         The dealer then cannot identify the owner of a row that a later operation selects. No
         message.
@@ -294,17 +300,17 @@ class Member(BitEngine):
         order = permutation(self._order, len(tensors[0].share), "rows", number)
         return [each.rows(torch.from_numpy(order)) for each in tensors]
 
-    # Operations on quotients.
+    # Operations on quotients, which are opened under a mask already.
 
     def quotient(self, shared: SharedTensor, shift: int) -> SharedTensor:
         """Divide as `divide` does, and keep the opening for later element-wise products.
 
-        The holders learn c = x + offset + r, which is the quotient minus a mask. Public values are
-        c / 2^shift, and a multiple of the ring's size if the uppermost bit b of c is 1; the
-        remainder is one of two masks, A or A + B, and b selects which
-        (`vfl.mpc.numbers.Ring.quotient`). So a product takes no round of its own: the dealer deals
-        products of A and of B (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri
-        2019). It takes 8 n bytes in one round.
+        The holders learn c = x + offset + r, so the quotient is known up to a mask. The public
+        parts of the quotient are c / 2^shift, and a multiple of the ring's size if the uppermost
+        bit b of c is 1. The shared part is one of two masks, A or A + B, and b selects which
+        (`vfl.mpc.numbers.Ring.quotient`). A product with the quotient therefore takes no extra
+        round: the dealer deals products with A and with B (function-dependent preprocessing:
+        Ben-Efraim, Nielsen and Omri 2019). The division takes 8 n bytes and one round.
         """
         number, shape, place = self.next_number(), shared.shape, SIGN - shift
         mask = self._mask_to_divide(shared.share, shift, number)
@@ -321,7 +327,7 @@ class Member(BitEngine):
         return SharedTensor(share, shared.bits - shift, opened)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; quotients are opened again so that any product can use them."""
+        """See `BeaverEngine.open`; a quotient is opened again, for use in any product."""
         return super().open(
             *(replace(each, opened=None) if each.is_quotient else each for each in tensors)
         )
@@ -365,9 +371,9 @@ class Member(BitEngine):
     def apply(
         self, shared: SharedTensor, function: Callable[[Tensor], Tensor], where: str, bits: int = -1
     ) -> SharedTensor:
-        """Apply a function to every element exactly, at the dealer; 8 n bytes, two messages.
+        """Let the dealer apply a function exactly to every element; 8 n bytes, two messages.
 
-        The dealer sees secretly permuted values, so it learns their multiset.
+        The dealer sees the values in a secretly permuted order, so it learns their multiset.
 
         Raises:
             WidthError: there are too few values to hide one another.
@@ -394,7 +400,7 @@ class Member(BitEngine):
         assert self._order is not None, "`agree` comes first"
         order = torch.from_numpy(permutation(self._order, count, "elements", number))
         hidden = shared.share.reshape(-1)[order]
-        for holder in self.others:  # fresh shares that reveal only their sum
+        for holder in self.others:  # these fresh shares reveal only their sum
             fresh = self.pad(holder, (count,), "fresh", number)
             hidden = hidden + fresh if self.role < holder else hidden - fresh
         self.channels[self.dealer].send([hidden], number)
@@ -405,12 +411,12 @@ class Member(BitEngine):
 
 
 class Lockstep(BitEngine):
-    """All holders and the dealer in one process, which runs operations one by one without messages.
+    """All holders and the dealer in one process, which runs the operations without messages.
 
-    Shares and masks have a leading axis of holders; opened values have none.
+    Shares and masks have a leading axis of holders; opened values have no such axis.
 
     Args:
-        holders: 2 to 8.
+        holders: number of holders, 2 to 8.
     """
 
     deals, holds, front = True, True, 1
@@ -433,7 +439,7 @@ class Lockstep(BitEngine):
         return self._block[self._taken - count : self._taken].view(tuple(shape))
 
     def split(self, whole: Tensor, numbers: Ring | None = None) -> Tensor:
-        """Split elements into fresh shares; axes (holders, *theirs)."""
+        """Split elements into fresh shares; axes (holders, *element axes)."""
         pads = self._uniform((self.holders - 1, *whole.shape))
         rest = reduce((numbers or self.numbers).sub, pads.unbind(0), whole)
         return torch.cat([rest[None], pads])
@@ -441,7 +447,7 @@ class Lockstep(BitEngine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """See `BeaverEngine.divide`; the parts of the mask are dealt block by block."""
+        """See `BeaverEngine.divide`; masks are dealt for a whole block of elements in advance."""
         shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
@@ -454,7 +460,7 @@ class Lockstep(BitEngine):
         return SharedTensor(share, shared.bits - shift)
 
     def _division(self, shift: int, shape: Sequence[int]) -> list[Tensor]:
-        """Return shares of a mask, of its upper bit minus its other bits, and of twice that bit."""
+        """Return shares of a mask, of its top bit minus its other bits, and of twice that bit."""
         count = math.prod(shape[1:])
         block, taken = self._divisions.get(shift, ((), _BLOCK))
         if taken + count > (block[0].shape[1] if block else 0):
@@ -539,7 +545,7 @@ class LocalMembers(LocalParties[Member]):
 
 
 def _parts(one: SharedTensor) -> range:
-    """Return the parts of a mask: one part, or two for a quotient; see `Member.quotient`."""
+    """Return the indices of a mask's parts: one, or two for a quotient; see `Member.quotient`."""
     return range(2 if one.is_quotient else 1)
 
 
@@ -550,16 +556,16 @@ def _at(places: Sequence[int], words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Rows for products of bits: first of all distinct factors, then of subsets.
+    """The rows that products of bits use: rows of all distinct factors, then rows of subsets.
 
     Attributes:
-        words: index of each factor's word, by the number of bits it is shifted, and the bits kept
-            by a shift down; None for a shift up.
-        grown: for subsets of two factors, then three and so on: the row of the subset without its
-            last factor, and that factor's row.
-        groups: groups of products with equal numbers of factors: their positions in the request,
-            the rows of all their subsets (the empty set last), and the rows of their factors (the
-            last factor first).
+        words: index of each factor's word, the number of bits by which it is shifted, and the bits
+            that a shift down keeps; None for a shift up.
+        grown: for subsets of two factors, then of three and so on: the row of the subset without
+            its last factor, and the row of that factor.
+        groups: groups of products with equal numbers of factors: the products' positions in the
+            request, the rows of all subsets of their factors (the empty set last), and the rows of
+            their factors (the last factor first).
     """
 
     words: tuple[Tensor, Tensor, Tensor | None]
@@ -572,7 +578,10 @@ class _Plan:
         return sum(len(last) for _, last in self.grown)
 
     def moved(self, words: Tensor, *, ones: bool = False) -> Tensor:
-        """Return every factor; axes (*front, words, elements) to (*front, factors, elements)."""
+        """Return the shifted word of every factor.
+
+        Axes (*front, words, elements) become (*front, factors, elements).
+        """
         index, by, kept = self.words
         moved = words.index_select(-2, index)
         if kept is None:
@@ -581,7 +590,7 @@ class _Plan:
         return moved.bitwise_or_(~kept) if ones else moved
 
     def of_subsets(self, factors: Tensor) -> Tensor:
-        """Return the product of the masks of each subset, from the masks of every factor."""
+        """Return the product of the masks for each subset, from the masks of every factor."""
         rows = factors
         for before, last in self.grown:
             rows = torch.cat([rows, rows[before] & factors[last]])
@@ -590,11 +599,11 @@ class _Plan:
     def sums(self, rows: Tensor, openings: Tensor) -> list[Tensor]:
         """Return a share of each product; axes (*front, elements).
 
-        With one more opened factor, the share is that under the factor's mask, plus the opening
-        times the share without the factor.
+        The factors are opened one after another: the share with one more opened factor is the share
+        under the factor's mask, plus the opening times the share without the factor.
 
         Args:
-            rows: shares of the products of masks, with that of the empty set at the end.
+            rows: shares of the products of masks, with the product of the empty set at the end.
             openings: opening of every factor.
         """
         found: dict[int, Tensor] = {}

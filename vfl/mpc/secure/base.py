@@ -1,9 +1,9 @@
-"""Base of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
+"""Base class of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
 
-The contract of every mode is `vfl.session.secure_mode.SecureMode`.
+The interface of every mode is `vfl.session.secure_mode.SecureMode`.
 
 Before the first exchange, every pair of feature parties agrees on a key. The modes refuse settings
-that would show a single cut, and the label party receives only the sum.
+that would disclose a single cut, and the label party receives only the sum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from vfl.session.store.identity import Identity, read_pins
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
 
-#: Defense hooks that show that a defense does more than replace labels before the training.
+#: Defense hooks by which a mode recognises a defense that does more than replace labels before the
+#: training.
 _BESIDE_LABELS = (
     "wrap_bottom", "fit", "wrap_top", "counts", "batch", "embedding", "local_loss", "logits",
     "targets", "loss", "gradient", "received",
@@ -45,14 +46,14 @@ _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 
 
 class KeyedMode(SecureMode):
-    """A mode whose parties share keys that the label party does not have."""
+    """A secure mode in which the parties share keys that the label party does not have."""
 
     needs_keys: bool = True
 
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Agreement:
-        """Return a party's side of an agreement, with its identity key and its pinned keys.
+        """Return a party's part of the key agreement, with its identity key and its pinned keys.
 
         Raises:
             MissingDataError, DataError: a file is missing or has other content than expected.
@@ -83,7 +84,7 @@ class SummingMode(KeyedMode):
     """A mode in which the label party learns only the sum of the feature parties' values."""
 
     def ring(self, parties: int) -> Ring:
-        """Return the ring that sums the values of a number of feature parties."""
+        """Return the ring in which the values of this many feature parties are summed."""
         raise NotImplementedError
 
     def ring_of(self, agreed: Agreed) -> Ring:
@@ -109,10 +110,10 @@ class SummingMode(KeyedMode):
             )
 
     def _refuse_alone(self, agreed: Agreed) -> None:
-        """Refuse too few feature parties for a sum to hide a cut.
+        """Refuse a number of feature parties that is too small for a sum to hide a cut.
 
         Raises:
-            ExposedCutError: with so few parties a cut would be exposed.
+            ExposedCutError: with so few parties a sum would expose a cut.
         """
         raise NotImplementedError
 
@@ -120,7 +121,7 @@ class SummingMode(KeyedMode):
         end.link.send(Frame(Kind.PROTOCOL, 0, keys.offer))
 
     def accept(self, end: FeatureRound | HelperRound, keys: Agreement, terms: Terms) -> None:
-        """Wait for the offers of all parties; from now on use the keys derived from them.
+        """Wait for the offers of all parties, and use the keys derived from them from now on.
 
         Raises:
             AuthenticationError: a party did not sign its offer for this attempt; no cut was sent.
@@ -132,12 +133,12 @@ class SummingMode(KeyedMode):
     def _begin(
         self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
     ) -> None:
-        """Use the keys of each pair that includes this party: a new attempt has begun."""
+        """Use the keys of each pair that includes this party in the new attempt."""
         raise NotImplementedError
 
 
 def binding_of(terms: Terms, session: str, attempt: int) -> Binding:
-    """Return the facts to which the keys of one attempt are bound."""
+    """Return the facts that the keys of one attempt are bound to."""
     return Binding(session, attempt, terms.digest(), tuple(rules.peers(terms)))
 
 
@@ -147,12 +148,13 @@ def offers_bytes(terms: Terms) -> int:
 
 
 class SummedCuts(CutAggregator):
-    """Receives the feature parties' values as one sum under masks.
+    """Receives the feature parties' values as one sum, which hides them under masks.
 
-    Gradients are sent as in any mode: in a sum, the gradient of every cut equals that of the sum.
+    Gradients are sent as in any mode: in a sum, the gradient of every cut equals the gradient of
+    the sum.
 
     Args:
-        ends: ends of the streams by party, in merge order.
+        ends: the label party's endpoints by party, in merge order.
         ring: ring of the summed elements.
         ledger, stopping: see `CutAggregator`.
     """
@@ -168,7 +170,7 @@ class SummedCuts(CutAggregator):
         self._ring = ring
 
     def begin(self) -> Mapping[str, int]:
-        """Wait for each party's offer of keys, and send all offers to all parties; see `keys`.
+        """Receive each party's key offer, and send all offers to all parties; see `keys`.
 
         Raises:
             ProtocolError: a party sent an unexpected message.
@@ -209,7 +211,7 @@ class SummedCuts(CutAggregator):
         return {name: end.take(Kind.PROTOCOL, 0).payload for name, end in self.ends.items()}
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
-        """Return the sum of the parties' values and of the label party's own addition, if any."""
+        """Return the sum of the parties' values, and of the label party's own value, if any."""
         kind, rows = Kind.CUT if exchange.trains else Kind.QUERY, len(exchange.rows)
         first = next(iter(self.ends.values()))
         payloads = [self._elements(end, kind, exchange.step, rows) for end in self.ends.values()]
@@ -226,7 +228,7 @@ class SummedCuts(CutAggregator):
         return payload
 
     def _waited_for_all(self, exchange: Exchange, started: float) -> None:
-        """Wait for the frames of all parties, since no frame is usable before the last arrives."""
+        """Record the wait for all parties' frames; no frame is usable before all have arrived."""
         for name in self.ends:
             self._waited(name, exchange, started)
 
@@ -253,7 +255,7 @@ def _check_codec(spec: str) -> None:
 
 
 def check_training(train: TrainSettings) -> None:
-    """Allow only updates that are linear in the gradient, with public factors and no division.
+    """Allow only updates that are linear in the gradient, with public factors and without division.
 
     Raises:
         ExposedCutError: a setting needs an update that is not linear in the gradient.
@@ -279,7 +281,7 @@ def check_training(train: TrainSettings) -> None:
 
 
 def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
-    """Refuse a codec, a defense or another precision in a mode where no party has a cut.
+    """Refuse a codec, a defense or another precision, in a mode where no party has a cut.
 
     Args:
         agreed: settings that the parties agreed on.

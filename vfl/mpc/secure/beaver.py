@@ -9,42 +9,51 @@ the sum of all layers' outputs and continues with it in plaintext.
     third party deals:    a feature party   the label party              the third party
 
 In every exchange an owner opens its masked inputs to the partner, and the partner opens its masked
-share of the weights to the owner; each answers with its share of the outputs. Each feature party
-adds masks that cancel out between all of them. Messages between two feature parties are sealed and
-pass through the label party. Feature parties never see an output or a gradient.
+share of the weights to the owner. Owner and partner then each have a share of the outputs. Each
+feature party adds masks that cancel out in the sum over all feature parties. Messages between two
+feature parties are sealed and pass through the label party. Feature parties never see an output or
+a gradient.
 
-On the wire, feature parties in merge order; the partner of a party is the next one. X has a last
-column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row; B rows, d columns,
-width h; inputs have 13 bits after the point, gradients times the learning rate 26, weights 39,
-outputs 52. The label party draws 32 bytes for each feature party and attempt, which it sends over
-TLS and from which all dealt values are derived. Each party sends its d (4 bytes, PROTOCOL, step 1;
-at most 2^15); the label party replies with the party's key (32) and the d of the layer whose
-partner it is (4). Owner and partner each draw a layer, torch's uniform times 2^-1/2, from the
-AES-256 key stream of their own secret. Streams of the owner: U = words("inputs", t), B x d; T =
-words("outputs", t), B x h; C = words("update", t), d x h. Of the partner: V = words("weights", t),
-d x h; R = words("gradient", t), B x h. With shares A (owner) and S (partner):
+Wire format if the label party deals. Feature parties are in merge order; the partner of a party is
+the next party. An exchange has B rows, a layer has d columns and width h. The inputs X have a last
+column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row. Inputs have 13 bits
+after the point, gradients times the learning rate 26, weights 39, and outputs 52.
 
-1. Owner: E = X - U, partner: D = S - V, sealed for each other, associated data "inputs t" and
-   "weights t". A party's OPENING (QUERY_OPENING in evaluations) is its sealed E, then its sealed D
-   of the layer before; with two parties E comes before D in each direction.
-2. The label party sends each party the E and the D sealed for it, and U V - T of the layer it is
-   partner of.
-3. Each party adds X (A + D) + T of its layer, E V + (U V - T) of the other, and its masks of all
-   pairs: its CUT or QUERY. The sum over the parties is the sum of all outputs.
-4. Training: the label party sends each party (GRAD) G - R for its layer and U^T R - C for the
-   other.
-5. Owner: A -= X^T (G - R) + C. Partner: S -= E^T R + (U^T R - C).
+The label party draws a key of 32 bytes for each feature party and attempt, which it sends over TLS.
+All dealt values are derived from these keys. Each party sends its d (4 bytes, PROTOCOL, step 1; at
+most 2^15). The label party replies with the party's key (32 bytes), and with the d of the layer of
+which this party is the partner (4 bytes). Owner and partner each draw initial weights, torch's
+uniform distribution times 2^-1/2, from the AES-256 key stream of their own secret. In step t, the
+owner's key stream gives U = words("inputs", t), B x d; T = words("outputs", t), B x h; and C =
+words("update", t), d x h. The partner's key stream gives V = words("weights", t), d x h; and R =
+words("gradient", t), B x h. The owner has the share A of the weights, and the partner has S:
 
-If a third party deals, the feature parties and then the dealer offer keys. The key of owner and
-dealer is that of the owner's stream and is never sent. The dealer draws 32 bytes a layer for the
-partner's streams and sends them to the label party. Each owner announces its d (4 bytes), and the
-label party sends all of them to the dealer, in order.
+1. The owner seals E = X - U for the partner; the associated data is "inputs t". The partner seals
+   D = S - V for the owner; the associated data is "weights t". Each party sends the label party its
+   sealed E, followed by its sealed D of the layer of which it is the partner. The frame is an
+   OPENING, or in evaluations a QUERY_OPENING.
+2. The label party sends each party the sealed E and D that are for it, and U V - T of the layer of
+   which the party is the partner.
+3. Each party computes X (A + D) + T of its own layer. It adds E V + (U V - T) of the layer of which
+   it is the partner, and its masks of all pairs. It sends the result as CUT or QUERY. The sum over
+   the parties is the sum of all outputs.
+4. In a training, the label party sends each party a GRAD. It contains G - R for the party's own
+   layer, where G is the gradient, and U^T R - C for the layer of which the party is the partner.
+5. The owner computes A -= X^T (G - R) + C, and the partner computes S -= E^T R + (U^T R - C).
 
-1. Owner: OPENING with E. Label party: OPENING with D to each owner, and to the dealer with the
-   number of rows (4 bytes).
-2. Dealer: OPENING with U V - T of every layer in order; in a training also GRAD with U^T R - C.
-3. Owner: CUT or QUERY with X (A + D) + T and its masks. The label party adds E V + (U V - T).
-4. Training: GRAD with G - R. Owner: A -= X^T (G - R) + C. Label party: S -= E^T R + (U^T R - C).
+If a third party deals, the feature parties offer keys first, then the dealer. The key that owner
+and dealer agree on is the key of the owner's stream, and is never sent. The dealer draws 32 bytes
+per layer for the partner's stream and sends them to the label party. Each owner announces its d (4
+bytes), and the label party sends all of them to the dealer, in order. Then:
+
+1. The owner sends OPENING with E. The label party sends OPENING with D to each owner, and OPENING
+   with the number of rows (4 bytes) to the dealer.
+2. The dealer sends OPENING with U V - T of every layer, in order; in a training it also sends GRAD
+   with U^T R - C.
+3. The owner sends CUT or QUERY with X (A + D) + T plus its masks. The label party adds
+   E V + (U V - T).
+4. In a training, the label party sends GRAD with G - R. The owner computes A -= X^T (G - R) + C,
+   and the label party computes S -= E^T R + (U^T R - C).
 """
 
 from __future__ import annotations
@@ -138,9 +147,9 @@ class Beaver(SummingMode):
     """The label party sees only the sum of the outputs, and no party has a first layer's weights.
 
     Args:
-        dealer: name of the party that deals correlated randomness; the label party unless given. If
-            another party deals, it has no data, and the label party holds the other share of each
-            layer.
+        dealer: name of the party that deals correlated randomness; the default is the label party.
+            A dealer that is not the label party has no data; the label party then holds the other
+            share of each layer.
 
     >>> Beaver().dealer("lender"), Beaver(dealer="notary").third_party("lender")
     ('lender', 'notary')
@@ -152,7 +161,7 @@ class Beaver(SummingMode):
         self._dealer = dealer
 
     def ring(self, parties: int) -> Ring:
-        # each share of the sum is uniform, so no party has a separate bound
+        # Each share of the sum is uniform, so no party's share has a bound of its own.
         return Ring(64, OUTPUT_BITS, parties=1)
 
     def dealer(self, label_party: str) -> str:
@@ -190,7 +199,7 @@ class Beaver(SummingMode):
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         label, order = terms.label_party, tuple(terms.feature_parties)
         dealer = rules.dealer(terms)
-        # number of columns of a layer, which its holders and the dealer must know
+        # Owner, partner and dealer must know the number of columns of a layer.
         for name in order:
             for observer in (label, dealer or partner_of(name, order)):
                 yield Revealed(observer, "number of columns", name, SETUP, 1, 1)
@@ -295,11 +304,11 @@ class Beaver(SummingMode):
             )
 
 
-# Partners, and the messages that feature parties seal for each other.
+# Who is whose partner, and the messages that feature parties seal for each other.
 
 
 def partner_of(party: str, order: Sequence[str]) -> str:
-    """Return the holder of the other share of a party's layer: the next party in merge order.
+    """Return the partner of a party, which holds the other share of its layer: the next party.
 
     >>> partner_of("shop", ("bank", "shop"))
     'bank'
@@ -308,7 +317,7 @@ def partner_of(party: str, order: Sequence[str]) -> str:
 
 
 def owner_of(party: str, order: Sequence[str]) -> str:
-    """Return the owner of the layer of which a party has the other share.
+    """Return the party whose layer's other share is held by `party`.
 
     >>> owner_of("bank", ("bank", "shop", "clinic"))
     'clinic'
@@ -318,10 +327,10 @@ def owner_of(party: str, order: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """A feature party's neighbours in an attempt, with which it shares layers and seals messages.
+    """Neighbours with which a feature party shares layers and seals messages in an attempt.
 
-    With two parties the other party is both neighbours: one stream in each direction carries all
-    messages, in turn.
+    With two parties the other party is both neighbours: the seals of each direction number all
+    messages in one sequence.
     """
 
     partner: str
@@ -330,13 +339,13 @@ class Neighbours:
 
 
 def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -> None:
-    """Add a party's masks of all its pairs to ring elements, in place.
+    """Add a party's masks, summed over all its pairs, to ring elements, in place.
 
     Args:
         masks: the party's masks.
         elements: int64, contiguous, of any shape.
         purpose: use of the masks; part of their derivation.
-        step: number of the exchange.
+        step: purpose of the masks; part of their derivation.
 
     Raises:
         ReusedPadError: masks of this step, or of a later one, were used before.
@@ -345,12 +354,13 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
-# Feature party: the owner of its layer, and the partner of another one if the label party deals.
+# Feature party: the owner of its own layer; if the label party deals, also the partner of another
+# party's layer.
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An exchange in progress: the inputs as ring elements, axes (rows, columns)."""
+    """An exchange that is not finished, with the inputs as ring elements, axes (rows, columns)."""
 
     step: int
     trains: bool
@@ -359,7 +369,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The party's role as owner in one attempt, its masks, and its secrets shared with others."""
+    """A party's state in one attempt: its role as owner, its masks and its seals."""
 
     owner: Owner
     masks: PairwiseMasks
@@ -367,16 +377,16 @@ class _Attempt:
 
 
 class ShareHolder:
-    """A feature party's part of a round; it replaces `FeatureEnd`, which has a bottom.
+    """A feature party's endpoint with shares of layers; it replaces `FeatureEnd`.
 
     Args:
         party: name of the party, for messages.
         columns: number of input columns.
-        width: the agreed width of all outputs.
+        width: the width of all layers' outputs, on which the parties agreed.
         link: the stream to the label party.
         secret: the party's own secret, from which its first shares are drawn.
-        dealer: name of a third party that deals; None if the label party deals and this party is
-            also another one's partner.
+        dealer: name of a third party that deals; None if the label party deals, so that this party
+            is also the partner of another party's layer.
     """
 
     in_flight = 1
@@ -407,17 +417,17 @@ class ShareHolder:
     def begin(self, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
         """Begin a new attempt with new keys.
 
-        If the label party deals, it also sends the key of this party's stream, and the columns of
-        the layer of which this party has the other share.
+        If the label party deals, it also sends the key of this party's stream, and the number of
+        columns of the layer of which this party is the partner.
 
         Args:
             order: all feature parties, in merge order.
-            keys: key of each pair that includes this party, also the pair with a third party that
-                deals.
+            keys: key of each pair that includes this party; if a third party deals, also the key of
+                the pair with the dealer.
 
         Raises:
             TruncatedFrameError: the dealer's message has the wrong length.
-            ProtocolError: the number of columns is invalid, or the message is an unexpected one.
+            ProtocolError: the number of columns is invalid, or another message was received.
             RunFolderError: the saved shares belong to other layers.
         """
         masks, near = PairwiseMasks(self.party, order, keys), None
@@ -442,7 +452,7 @@ class ShareHolder:
         return LayerAxes(self.columns, self.width, other)
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Ignore the training inputs, because this end has no bottom to fit."""
+        """Ignore the training inputs, because this endpoint has no bottom to fit."""
 
     @property
     def awaiting(self) -> int:
@@ -450,21 +460,21 @@ class ShareHolder:
         return 0 if self._pending is None or not self._pending.trains else 1
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Open a training batch of axes (rows, ...), masked; `answer` continues the exchange.
+        """Send a masked training batch of axes (rows, ...); `answer` continues the exchange.
 
         Raises:
             RingRangeError, NonFiniteError: the inputs cannot be encoded; nothing was sent.
-            ReusedPadError: this step, or a later one, was opened in this attempt.
+            ReusedPadError: this step, or a later step, was opened earlier in this attempt.
             ProtocolError: no keys were agreed on.
         """
         self._open(inputs, step, trains=True)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Open rows to evaluate or predict, as `send_cut` does."""
+        """Send masked rows to evaluate or predict, as `send_cut` does."""
         self._open(inputs, step, trains=False)
 
     def answer(self, step: int) -> None:
-        """Receive the openings for this party, and send its share of the outputs.
+        """Receive the openings for this party, and send this party's share of the outputs.
 
         Raises:
             ProtocolError, FrameError, AuthenticationError: the received frame was wrong; nothing
@@ -492,7 +502,7 @@ class ShareHolder:
         self.link.send(Frame(Kind.CUT if pending.trains else Kind.QUERY, step, pack([total])))
 
     def take_gradient(self) -> None:
-        """Wait for this party's share of the gradient and update its shares of the weights.
+        """Receive this party's share of the gradient, and update its shares of the weights.
 
         Raises:
             ProtocolError, FrameError: the frame was wrong; the shares are unchanged.
@@ -514,7 +524,7 @@ class ShareHolder:
         return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Refuse, because in this mode no party has a single party's cut.
+        """Refuse, because in this mode no party has the cut of a single party.
 
         Raises:
             ExposedCutError: always.
@@ -522,12 +532,12 @@ class ShareHolder:
         raise shared_bottom_error(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the party's shares: of its own layer, and of the partner layer if known."""
+        """Return the party's shares: of its own layer, and of its partner's layer, if known."""
         other = None if self._other is None else self._other.share
         return {"own": self._own} | ({} if other is None else {"other": other})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`.
+        """Restore a state that `state_dict` returned.
 
         Raises:
             RunFolderError: the state has shares of another layer, or no shares.
@@ -544,11 +554,11 @@ class ShareHolder:
             self._other.share = None if other is None else other.clone()
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state that training needs to continue exactly, after all exchanges ended."""
+        """Return the state for an exact resume of training, after all exchanges have ended."""
         return {"state": self.state_dict()}
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
-        """Restore the result of `training_state`."""
+        """Restore a state that `training_state` returned."""
         self._pending = None
         self.load_state_dict(saved["state"])
 
@@ -577,34 +587,35 @@ class ShareHolder:
         return self._pending
 
 
-# Label party: it has the gradient, and deals or has the other share of every layer.
+# Label party: it has the gradient. It is the dealer, or the partner of every layer.
 
 
 class SharedGradient(Uncompressed):
-    """Replaces the label party's codec: a gradient is sent as shares.
+    """Replaces the label party's codec, and sends a gradient as shares.
 
     Args:
         party: name of the layer's owner.
-        learning_rate: factor applied to the gradient.
-        held: the other share of that layer, if the label party is the partner; it is saved with the
-            label party's weights.
+        learning_rate: learning rate, by which the gradient is multiplied.
+        held: the other share of that layer, if the label party is the partner; the share is saved
+            with the label party's weights.
     """
 
     on_card: ClassVar[bool] = False
 
     def __init__(self, party: str, learning_rate: float, held: Partner | None = None) -> None:
         self.held = held
-        #: Makes a payload from the gradient, ring elements of axes (rows, width), and the step.
+        #: Function that makes a payload from the gradient, as ring elements of axes (rows, width),
+        #: and the step.
         self.share: Callable[[Tensor, int], Payload] | None = None
         self._party = party
         self._learning_rate = learning_rate
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        """Encode the party's share as an owner, with its data as a partner.
+        """Encode a party's share of the gradient, with the update of the other layer.
 
         Raises:
             RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
-            ReusedPadError: this exchange's gradient was shared before.
+            ReusedPadError: the gradient of this exchange was shared before.
             ProtocolError, FrameError: a third party that deals sent a wrong message; nothing is
                 sent.
         """
@@ -613,12 +624,12 @@ class SharedGradient(Uncompressed):
         return self.share(elements, context.step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the party's share after its axes are known."""
+        """Return the label party's share of the layer, once its axes are known."""
         share = None if self.held is None else self.held.share
         return {} if share is None else {"share": share}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`.
+        """Restore a state that `state_dict` returned.
 
         Raises:
             RunFolderError: a required share is missing.
@@ -634,10 +645,10 @@ class SharedGradient(Uncompressed):
 
 
 class LayerSum(SummedCuts, ABC):
-    """The label party's ends, which return the outputs of shared first layers as one sum.
+    """The label party's endpoints, which receive the outputs of shared first layers as one sum.
 
     Args:
-        ends: ends by party, in merge order; the codec of each is a `SharedGradient`.
+        ends: endpoints by party, in merge order; the codec of each is a `SharedGradient`.
         ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
     """
@@ -649,7 +660,7 @@ class LayerSum(SummedCuts, ABC):
 
     @abstractmethod
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Open to each party the data for its share of the outputs."""
+        """Send each party the opened values that it needs for its share of the outputs."""
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
         total = super()._sum(exchange, own)
@@ -658,10 +669,10 @@ class LayerSum(SummedCuts, ABC):
 
 
 class DealtSum(LayerSum):
-    """The sum when the label party deals: it relays the parties' sealed openings to each other."""
+    """Sums outputs while the label party deals: it also relays the parties' sealed openings."""
 
     def begin(self) -> Mapping[str, int]:
-        """Deal again: send each party its own stream key, and the columns of its partner layer.
+        """Draw new keys; send each party its stream key, and the columns of its partner's layer.
 
         Raises:
             ProtocolError, FrameError: a party sent something other than its number of columns.
@@ -680,11 +691,11 @@ class DealtSum(LayerSum):
         return columns
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Relay the parties' openings to each other, each with the products dealt for it.
+        """Relay the parties' openings to each other, each with the products dealt to the receiver.
 
         Raises:
             ProtocolError, FrameError: a party sent an unexpected message.
-            ReusedPadError: this exchange, or a later one, was dealt in this attempt.
+            ReusedPadError: this exchange, or a later exchange, was dealt before in this attempt.
         """
         dealt = {name: pack([dealer.deal(rows, step)]) for name, dealer in self._dealers.items()}
         kind, order = _opening(trains), tuple(self.ends)
@@ -693,18 +704,21 @@ class DealtSum(LayerSum):
             owner, partner = owner_of(name, order), partner_of(name, order)
             inputs, weights = opened[owner][0], opened[partner][1]
             end.link.send(Frame(kind, step, b"".join([inputs, weights, dealt[owner]])))
-        if trains:  # this runs while the parties compute their outputs
+        if trains:  # the parties compute their outputs at the same time
             for name, end in self.ends.items():
                 other = self._dealers[owner_of(name, order)].deal_update(step)
                 _codec(end).share = self._sharing(name, other)
 
     def _sharing(self, name: str, other: Tensor) -> Callable[[Tensor, int], Payload]:
-        """Return G - R for a party's own layer, and the dealt update of its partner layer."""
+        """Return a function that makes G - R for a party, and the other layer's update."""
         dealer = self._dealers[name]
         return lambda gradient, step: pack([dealer.share_gradient(gradient, step), other])
 
     def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
-        """Receive a party's masked inputs and masked share of its partner layer, both sealed."""
+        """Receive a party's two sealed openings.
+
+        These are its masked inputs, and its masked share of the layer of which it is the partner.
+        """
         other = self._dealers[owner_of(name, tuple(self.ends))]
         sizes = [
             size_of((rows, self._dealers[name].columns)) + TAG_BYTES,
@@ -715,16 +729,16 @@ class DealtSum(LayerSum):
 
 
 class PartnerSum(LayerSum):
-    """The sum when a third party deals: the label party is every feature party's partner.
+    """Sums outputs while a third party deals: the label party is the partner of every layer.
 
-    It sees inputs only under masks that it does not know. It has the gradient, so it sends G - R
-    itself.
+    The label party sees inputs only under masks that it does not know. The label party has the
+    gradient, so it computes G - R itself.
 
     Args:
-        ends: ends by party, in merge order; each codec has a `Partner`.
+        ends: endpoints by party, in merge order; the codec of each has a `Partner`.
         ring: ring of the shares of the outputs.
         ledger, stopping: see `CutAggregator`.
-        dealer: the third party's name.
+        dealer: name of the third party.
         link: stream to the third party.
     """
 
@@ -746,7 +760,7 @@ class PartnerSum(LayerSum):
         return (self._link,)
 
     def begin(self) -> Mapping[str, int]:
-        """Receive this attempt's keys from the dealer, and send it the layers' columns.
+        """Receive this attempt's keys from the dealer, and send the dealer the layers' columns.
 
         Raises:
             ProtocolError, FrameError: a party sent an unexpected message.
@@ -767,10 +781,10 @@ class PartnerSum(LayerSum):
         return super()._offers() | {self._dealer: self._take(Kind.PROTOCOL, 0)}
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Request this exchange from the dealer, and open the weights' shares to their owners.
+        """Request this exchange from the dealer, and open masked shares of weights to their owners.
 
         Raises:
-            ReusedPadError: this exchange, or a later one, was opened in this attempt.
+            ReusedPadError: this exchange, or a later exchange, was opened before in this attempt.
         """
         kind = _opening(trains)
         self._link.send(Frame(kind, step, rows.to_bytes(ROWS_BYTES, "little")))
@@ -795,7 +809,7 @@ class PartnerSum(LayerSum):
     def _sharing(
         name: str, held: Partner, updates: Callable[[], Mapping[str, Tensor]]
     ) -> Callable[[Tensor, int], Payload]:
-        """Return G - R for the owner, and update the label party's share of the weights."""
+        """Return a function that makes G - R for the owner, and updates the label party's share."""
 
         def share(gradient: Tensor, step: int) -> Payload:
             dealt = updates()[name]
@@ -820,7 +834,7 @@ class PartnerSum(LayerSum):
     def _dealt(
         self, kind: Kind, step: int, shapes: Mapping[str, tuple[int, int]]
     ) -> dict[str, Tensor]:
-        """Receive the dealer's products for every layer: U V - T, or U^T R - C for a GRAD.
+        """Receive the dealer's products for all layers: U V - T, or U^T R - C in a GRAD frame.
 
         Raises:
             ProtocolError, TruncatedFrameError: the dealer sent an unexpected message.
@@ -835,7 +849,7 @@ class PartnerSum(LayerSum):
 
 
 def columns_of(end: LabelEnd) -> int:
-    """Wait until a party announces its layer's columns, including the column of ones.
+    """Receive the number of columns that a party announces, including the column of ones.
 
     Raises:
         ProtocolError: the announcement is malformed, or the layer is too large to share.
@@ -855,21 +869,21 @@ def _held(end: LabelEnd) -> Partner:
     return held
 
 
-# A third party that deals and has no data.
+# Third party that deals and has no data.
 
 
 class DealerEnd:
-    """The dealer's end of its stream to the label party; it answers requests for rows.
+    """The dealer's endpoint of its stream to the label party; it answers requests for rows.
 
-    It draws a key for the label party's stream of each layer. The key of each owner's stream
-    follows from the key that the dealer and the owner agreed on; the label party relayed that
-    agreement and does not know the key.
+    The dealer draws a key for the label party's stream of each layer. The key of each owner's
+    stream is the key that the dealer and the owner agreed on. The label party relayed their
+    messages and does not know the key.
 
     Args:
-        party: its name, for messages.
+        party: name of the dealer, for messages.
         owners: the feature parties in merge order, each with the width of its layer.
         link: the stream to the label party.
-        most_rows: rows of the largest exchange that the parties agreed on.
+        most_rows: number of rows of the largest exchange that the parties agreed on.
     """
 
     def __init__(
@@ -883,13 +897,13 @@ class DealerEnd:
         self._dealers: list[Dealer] = []
 
     def introduce(self) -> None:
-        """Draw keys for a new attempt, and send the label party its own."""
+        """Draw keys for a new attempt, and send the label party the keys of its streams."""
         self._dealers = []
         self._keys = [secrets.token_bytes(KEY_BYTES) for _ in self._owners]
         self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))
 
     def begin(self, keys: Mapping[str, bytes]) -> None:
-        """Begin dealing for layers of the columns that the label party announces, under these keys.
+        """Begin to deal, for layers with the numbers of columns that the label party announces.
 
         Args:
             keys: key that the dealer agreed on with each owner.
@@ -924,7 +938,7 @@ class DealerEnd:
 
         Raises:
             ProtocolError, FrameError: the request was invalid; nothing was dealt.
-            ReusedPadError: this exchange, or a later one, was dealt in this attempt.
+            ReusedPadError: this exchange, or a later exchange, was dealt before in this attempt.
         """
         frame = self.link.receive()
         if frame.kind is Kind.DONE:
@@ -939,7 +953,7 @@ class DealerEnd:
         rows, step = self._rows(frame), frame.step
         products = [one.deal(rows, step) for one in self._dealers]
         self.link.send(Frame(frame.kind, step, pack(products)))
-        if frame.kind is Kind.OPENING:  # this runs while the others compute their outputs
+        if frame.kind is Kind.OPENING:  # the other parties compute their outputs at the same time
             updates = [one.deal_update(step) for one in self._dealers]
             self.link.send(Frame(Kind.GRAD, step, pack(updates)))
         return frame
@@ -961,7 +975,7 @@ class DealerEnd:
 def _dealing_limits(
     terms: Terms, rows: Mapping[Kind, int], layers: Mapping[str, LayerAxes] | None
 ) -> Limits:
-    """Frame limits of a third party that deals; it answers requests by products and updates."""
+    """Return frame limits of a third party that deals: its requests, products and updates."""
     owners = terms.feature_parties
     down = {
         Kind.PROTOCOL: max(offers_bytes(terms), COLUMNS_BYTES * len(owners)),
@@ -994,7 +1008,7 @@ def _refuse_adversary(party: str, adversary: Adversary) -> None:
 
 
 def _require_linear(bottom: nn.Module, party: str, columns: int, width: int) -> None:
-    """Refuse a bottom that is not one linear layer of these axes; its weights are not used."""
+    """Refuse a bottom that is not a single linear layer of these axes; only its form is used."""
     layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
     want = "bottom = 'mlp:hidden=none', and depth in the top"
     if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):

@@ -1,17 +1,17 @@
-"""Base of the modes whose network no single party has: connections, and the parties' ends.
+"""Base of modes with a network that no single party has: connections and endpoints.
 
-All parties follow one program on shares. Only the label party has streams, one to each of the
-others; it relays sealed messages between them (`vfl.session.relay`). A mode defines the role of
-each party, the description of its rows that a holder of shares announces, and the facts that follow
-from these:
+All parties follow one program on shares. Only the label party has streams, one to each other party;
+it relays sealed messages between them (`vfl.session.relay`). A mode defines the role of each party,
+the description of its rows that a share holder announces, and the facts that the label party
+derives from all descriptions:
 
-1. Each other party sends its offer of keys, and the label party sends all offers to all parties.
-2. Each holder announces its rows; the label party derives the facts from that and sends them to
-   all.
+1. Each other party sends its key offer, and the label party sends all offers to all parties.
+2. Each holder announces the description of its rows; the label party derives the facts from all
+   descriptions and sends them to all parties.
 3. All parties compare terms and facts over links that the label party cannot read (`Peer.agree`).
 
-A mode has one `NetworkEnd`, which a `Place` connects to the others: `Outer` at the end of one
-stream, or `Middle`, between all of them.
+A mode has one kind of `NetworkEnd`, which a `Place` connects to the other parties: `Outer` for a
+party with one stream, or `Middle` for the label party between all of them.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _Facts = TypeVar("_Facts", bound=Settings)
 _Party = TypeVar("_Party", bound=Peer)
 
 _LABEL_PARTY = "the label party"
-#: Number of the messages that describe rows; offers of keys have 0.
+#: Number of messages that describe rows; messages with key offers have number 0.
 _DESCRIPTION = 1
-#: Seconds for which a thread waits for another one, which may be computing a large layer.
+#: Seconds for which a thread waits for another thread, which may be computing a large layer.
 _LOCAL_S = 600.0
 
 
 class NetworkSizes(ABC):
-    """The sizes of a session's network, which bound frames and memory; see `Layers`."""
+    """Sizes of a session's network, which bound frames and memory; see `Layers`."""
 
     @property
     @abstractmethod
@@ -84,8 +84,8 @@ def require_frame(size_bytes: int, content: str) -> None:
     """Check that the largest frame of a session can be sent.
 
     Args:
-        size_bytes: size of the payload without the seal.
-        content: content of the frame, for the message.
+        size_bytes: size of the payload, without the seal, in bytes.
+        content: content of the frame, for the error text.
 
     Raises:
         ProtocolError: it cannot.
@@ -100,11 +100,11 @@ def require_frame(size_bytes: int, content: str) -> None:
 
 
 class NetworkMode(KeyedMode):
-    """A mode whose network no single party has.
+    """A mode with a network that no single party has.
 
     Attributes:
-        window: number of frames that may be in transit unread in one direction.
-        waiting: number of frames of one party that may wait until another party requests them.
+        window: largest number of unread frames in transit in one direction.
+        waiting: largest number of frames of one party that wait until another party requests them.
         announced_bytes, facts_bytes: largest size of a holder's announcement, and of the facts.
         facts: type of the facts.
     """
@@ -122,23 +122,23 @@ class NetworkMode(KeyedMode):
         raise NotImplementedError
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> WholeNetwork:
-        """Return a party's end at its place."""
+        """Make a party's endpoint at its place in the session."""
         raise NotImplementedError
 
     def about(self, frame: Frame) -> bytes:
-        """Return the data to which the seal between two other parties is bound."""
+        """Return the associated data to which the seal of a relayed frame is bound."""
         return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
-        """Convert a frame for a stream; a frame to be relayed carries a number, see `relay`."""
+        """Convert a frame for a stream; a frame that is relayed carries a number, see `relay`."""
         return frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
-        """Reverse `on_stream`, given the party whose stream carried the frame.
+        """Reverse `on_stream`.
 
         Args:
             frame: the received frame.
-            other: position of the last other party at the far end of this stream.
+            other: number of the last other party of the receiver; see `_last_other`.
         """
         return frame
 
@@ -183,7 +183,7 @@ class NetworkMode(KeyedMode):
 
 
 class Place(ABC):
-    """A party's position among the others, and how it connects to them.
+    """A party's place in the session: it connects the party to the other parties.
 
     Attributes:
         attempt: name of the session, and number of its restarts.
@@ -195,11 +195,11 @@ class Place(ABC):
 
     @abstractmethod
     def meet(self) -> Mapping[str, Link]:
-        """Agree on keys for a new attempt; return links to the others, by party."""
+        """Agree on keys for a new attempt; return links to the other parties, by name."""
 
     @abstractmethod
     def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
-        """Announce the party's description, and receive or make the facts.
+        """Announce the party's description of its rows; receive the facts, or make them.
 
         Raises:
             ProtocolError: another party sent an unexpected message.
@@ -222,7 +222,7 @@ class Place(ABC):
 
 
 class Outer(Place):
-    """Place of a party with a stream to the label party only: a holder, or the dealer.
+    """Place of a party with a stream to the label party only: a share holder or the dealer.
 
     Args:
         mode, party, terms, keys, stream: see `SecureMode.outer_network`.
@@ -264,7 +264,7 @@ class Outer(Place):
 
 
 class Middle(Place):
-    """Place of the label party, which relays the other parties' messages.
+    """Place of the label party, which relays the messages between other parties.
 
     Args:
         mode, terms, attempt, streams, receive_any: see `SecureMode.middle_network`.
@@ -333,12 +333,12 @@ class Middle(Place):
 
 
 class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
-    """One party's part of a network that no single party has; see `WholeNetwork`.
+    """One party's endpoint of a network that no single party has; see `WholeNetwork`.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
         party: name of the party.
-        place: the party's place among the others.
+        place: the party's place in the session.
     """
 
     def __init__(self, mode: Any, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
@@ -356,19 +356,19 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
 
     @abstractmethod
     def announced(self) -> bytes | None:
-        """Return the party's announcement about its rows, if it holds shares."""
+        """Return the party's description of its rows, if the party holds shares; otherwise None."""
 
     @abstractmethod
     def facts_of(self, told: Mapping[str, bytes]) -> _Facts:
-        """At the label party: derive the facts from every holder's announcement.
+        """At the label party, derive the facts from the descriptions of all holders.
 
         Raises:
-            ProtocolError: a holder's announcement is impossible.
+            ProtocolError: a holder's description is impossible.
         """
 
     @abstractmethod
     def sizes_of(self, facts: _Facts) -> NetworkSizes:
-        """Check a network's facts against the own rows, and return its sizes.
+        """Check the facts of a network against the party's own rows, and return the sizes.
 
         Raises:
             DisagreementError: the party has a different number of rows.
@@ -377,7 +377,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
 
     @abstractmethod
     def _player_of(self, links: Mapping[int, Link]) -> _Party:
-        """Return the party of the protocol without its keys."""
+        """Make the protocol's party object, which has no keys yet."""
 
     @abstractmethod
     def _started(
@@ -392,7 +392,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
     ) -> None:
         links, label = self._place.meet(), self._terms.label_party
         facts = self._known = self._place.describe(self)
-        sizes = self.sizes_of(facts)  # the party's own file may refuse these
+        sizes = self.sizes_of(facts)  # the party's own file may not allow these sizes
         self._rows.agreed({name: sizes for name in self._roles if name != label})
         self._place.confirm(facts)
         player = self._player = self._player_of(
@@ -433,11 +433,11 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         return self._player
 
     def _note(self, phase: str) -> None:
-        """Assign to this phase all that was learned since the last call."""
+        """Record all values learned since the last call as learned in this phase."""
         self._account.note(self._begun, phase)
 
     def _wait_for_the_dealt(self, number: int) -> None:
-        """Wait for a holder's frame, so that the dealer does not deal all steps ahead."""
+        """Wait for a frame of a holder, so that the dealer does not deal all steps in advance."""
         player, dealer = self._begun, len(self._roles) - 1
         if self._role == dealer:
             player.channels[dealer - 1].receive_bytes(number, 0)
@@ -445,7 +445,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
             player.channels[dealer].send_bytes(b"", number, "online")
 
     def _kept(self) -> dict[str, Any]:
-        """Return the state that every party saves: its rows and its account."""
+        """Return the state that every party saves: the digest of its rows and its account."""
         return {"inputs": self._digest, "revealed": self._account.state()}
 
 
@@ -466,13 +466,13 @@ def receive_verdict(link: Link) -> bytes:
 
 
 def report_to_label_party(link: Link, report: Frame) -> list[Frame]:
-    """Send a party's last message, and wait for the label party's."""
+    """Send a party's last message, and receive the label party's last message."""
     link.send(report)
     return [expect(link, Kind.DONE, 0, _LABEL_PARTY)]
 
 
 def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> list[Frame]:
-    """At the label party: wait for all parties' last messages, and send the own one."""
+    """At the label party, receive all parties' last messages, and send the label party's own."""
     last = [expect(links[name], Kind.DONE, 0, f"party '{name}'") for name in rules.peers(terms)]
     for link in links.values():
         link.send(report)
@@ -480,7 +480,7 @@ def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> l
 
 
 def require_same_rows(party: str, digest: str, trained: str) -> None:
-    """Refuse to continue with other rows than the checkpoint's, by the digests of the inputs.
+    """Refuse to continue with other rows than the checkpoint's, comparing digests of the inputs.
 
     Raises:
         RunFolderError: the digests differ.
@@ -495,7 +495,7 @@ def require_same_rows(party: str, digest: str, trained: str) -> None:
 
 
 class Framed:
-    """One end of a stream that carries a mode's frames; see `NetworkMode.on_stream`."""
+    """A stream that carries a mode's frames, as one party uses it; see `NetworkMode.on_stream`."""
 
     def __init__(self, stream: Link, mode: NetworkMode, other: int) -> None:
         self._stream, self._mode, self._other = stream, mode, other
@@ -514,7 +514,7 @@ class Framed:
 
 
 def _last_other(names: Sequence[str], name: str) -> int:
-    """Return the number of the last party other than this one; see `vfl.session.relay`."""
+    """Return the number of the last party besides `name`; see `vfl.session.relay`."""
     return max(1 + at for at, each in enumerate(names) if each != name)
 
 
@@ -535,7 +535,7 @@ def _described(link: Link, most: int, sender: str) -> bytes:
 
 
 def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
-    """Parse a description into its model.
+    """Parse a description into an object of its model.
 
     Raises:
         ProtocolError: the description does not have the expected fields.
@@ -550,11 +550,11 @@ def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
 
 
 class Account:
-    """Values that one party of a shared network learned, by phase, and the bytes it sent.
+    """Values that one party of a shared network learned, by phase, and the bytes that it sent.
 
     Args:
         party: its name.
-        roles: role of every party.
+        roles: role of every party, by name.
     """
 
     def __init__(self, party: str, roles: Sequence[str]) -> None:
@@ -564,7 +564,7 @@ class Account:
         self._revealed: dict[tuple[str, str], Revealed] = {}
 
     def note(self, peer: Peer, phase: str) -> None:
-        """Assign to this phase all that was learned since the last call."""
+        """Record all values learned since the last call as learned in this phase."""
         found = self._counted(peer)
         for (what, where), elements in (found - self._seen).items():
             said = f"{what}, {where}"
@@ -580,11 +580,11 @@ class Account:
         return list(self._revealed.values())
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state that `restore` accepts."""
+        """Return the state for `restore`."""
         return [asdict(one) for one in self._revealed.values()]
 
     def restore(self, state: Sequence[Mapping[str, Any]], peer: Peer) -> None:
-        """Continue from the notes of an earlier attempt; they include the counts of `peer`."""
+        """Continue from the state of an earlier attempt, whose counts `peer` has restored."""
         for one in state:
             kept = Revealed(**one)
             self._revealed[kept.phase, kept.what] = kept

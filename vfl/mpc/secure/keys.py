@@ -1,24 +1,27 @@
-"""Keys for every pair of feature parties, agreed on through a relay that cannot learn them.
+"""Keys for every pair of feature parties; the relaying label party cannot learn them.
 
 Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed with its identity
-key. The signature covers all facts on which both must agree: session, attempt, digest of the terms,
-all parties in their order, and the party that makes the offer. So an offer of another session,
-other settings, another party or another role fails verification. The signature also covers the
-count of the party's store (`vfl.session.store.witness`), which each other party compares. The key
-of a pair follows by HKDF (RFC 5869) from the shared secret, bound to the same facts and both
-offers. The label party relays the offers. Without a private key it learns nothing from them, and
-without an identity key it cannot replace them with its own.
+key. The signature covers all facts on which both parties of a pair must agree: session, attempt,
+digest of the terms, all parties in order, and the party that makes the offer. An offer of another
+session, other settings, another party or another role therefore fails verification. The signature
+also covers the counter of the party's store (`vfl.session.store.witness`), which each other party
+compares. The key of a pair is derived by HKDF (RFC 5869) from the shared secret, bound to the same
+facts and both parties' offers. The label party relays the offers. Without a private key it learns
+nothing from them, and without an identity key it cannot replace them with its own.
 
-Feature parties p_1 .. p_n in merge order; the label party relays. Lengths in bytes.
+Wire format: there are feature parties p_1 .. p_n in merge order, and the label party relays.
+Lengths are in bytes.
 
-1. ``context`` = SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``, no spaces.
-2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), the count C_i of its store (8,
-   big-endian), and an Ed25519 signature (64). The signed text: "vfl masked sum offer 2" | context |
-   length of its name (1) | name | X_i | C_i.
+1. ``context`` is the SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``
+   without spaces.
+2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), the counter C_i of its store (8,
+   big-endian), and an Ed25519 signature (64). The signed text is: "vfl masked sum offer 2" |
+   context | length of the party's name (1) | name | X_i | C_i.
 3. The relay sends all offers to all parties, in order. Each party checks the signatures with pinned
-keys, that its own offer came back unchanged, and that no count was seen before. 4. For i < j:
-key_ij = 32 bytes of HKDF-SHA256 without salt, input X25519(x_i, X_j). Its info:
-   "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j | p_j | X_j.
+   keys, that its own offer came back unchanged, and that no counter was seen before.
+4. For i < j, key_ij is 32 bytes of HKDF-SHA256 without salt, with the input X25519(x_i, X_j). The
+   info of HKDF is: "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j |
+   p_j | X_j.
 
 Test vector, with the keys of RFC 7748, section 6.1: session 32 times ``5``, attempt 0, terms 64
 times ``a``, parties bank and shop.
@@ -29,11 +32,11 @@ times ``a``, parties bank and shop.
     key of the pair       7deaf7d298f8ae132fc4f873ca93c192e144e9299a164737d3643fd478087769
     words of ("cut", 7)   cdd91394 6c3e3d9b e83c82fb 2fb527db
 
-Two parties seal messages for each other by AES-256-GCM. Key: HKDF-SHA256 of the pair's key, no
-salt, info "vfl relayed message 1" | length of the sender's name (1) | sender | length | receiver.
-Nonce: 12 bytes, big-endian, the number of messages sealed in this direction so far. The first
-message "words" about "inputs 7" from bank to shop, under the key above, is
-c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
+Two parties seal messages for each other by AES-256-GCM. The key is HKDF-SHA256 of the pair's key
+without salt, with the info "vfl relayed message 1" | length of the sender's name (1) | sender |
+length | receiver. The nonce has 12 bytes, big-endian: the number of messages sealed in this
+direction so far. The first message "words" about "inputs 7" from bank to shop, under the key above,
+is c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
 """
 
 from __future__ import annotations
@@ -65,13 +68,13 @@ _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The single purpose for which the keys of one attempt are valid.
+    """The purpose to which the keys of one attempt are bound; they are valid for nothing else.
 
     Attributes:
         session: name of the session.
-        attempt: number of restarts.
+        attempt: number of restarts of the session.
         terms: digest of the agreed settings.
-        parties: all feature parties in merge order, then a third party that deals.
+        parties: all feature parties in merge order, then the third party, if a third party deals.
     """
 
     session: str
@@ -86,15 +89,16 @@ class Binding:
 
 
 class Agreement:
-    """One party's side of the agreement, for one attempt.
+    """One party's part of the key agreement in one attempt.
 
     Args:
-        party: name of the offering party.
+        party: name of the party.
         identity: the party's own identity key.
         pins: the other parties' public identity keys.
-        binding: purpose that the keys will be valid for.
-        count: count of the party's store; see `vfl.session.store.witness`.
-        admit: called with each other party's signed count; raises an error if that count decreased.
+        binding: purpose to which the keys are bound.
+        count: counter of the party's store; see `vfl.session.store.witness`.
+        admit: function that receives each other party's signed counter; it raises an error if that
+            counter decreased.
     """
 
     def __init__(
@@ -114,7 +118,9 @@ class Agreement:
         self.offer = own.offer(identity, _signed(binding, party), count)
 
     def keys(self, offers: Payload) -> dict[str, bytes]:
-        """Return the key of each pair that includes this party, by the other's name; call it once.
+        """Return the key of each pair that includes this party, by the other party's name.
+
+        The method may be called only once.
 
         Args:
             offers: offers of all parties in their order, as the relay distributes them.
@@ -122,7 +128,7 @@ class Agreement:
         Raises:
             TruncatedFrameError: the offers have too few or too many bytes.
             AuthenticationError: a party did not sign its offer for this attempt.
-            RolledBackError: the store of another party was put back from a copy.
+            RolledBackError: the store of another party was restored from a copy.
             ProtocolError: the method was already called.
         """
         own, self._own = self._own, None
@@ -156,8 +162,8 @@ def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> b
     """Derive the 32-byte key of a pair.
 
     Args:
-        shared: the shared secret of X25519.
-        binding: purpose that the key is valid for.
+        shared: shared secret of X25519.
+        binding: purpose to which the key is bound.
         offered: both parties' X25519 keys, in the order of the parties.
     """
     info = [_PAIR, binding.digest()]
@@ -185,10 +191,10 @@ _RELAYED = b"vfl relayed message 1"
 
 
 def pair_seals(party: str, keys: Mapping[str, bytes]) -> SealedPairs[Payload, bytes]:
-    """Return the seals between one party and the others in one attempt.
+    """Make the seals between one party and the other parties in one attempt.
 
     Args:
-        party: name of the party at this end.
+        party: name of this party.
         keys: 32-byte key of each pair that includes the party; see `Agreement`.
 
     >>> there = pair_seals("bank", {"shop": bytes(32)})

@@ -1,14 +1,15 @@
-"""Cuts as elements of a ring 2^b: masks hide each cut, and the sum of all cuts is exact.
+"""Cuts as elements of a ring of 2^b numbers: masks hide each cut, and the sum of all cuts is exact.
 
 A value is rounded to a multiple of 2^-fraction and taken modulo 2^bits (two's complement). A mask
-that is uniform in the ring makes the masked value uniform too. Masks that sum to zero leave the sum
-of the values modulo 2^bits, which is the true sum if that fits. So each party's values must stay
-within its part of the ring; this is checked before encoding.
+that is uniform in the ring makes the masked value uniform, too. Masks that sum to zero preserve the
+sum of the values modulo 2^bits, which is the true sum if the true sum fits the ring. Each party's
+values must therefore stay within the party's part of the ring; this is checked before encoding.
 
-The masks are pairwise: Every pair of parties shares a stream, which one adds and the other
-subtracts. For parties in an agreed order, party i adds the pads of its pairs with later parties and
-subtracts those with earlier ones; the sum over all parties is zero. Source: Bonawitz et al. 2017,
-section 4, without its recovery of lost parties: here a lost party stops the exchange.
+The masks are pairwise: Every pair of parties shares a pad stream; one party adds the pads and the
+other party subtracts them. In an agreed order of parties, party i adds the pads of its pairs with
+later parties and subtracts the pads of its pairs with earlier parties; the sum over all parties is
+zero. Source: Bonawitz et al. 2017, section 4, without its recovery of lost parties: here, in
+contrast, a lost party stops the exchange.
 """
 
 from __future__ import annotations
@@ -27,24 +28,25 @@ from vfl.core.frame import Payload
 from vfl.mpc.ring import decode_sum, encode_onto
 from vfl.mpc.stream import PadStream
 
-#: Data type of a ring element by its bits, and the signed type of the same size.
+#: Data type of a ring element by its number of bits, and the signed type of the same size.
 _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
     8: (np.dtype("u1"), np.dtype("i1")),
     16: (np.dtype("<u2"), np.dtype("<i2")),
     32: (np.dtype("<u4"), np.dtype("<i4")),
     64: (np.dtype("<u8"), np.dtype("<i8")),
 }
-#: Default number of fraction bits; elements of 64 bits come from products of shares.
+#: Default number of fraction bits, by the number of bits; elements of 64 bits come from products of
+#: shares.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
-#: Bytes of an element of a pad.
+#: Size of an element of a pad, in bytes.
 _PAD_BYTES = 4
-#: Returns elements that mask a cut; the caller may change them.
+#: Function that returns elements that mask a cut; the caller may change them.
 Mask = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Integers modulo 2^bits for a sum over parties, with `fraction` bits after the point.
+    """Integers modulo 2^bits in which values are summed, with `fraction` bits after the point.
 
     >>> Ring.of(32, None, parties=2).reach
     16383.9999847412...
@@ -56,11 +58,11 @@ class Ring:
 
     @classmethod
     def of(cls, bits: int, fraction: int | None, parties: int) -> Ring:
-        """Make a ring of 8, 16 or 32 bits; `fraction` has a default for each.
+        """Make a ring of 8, 16 or 32 bits; without `fraction`, a default is used.
 
         Raises:
-            BadOptionError: the number of bits is not supported, or the fraction leaves no room for
-                values of 1.
+            BadOptionError: the number of bits is not supported, or the fraction bits leave no room
+                for values of 1.
         """
         if bits not in _FRACTIONS:
             choices = ", ".join(map(str, _FRACTIONS))
@@ -80,12 +82,12 @@ class Ring:
 
     @property
     def most(self) -> int:
-        """Largest magnitude of one party's integer for which the sum fits."""
+        """Largest magnitude of one party's integers with which the sum fits the ring."""
         return int((1 << (self.bits - 1)) - 1) // self.parties
 
     @property
     def reach(self) -> float:
-        """Largest magnitude of one party's real value."""
+        """Largest magnitude of one party's real values."""
         return self.most * 2.0**-self.fraction
 
     @property
@@ -98,16 +100,16 @@ class Ring:
         return _TYPES[self.bits][1]
 
     def encode(self, cut: Tensor, party: str, step: int, mask: Mask | None = None) -> np.ndarray:
-        """Encode a cut of axes (rows, width) as masked elements in row order; axes (rows x width,).
+        """Encode a cut of axes (rows, width) as masked elements in row order; axes (rows * width,).
 
         Args:
             cut: float32.
             party: name of the party, for the error message.
             step: number of the exchange, for the error message.
-            mask: returns the mask; None means no mask.
+            mask: function that returns the mask; None means no mask.
 
         Raises:
-            RingOverflowError: a value is beyond the party's share of the ring; nothing is returned.
+            RingOverflowError: a value is beyond the party's part of the ring; nothing is returned.
             NonFiniteError: a value is NaN or infinite; nothing is returned.
         """
         values = cut.contiguous().numpy().reshape(-1)
@@ -134,7 +136,7 @@ class Ring:
         """Decode the sum of masked elements; float32 of axes (rows, width).
 
         Args:
-            payloads: one payload of every party; their masks sum to zero.
+            payloads: payloads of all parties; the masks in them sum to zero.
             rows: rows of the cuts.
             width: width of the cuts.
 
@@ -170,7 +172,7 @@ class PairwiseMasks:
 
     Args:
         party: name of the party.
-        order: all parties in the agreed order.
+        order: all parties, in the agreed order.
         keys: key of the pair with each other party; see `vfl.mpc.secure.keys`.
 
     >>> order, key = ["bank", "shop"], bytes(32)
@@ -195,11 +197,11 @@ class PairwiseMasks:
         Args:
             count: number of elements.
             dtype: unsigned type of an element, so that sums wrap around.
-            purpose: use of the mask; part of its derivation.
+            purpose: purpose of the mask; part of its derivation.
             step: number of the exchange.
 
         Raises:
-            ReusedPadError: this mask, or one of a later step, was returned before.
+            ReusedPadError: this mask, or the mask of a later step, was returned before.
         """
         drawn = -(-count * dtype.itemsize // _PAD_BYTES)
         mask: np.ndarray | None = None

@@ -1,14 +1,15 @@
 """``secure = "pea"``: DP-SGD of a linear classifier on shared rows, with every holder's noise.
 
-A session mode for the corrected protocols of PEA (2022), which are in `vfl.mpc.secure_dpsgd`. Two
-to eight parties hold shares: all of [parties], and the label party. A third party without data
-deals. Only the label party has streams; it relays sealed messages between the other parties.
+A session mode for the corrected protocols of PEA (2022); `vfl.mpc.secure_dpsgd` has the protocols.
+Two to eight parties hold shares: all parties of [parties], and the label party. A third party
+without data is the dealer. Only the label party has streams to other parties; it relays sealed
+messages between them.
 
     divided = "rows":     each holder has all columns and the labels of its own rows
     divided = "columns":  the holders have different columns of the same rows; one has the labels
 
-Only the model is revealed, once, to the holders; an interrupted attempt leaves only shares. Each
-attempt draws new mask keys and new noise.
+The protocol discloses only the final model, once, to the holders; an interrupted attempt leaves
+only shares. Each attempt draws new keys for masks, and new noise.
 """
 
 from __future__ import annotations
@@ -80,16 +81,15 @@ from vfl.session.terms import Terms
 
 Divided = Literal["rows", "columns"]
 Start = Literal["zero", "average", "best"]
-#: Number of parts into which a training with such a start divides its privacy budget.
+#: Number of parts into which a training divides its privacy budget, by its `start`.
 _PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
 _MOST_CLASSES = 1024
-#: Limit for one row; `SgdTerms` gives the limit for a row with this number of classes.
+#: Largest `longest` for any number of classes; `SgdTerms` has the limit for a session's classes.
 _MOST_LENGTH = 32.0
-#: Largest number of ring elements in one frame, for each number of a batch: products of bits.
+#: Largest number of ring elements in one frame per number of a batch, which products of bits need.
 _BATCH_WORDS = 192
-#: Number of ring elements that a holder stores at once for each input, and for each number of a
-#: batch.
+#: Number of ring elements that a holder stores at once, per input and per number of a batch.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
 
 #: Name of the weights in a party's saved state.
@@ -118,7 +118,7 @@ class Facts(Settings):
     Attributes:
         holders: each holder's description of its rows, by role.
         classes: meaning of the labels' codes.
-        asked: number of rows to predict at the label party.
+        asked: number of rows that the label party predicts.
     """
 
     holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
@@ -128,12 +128,12 @@ class Facts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PeaLayers(NetworkSizes):
-    """The sizes of a session, which bound the size of a frame.
+    """Sizes of a session, which bound the size of a frame and the memory.
 
     Attributes:
-        training_rows: training rows of all parties together.
+        training_rows: number of training rows of all parties together.
         columns, classes: sizes of the model.
-        batch_rows: most rows of a step.
+        batch_rows: largest number of rows of a step.
     """
 
     training_rows: int
@@ -147,7 +147,7 @@ class PeaLayers(NetworkSizes):
         return (self.columns + 1) * self.classes
 
     def memory_bytes(self, rows: int) -> int:
-        """Return about the memory that a holder uses at once."""
+        """Return the approximate memory that a holder uses at once."""
         held = _ROW_COPIES * self.training_rows * (self.columns + self.classes + 1)
         batch = self.batch_rows * (_BATCH_COPIES * self.classes + 4 * self.columns)
         return ELEMENT_BYTES * (held + batch)
@@ -164,29 +164,30 @@ class PeaLayers(NetworkSizes):
 
 
 class Pea(NetworkMode):
-    """Trains a linear classifier on shared rows; every holder adds noise.
+    """Trains a linear classifier by DP-SGD on shared rows; every holder adds noise.
 
     Args:
         dealer: name of the dealer, a party without data whose own file has ``role = "dealer"``.
-        divided: "rows" if each of [parties] and the label party have all columns and the labels of
-            their own rows (each party's own file names the `label` column); "columns" if they have
-            different columns of the same rows, and the label party has the labels.
-        form: method for inverse roots of norms. "polynomial"; or "permuted", for which the dealer
-            inverts the norms: exact, two messages instead of fourteen rounds, but the dealer sees a
-            batch's norms, without knowing which row each belongs to.
-        longest: bound of a row's norm after columns are standardised; its owner scales a longer row
-            down.
-        start: "zero"; "average" starts from the mean of models that the holders train separately by
-            DP-SGD for equally many epochs with half of epsilon and delta (Protocol 4), without
-            revealing them; "best" selects one of these models or their average by a noisy score on
-            one batch, for a third of epsilon and delta each, without revealing which.
+        divided: "rows" if each party in [parties] and the label party have their own rows with all
+            columns and labels (each party's own file names the `label` column); "columns" if they
+            have different columns of the same rows, and the label party has the labels.
+        form: method that computes inverse square roots of norms, "polynomial" or "permuted". With
+            "permuted", the dealer inverts the norms exactly, in two messages instead of fourteen
+            rounds, but learns the norms of a batch, without knowing which row each norm belongs to.
+        longest: bound of a row's norm after the columns are standardised; the row's owner scales a
+            longer row down.
+        start: "zero", "average" or "best". For "average", each holder first trains its own model by
+            DP-SGD for as many epochs, with half of epsilon and delta (Protocol 4). Training starts
+            from the mean of these models, none of which is disclosed. For "best", a noisy score on
+            one batch selects one of these models or their mean, without disclosing which. Models,
+            score and training then use a third of epsilon and delta each.
 
     >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
     ('notary', True)
     """
 
     reveals_model: ClassVar[bool] = True
-    #: Largest number of frames that the dealer sends in one step, and that others send.
+    #: Largest number of frames that the dealer sends in one step, and that other parties send.
     window: ClassVar[int] = 128
     waiting: ClassVar[int] = 128
     announced_bytes: ClassVar[int] = 1 << 9
@@ -216,7 +217,7 @@ class Pea(NetworkMode):
         return self._dealer
 
     def holders(self, agreed: Agreed) -> list[str]:
-        """Return the holders of shares in the order of their roles; the dealer's role follows."""
+        """Return the holders of shares in the order of their roles; the dealer follows."""
         return list(dict.fromkeys([*agreed.parties, agreed.label_party]))
 
     def refuse(self, agreed: Agreed) -> None:
@@ -263,7 +264,10 @@ class Pea(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the values."""
+        """Yield the sizes that each party learned.
+
+        `WholeNetwork.revealed` has the values that each party learned.
+        """
         for name in (*self.holders(terms), self._dealer):
             yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
@@ -275,7 +279,7 @@ class Pea(NetworkMode):
 
 
 class PeaEnd(NetworkEnd[Facts, Member]):
-    """One party's part: a holder of shares, or the dealer."""
+    """One party's endpoint: a holder of shares, or the dealer."""
 
     _mode: Pea
 
@@ -382,7 +386,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             stated += [replace(stated[0], epsilon=epsilon_of(one, plan.delta)) for one in before]
         return (replace(added(stated), assumes=assumes),)
 
-    # Start of a training; see `NetworkEnd`.
+    # Steps at the start of a training; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         return None if self._own is None else self._own.model_dump_json().encode()
@@ -436,7 +440,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         self._share = first_weights(member, self._sgd)
         if state is None and self._mode.start != "zero":
             alone = self._alone(plan, facts)
-            longer = replace(plan, steps=plan.steps + 1)  # one more batch, which scores the models
+            longer = replace(plan, steps=plan.steps + 1)  # its rows score the models
             judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
             rows = self._shared, torch.from_numpy(judged)
             self._share = started(member, self._sgd, alone, own, self._noise, *rows)
@@ -451,7 +455,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return sum(rows) if self._mode.divides_rows else rows[self._label_role]
 
     def _plan_of(self, facts: Facts) -> PrivacyPlan:
-        """Return the plan of the steps on shares; earlier phases spend the rest of the budget."""
+        """Return the plan of the steps on shares; earlier parts spend the rest of the budget."""
         terms = self._terms
         if self._mode.start != "zero":
             epsilon, delta = self._part()
@@ -463,14 +467,14 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return plan
 
     def _part(self) -> tuple[float, float]:
-        """Return epsilon and delta of each part, if the start uses its own part."""
+        """Return epsilon and delta of each part, if the training starts from other models."""
         dp, parts = self._terms.dp, _PARTS[self._mode.start]
         assert dp is not None, "a mode that needs [dp]"
         assert dp.epsilon is not None, "it is refused without"
         return dp.epsilon / parts, dp.delta / parts
 
     def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
-        """Plan each holder's separate training with the smallest holder's sampling rate."""
+        """Plan each holder's own training, with a sampling rate for the smallest holder."""
         mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
         assert mode.start != "zero", "the session has separate models of all holders"
         least = min(one.rows for one in facts.holders)
@@ -506,7 +510,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     @property
     def _own(self) -> OwnFacts | None:
-        """Return this party's description of its rows, if it has shares."""
+        """Return this party's description of its rows, if it holds shares; otherwise None."""
         rows, inputs = self._rows, self._rows.inputs
         if self.party not in self._holders:
             return None
@@ -522,7 +526,10 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
 
     def _refuse_again(self, last: int) -> None:
-        """Refuse to repeat a training whose model may be known; averaging models cancels noise."""
+        """Refuse to repeat a training whose model may be known.
+
+        Averaging the models of two trainings would cancel noise.
+        """
         if self._rows.committed >= last > self._trained:
             raise PrivacyError(
                 "the model of this training may have been revealed, and a second one would cost "
@@ -536,7 +543,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def _share_rows(
         self, member: Member, sgd: SecureSgd, facts: Facts
     ) -> tuple[Rows | None, SharedRows]:
-        """Return the rows of a holder that has whole rows, and the shared rows of all."""
+        """Return this holder's own rows, if it has whole rows, and all holders' shared rows."""
         inputs = labels = None
         if not member.deals and self._rows.split is not None:
             train = torch.from_numpy(self._rows.split.train)
@@ -555,7 +562,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return own, shared_rows(member, sgd, own)
 
     def _codes(self, facts: Facts) -> Tensor:
-        """Return the own labels in the codes that all parties use."""
+        """Return the party's own labels in the codes that all parties use."""
         labels, known = self._rows.labels, {name: at for at, name in enumerate(facts.classes)}
         assert labels is not None, "whose codes they are"
         unknown = sum(name not in known for name in self._rows.names)
@@ -590,7 +597,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return found + self._model[-1]
 
     def _outputs(self, model: Tensor, index: np.ndarray) -> Tensor:
-        """Return this party's part of the outputs, with the bias if it has all columns."""
+        """Return this party's part of the outputs; a party with all columns adds the bias."""
         rows, facts, mode = self._rows, self._facts, self._mode
         assert rows.inputs is not None, "it has columns"
         assert rows.split is not None, "it has rows"
@@ -609,7 +616,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
 
 def _check_alike(mode: Pea, terms: Terms, facts: Facts) -> None:
-    """Require that every holder has the same columns, or that all have the same rows."""
+    """Require that all holders have the same columns, or that all have the same rows."""
     if mode.divides_rows:
         if len({(one.columns, one.names) for one in facts.holders}) > 1:
             counts = ", ".join(str(one.columns) for one in facts.holders)
@@ -636,7 +643,7 @@ def _check_classes(rows: OwnRows) -> None:
 
 
 def _check_model(agreed: Agreed, alike: bool) -> None:
-    """Require a linear top and bottoms without weights; equal bottoms for divided rows.
+    """Require a linear top and bottoms without weights; equal bottoms if parties divide rows.
 
     Only the label party knows the top, so the terms do not contain it.
     """
@@ -655,7 +662,7 @@ def _check_top(top: str | nn.Module) -> None:
     """Refuse a top that is no linear layer.
 
     Raises:
-        ExposedCutError: the error names the top that is possible.
+        ExposedCutError: the top is of another kind; the error names the possible top.
     """
     if top != "linear":
         raise ExposedCutError(

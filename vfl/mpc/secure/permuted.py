@@ -1,14 +1,15 @@
-"""``secure = "permuted"``: weights are shared; functions are computed on permuted values.
+"""``secure = "permuted"``: weights are shared, and functions are computed on permuted values.
 
 Two parties with columns hold shares of all inputs, weights and gradients, from the first layer to
-the last. A third party deals correlated randomness, and evaluates functions on permuted values
-whose order only the two holders know (`vfl.mpc.permuted`). Only the label party sees the outputs.
+the last. A third party deals correlated randomness, and evaluates functions on permuted values.
+Only the two holders know the order of these values (`vfl.mpc.permuted`). Only the label party sees
+the outputs.
 
     label party                     P0, P1                        P2
     without columns:                the two parties with columns  the label party
     one of the two with columns:    the two parties with columns  dealer=NAME, without data
 
-Only the label party has streams; it relays sealed messages between the two others.
+Only the label party has streams; it relays sealed messages between the two other parties.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ from vfl.session.secure_mode import (
 )
 from vfl.session.terms import Terms
 
-#: Ring elements that a holder stores for each input, each weight, and each value
-#: of the layers in an exchange (resident memory of all three parties, halved; both modes).
+#: Number of ring elements that a holder stores for each input, for each weight, and for each value
+#: of the layers in an exchange. It was measured as half of the resident memory of a process that
+#: runs all three parties, in both modes.
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 _COLUMNS_BYTES = 4
 _Size = Annotated[int, Field(ge=0, lt=2**32)]
@@ -75,7 +77,7 @@ class Facts(Settings):
     """Facts that all three parties need besides the terms of the session.
 
     Attributes:
-        columns: columns of P0 and P1.
+        columns: numbers of columns of P0 and P1.
         rows: number of rows of each phase that are shared in this session.
         classes: number of label classes; 0 for numbers.
         layers: layers of the network.
@@ -92,14 +94,15 @@ class Facts(Settings):
         return sum((one.inputs + one.bias) * one.outputs for one in self.layers)
 
     def check(self, own: tuple[int, Mapping[Rows, int]] | None, role: int) -> None:
-        """Compare the label party's description with a party's own data.
+        """Compare the label party's description with the party's own data.
 
         Args:
-            own: columns, and rows of each phase, at P0 and P1; None at a dealer.
+            own: number of columns, and numbers of rows of each phase, at P0 and P1; None at a
+                dealer.
             role: the party's.
 
         Raises:
-            DisagreementError: the party has other columns or rows.
+            DisagreementError: the party has other numbers of columns or rows.
             ProtocolError: the layers do not form a network over these columns.
         """
         if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
@@ -122,7 +125,7 @@ class Facts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class NetworkLayers(NetworkSizes):
-    """The network of a session.
+    """Sizes of the network of a session.
 
     Attributes:
         layers: layers of the network.
@@ -139,7 +142,7 @@ class NetworkLayers(NetworkSizes):
         return self.weights
 
     def memory_bytes(self, rows: int) -> int:
-        """Return about the memory that a holder uses at once.
+        """Return the approximate memory that a holder uses at once.
 
         The factors were measured and rounded up.
         """
@@ -154,13 +157,14 @@ class NetworkLayers(NetworkSizes):
 
 
 class Permuted(NetworkMode):
-    """Shared weights, without a party that has one; a third party computes on permuted values.
+    """Network with shared weights that no party has; a third party computes on permuted values.
 
     Args:
-        mode: "fast", or "thesis", which is chapter 5 as written; see `vfl.mpc.Rules`.
+        mode: "fast", or "thesis", which is the protocol of chapter 5 as printed; see
+            `vfl.mpc.Rules`.
         bits, magnitude_bits, delta_bits, least_permuted, flips: see `vfl.mpc.Rules`.
-        dealer: name of the dealer, a party without data; needed if the label party has columns of
-            its own.
+        dealer: name of the dealer, a party without data; a dealer is needed if the label party has
+            columns.
         validate: whether the label party may see the validation rows' outputs after every epoch.
 
     >>> Permuted(mode="thesis").rules.bits, Permuted(dealer="notary").third_party("bank")
@@ -168,7 +172,7 @@ class Permuted(NetworkMode):
     """
 
     #: Largest number of frames in transit: a party sends several messages of an operation before it
-    #: needs an answer, and relays more.
+    #: needs an answer, and also relays messages.
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 64
     announced_bytes: ClassVar[int] = _COLUMNS_BYTES
@@ -194,7 +198,7 @@ class Permuted(NetworkMode):
         return self._dealer
 
     def roles(self, agreed: Agreed) -> tuple[str, str, str]:
-        """Return the parties that play P0, P1 and P2."""
+        """Return the parties that have the roles P0, P1 and P2."""
         one, other = agreed.parties
         return one, other, self._dealer or agreed.label_party
 
@@ -221,7 +225,10 @@ class Permuted(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned; `WholeNetwork.revealed` covers the values."""
+        """Yield the sizes that each party learned.
+
+        `WholeNetwork.revealed` has the values that each party learned.
+        """
         for name in self.roles(terms):
             if name != terms.label_party:
                 yield Revealed(name, "columns, layers and numbers of rows", "all", SETUP, 1, 1)
@@ -240,8 +247,8 @@ class Permuted(NetworkMode):
         up, down = super().limits(terms, party, rows, layers)
         return up, down | {Kind.ACK: 1}
 
-    # With three parties, a frame that the label party relays can only be for the third one. Such a
-    # frame is an OPENING and has no number.
+    # With three parties, a frame that the label party relays can only be for the one remaining
+    # party. Such a frame is an OPENING and needs no number of its receiver.
 
     def on_stream(self, frame: Frame) -> Frame:
         return Frame(Kind.OPENING, frame.step, frame.payload) if frame.branch else frame
@@ -259,7 +266,7 @@ class Permuted(NetworkMode):
 
 
 class PermutedEnd(NetworkEnd[Facts, Party]):
-    """One party's part: P0, P1 or P2."""
+    """One party's endpoint, as P0, P1 or P2."""
 
     _mode: Permuted
 
@@ -305,7 +312,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
     def training_state(self) -> dict[str, Any]:
         return {"network": self._shared.state_dict(), **self._kept()}
 
-    # Start of a training; see `NetworkEnd`.
+    # Steps at the start of a training; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         columns = self._columns()
@@ -451,11 +458,11 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
 
 
 def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
-    """Parse the columns that a holder announces, before building a network of them.
+    """Parse the number of columns that a holder announces, before a network of them is built.
 
     Raises:
-        ProtocolError: the columns differ from the agreed number, or one row of them does not fit a
-            frame.
+        ProtocolError: the number differs from the agreed number, or one row of so many columns does
+            not fit a frame.
     """
     columns, most = int.from_bytes(raw, "little"), LIMIT_BYTES // ELEMENT_BYTES
     least = 1

@@ -1,25 +1,28 @@
-"""A linear layer whose weights two parties share, so that neither party has them.
+"""A linear layer whose weights two parties share, so that neither party knows the weights.
 
-Its inputs stay with their owner.
+The inputs of the layer stay with their owner.
 
-The owner has the inputs X (a column of ones included) and a share A of the weights; its partner has
-the other share S, W = A + S. A dealer gives both correlated randomness (Beaver 1991). A server
-continues with the outputs in plaintext, as in SPNN (Zhou et al. 2020, arXiv 2012.09364):
+The owner has the inputs X (a column of ones included) and a share A of the weights W. Its partner
+has the other share S, so that W = A + S. A dealer gives both parties correlated randomness (Beaver
+1991). A server continues with the outputs in plaintext, as in SPNN (Zhou et al. 2020, arXiv
+2012.09364):
 
     forward    owner -> partner  E = X - U        partner -> owner  D = S - V
                owner:   X (A + D) + T             partner:  E V + (U V - T)       sum: X W
     backward   owner:   A -= X^T (G - R) + C      partner:  S -= E^T R + (U^T R - C)   sum: X^T G
 
-U, T, C follow from the owner's stream with the dealer, V and R from the partner's. So the dealer
-sends three products: U V - T and U^T R - C to the partner, G - R to the owner. G is the gradient of
-the outputs times the learning rate. The backward pass needs no opening: the dealer knows R, so the
-textbook's V is R itself and the opening would be zero; E is that of the forward product. If the
-partner has the gradient, it sends G - R, and the dealer sends only two products.
+U, T and C come from the stream that the owner shares with the dealer, V and R from the stream that
+the partner shares with the dealer. The dealer therefore sends three products: U V - T and U^T R - C
+to the partner, G - R to the owner. G is the gradient of the outputs times the learning rate. The
+backward pass needs no opening: the dealer knows R, so R takes the place of the mask V of the
+textbook protocol, and the value to be opened would be zero; E was opened for the forward product.
+If the partner has the gradient, the partner sends G - R, and the dealer sends only two products.
 
-Each is a one-way product (`vfl.mpc.engine.one_way_product`), and both use one opening of X.
+Each of the two products is a one-way product (`vfl.mpc.engine.one_way_product`), and both use the
+same opening of X.
 
-All numbers are in the ring 2^64; weights have as many fraction bits as a product of inputs and
-gradients. So no value is ever truncated: an update is exact, and no share can wrap.
+All numbers are in the ring 2^64. Weights have as many fraction bits as a product of inputs and
+gradients. So no value is ever truncated: an update is exact, and no share can wrap around.
 """
 
 from __future__ import annotations
@@ -40,27 +43,28 @@ from vfl.mpc.ring import ELEMENT_BYTES
 from vfl.mpc.secure.keys import TAG_BYTES
 from vfl.mpc.stream import PadStream
 
-#: Bits after the point, of inputs and of gradients times the learning rate.
+#: Fraction bits of inputs, and of gradients times the learning rate.
 INPUT_BITS, GRADIENT_BITS = 13, 26
 WEIGHT_BITS = INPUT_BITS + GRADIENT_BITS
 OUTPUT_BITS = INPUT_BITS + WEIGHT_BITS
 #: Bits before the point that inputs and gradients may have.
 INPUT_ROOM, GRADIENT_ROOM = 10, 3
-#: Bits before the point that outputs may have; one less than the ring allows, as a reserve for the
+#: Bits before the point that outputs may have: one less than the ring allows, as a reserve for the
 #: next step.
 OUTPUT_ROOM = ring.ELEMENT_BITS - 1 - OUTPUT_BITS - 1
 _FIX = "scale the columns, or lower the learning rate"
 
 
 def encode_inputs(rows: Tensor, party: str) -> Tensor:
-    """Encode inputs and the column of ones as ring numbers; int64, axes (rows, columns + 1).
+    """Encode inputs and a column of ones as ring elements; int64, axes (rows, columns + 1).
 
     Args:
         rows: float32, axes (rows, ...).
         party: name of the layer's owner, for the error message.
 
     Raises:
-        RingRangeError, NonFiniteError: a value cannot be encoded; the error does not show it.
+        RingRangeError, NonFiniteError: a value cannot be encoded; the error does not contain the
+            value.
     """
     flat = rows.flatten(1)
     ones = torch.ones(len(flat), 1, dtype=flat.dtype)
@@ -69,7 +73,7 @@ def encode_inputs(rows: Tensor, party: str) -> Tensor:
 
 
 def encode_gradient(gradient: Tensor, rate: float, party: str) -> Tensor:
-    """Encode the gradient of a layer's outputs times the learning rate; int64 of its axes.
+    """Encode the gradient of a layer's outputs times the learning rate; int64, same axes.
 
     Raises:
         RingRangeError, NonFiniteError: see `encode_inputs`.
@@ -79,17 +83,18 @@ def encode_gradient(gradient: Tensor, rate: float, party: str) -> Tensor:
 
 
 def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Tensor:
-    """Draw a holder's share of a layer's first weights; int64, axes (columns, width).
+    """Draw a holder's share of a layer's initial weights; int64, axes (columns, width).
 
-    The sum of both shares has the variance of torch's first weights. They come from a key stream,
-    not from torch's generator with its 2^32 seeds. Otherwise an attacker could try all seeds, find
-    the one whose weights explain the first outputs, and with it the inputs.
+    The sum of both shares has the variance of torch's initial weights. The share comes from a key
+    stream, not from torch's generator, which has only 2^32 seeds. With torch's generator, an
+    attacker could try all seeds, find the one whose weights explain the first outputs, and compute
+    the inputs.
 
     Args:
         columns: number of input columns, the column of ones included.
         width: width of the outputs.
         secret: the holder's own secret.
-        purpose: name of the layer; different for each secret and layer.
+        purpose: name of the layer; it must differ for each layer of a secret.
     """
     reach = (2 * max(1, columns - 1)) ** -0.5
     unit = torch.from_numpy(secret.uniform((columns, width), "first weights", *purpose))
@@ -98,7 +103,7 @@ def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Te
 
 
 def check_outputs(outputs: Tensor, step: int) -> None:
-    """Refuse outputs near the end of the ring, before a later step exceeds it.
+    """Refuse outputs near the limit of the ring, before a later step exceeds the limit.
 
     Raises:
         RingRangeError, NonFiniteError: an output is too large; the error states its bits.
@@ -107,7 +112,7 @@ def check_outputs(outputs: Tensor, step: int) -> None:
 
 
 class _KeptOnce:
-    """Stores a party's values for the next message of the same step; returns each value once."""
+    """Keeps a party's values for the next message of the same step; returns each value once."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, Tensor]] = {}
@@ -117,7 +122,7 @@ class _KeptOnce:
         return elements
 
     def _take(self, name: str, step: int) -> Tensor:
-        """Return the value that was stored under a name.
+        """Return the value that was kept under a name, and forget it.
 
         Raises:
             ReusedPadError: no value was kept, or it belongs to another step.
@@ -135,7 +140,7 @@ class _KeptOnce:
 
 
 class Owner:
-    """The party that has the inputs, and a share of the weights.
+    """The party that has the inputs and one share of the weights.
 
     Args:
         stream: pad stream that the owner shares with the dealer.
@@ -145,20 +150,20 @@ class Owner:
         self._stream = stream
 
     def opened(self, inputs: Tensor, step: int) -> Tensor:
-        """Return E for the partner, axes (rows, columns).
+        """Return the masked inputs E for the partner, axes (rows, columns).
 
         Raises:
-            ReusedPadError: this step, or a later one, was opened before.
+            ReusedPadError: this step, or a later step, was opened before.
         """
         return inputs - drawn(self._stream, inputs.shape, "inputs", step)
 
     def outputs(self, inputs: Tensor, share: Tensor, weights: Tensor, step: int) -> Tensor:
-        """Return its share of the outputs, axes (rows, width).
+        """Return the party's share of the outputs, axes (rows, width).
 
         Args:
             inputs: X, axes (rows, columns).
             share: A, axes (columns, width).
-            weights: D as opened by the partner; axes (columns, width).
+            weights: D, which the partner opened; axes (columns, width).
             step: number of the exchange.
 
         Raises:
@@ -167,7 +172,7 @@ class Owner:
         return self._product(inputs, share + weights, "outputs", step)
 
     def change(self, inputs: Tensor, gradient: Tensor, step: int) -> Tensor:
-        """Return its share of the decrease of the weights, axes (columns, width).
+        """Return the owner's share of the decrease of the weights, axes (columns, width).
 
         Args:
             inputs: X, axes (rows, columns).
@@ -185,14 +190,14 @@ class Owner:
 
 
 class Partner(_KeptOnce):
-    """The party that has the other share of one party's layer, and no inputs.
+    """The party that has the other share of a layer's weights, and no inputs.
 
-    It may have the gradient: Such a partner sends the owner G - R instead of the dealer.
+    If the partner has the gradient, the partner sends the owner G - R in place of the dealer.
 
     Args:
         owner: name of the layer's owner; empty before the first attempt.
-        secret: the partner's own secret, from which its first share is drawn.
-        purpose: name of the layer; different for each secret and layer.
+        secret: the partner's own secret, from which its first share of the weights is drawn.
+        purpose: name of the layer; it must differ for each layer of a secret.
 
     """
 
@@ -209,8 +214,8 @@ class Partner(_KeptOnce):
         """Begin a new attempt.
 
         Args:
-            stream: stream that the partner shares with the dealer for this layer.
-            columns: columns of the layer, the column of ones included.
+            stream: pad stream that the partner shares with the dealer for this layer.
+            columns: number of columns of the layer, the column of ones included.
             width: width of the outputs.
             owner: name of the layer's owner, if it was not known before.
 
@@ -229,9 +234,9 @@ class Partner(_KeptOnce):
 
     @property
     def share(self) -> Tensor | None:
-        """The share S, axes (columns, width), in an attempt; drawn at the first access.
+        """The share S, axes (columns, width), during an attempt; it is drawn at the first access.
 
-        So a party can refuse a layer that is too large after receiving its axes.
+        A party can therefore refuse a layer that is too large after it has received the axes.
         """
         if self._share is None and self._axes is not None:
             self._share = first_weights(*self._axes, self._secret, self._purpose)
@@ -243,23 +248,23 @@ class Partner(_KeptOnce):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Columns with the column of ones, and width, after the start of an attempt."""
+        """Columns of the layer, with the column of ones, and its width, during an attempt."""
         assert self._axes is not None, "an attempt names the axes of the share"
         return self._axes
 
     def opened(self, step: int) -> Tensor:
-        """Return D for the owner, axes (columns, width).
+        """Return the masked weights D for the owner, axes (columns, width).
 
         Raises:
-            ReusedPadError: this step, or a later one, was opened in this attempt.
+            ReusedPadError: this step, or a later step, was opened before in this attempt.
         """
         return self._begun() - self._masked("weights", self.shape, step)
 
     def outputs(self, inputs: Tensor, dealt: Tensor, step: int) -> Tensor:
-        """Return its share of the outputs, axes (rows, width).
+        """Return the party's share of the outputs, axes (rows, width).
 
         Args:
-            inputs: E as opened by the owner; axes (rows, columns).
+            inputs: E, which the owner opened; axes (rows, columns).
             dealt: U V - T; axes (rows, width).
             step: number of the exchange in which the weights were opened.
 
@@ -271,7 +276,7 @@ class Partner(_KeptOnce):
         return one_way_product(RING, ring.matmul, (inputs, mask), dealt)
 
     def change(self, dealt: Tensor, step: int) -> Tensor:
-        """Return the decrease of this share, axes (columns, width); `dealt` is U^T R - C.
+        """Return the decrease of the share S, axes (columns, width); `dealt` is U^T R - C.
 
         Raises:
             ReusedPadError: the decrease of this step was returned before.
@@ -283,19 +288,19 @@ class Partner(_KeptOnce):
         return one_way_product(RING, ring.matmul, (inputs.t(), mask), dealt)
 
     def share_gradient(self, gradient: Tensor, step: int) -> Tensor:
-        """Return G - R for the owner; call this before the partner's own `change` of that step.
+        """Return G - R for the owner; call this before the partner's own `change` in that step.
 
         Args:
             gradient: G, int64, axes (rows, width).
             step: number of the exchange.
 
         Raises:
-            ReusedPadError: the gradient of this step, or of a later one, was shared before.
+            ReusedPadError: the gradient of this step, or of a later step, was shared before.
         """
         return gradient - self._masked("gradient", gradient.shape, step)
 
     def move(self, change: Tensor) -> None:
-        """Subtract the result of `change` from the share."""
+        """Subtract the result of `change` from the share S."""
         self.share = self._begun() - change
 
     def _masked(self, name: str, shape: Sequence[int], step: int) -> Tensor:
@@ -309,11 +314,11 @@ class Partner(_KeptOnce):
 
 
 class Dealer(_KeptOnce):
-    """Deals correlated randomness to owner and partner; it must see neither E nor D.
+    """Deals correlated randomness to owner and partner; the dealer must see neither E nor D.
 
     Args:
-        owner, partner: pad streams that the dealer shares with each of them.
-        columns: input columns, the column of ones included.
+        owner, partner: pad streams that the dealer shares with the owner and with the partner.
+        columns: number of input columns, the column of ones included.
         width: width of the outputs.
     """
 
@@ -323,10 +328,10 @@ class Dealer(_KeptOnce):
         self.columns, self.width = columns, width
 
     def deal(self, rows: int, step: int) -> Tensor:
-        """Deal the partner's term for the outputs: U V - T, axes (rows, width).
+        """Return the partner's term of the outputs: U V - T, axes (rows, width).
 
         Raises:
-            ReusedPadError: this step, or a later one, was dealt before.
+            ReusedPadError: this step, or a later step, was dealt before.
         """
         inputs = drawn(self._owner, (rows, self.columns), "inputs", step)
         weights = drawn(self._partner, (self.columns, self.width), "weights", step)
@@ -335,7 +340,7 @@ class Dealer(_KeptOnce):
         return dealt_product(RING, ring.matmul, (inputs, weights), pad)
 
     def deal_update(self, step: int) -> Tensor:
-        """Deal the partner's term for the update: U^T R - C, axes (columns, width).
+        """Return the partner's term of the update: U^T R - C, axes (columns, width).
 
         Raises:
             ReusedPadError: this step's update was dealt before, or its outputs were not dealt.
@@ -354,27 +359,28 @@ class Dealer(_KeptOnce):
             step: number of the exchange whose update was dealt.
 
         Raises:
-            ReusedPadError: the gradient of this step was shared before, or its update was never
+            ReusedPadError: the gradient of this step was shared before, or its update was not
                 dealt.
         """
         return gradient - self._take("gradient", step)
 
 
-#: Number of copies of a matrix that a party stores at once: as numbers, limbs, masks, sealed and
+#: Number of copies of a matrix that a party stores at once: as elements, limbs, masks, sealed and
 #: unsealed.
 _COPIES = 16
-#: A query's inputs are opened in one message, so they must fit a frame.
+#: Largest number of columns; a query's inputs are opened in one message, so they must fit a frame.
 MOST_COLUMNS = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAxes:
-    """Sizes of the layers that a party shares: its own layer, and its partner's.
+    """Sizes of the layers of which a party has shares: its own, and another party's.
 
     Attributes:
-        columns: columns of the party's own layer, including the column of ones.
+        columns: number of columns of the party's own layer, including the column of ones.
         width: width of the outputs.
-        other: columns of the other layer; 0 if the label party is the partner of all.
+        other: number of columns of the other party's layer; 0 if the label party is the partner of
+            all parties.
     """
 
     columns: int
@@ -401,7 +407,7 @@ class LayerAxes:
         return 2 * TAG_BYTES if self.other else 0
 
     def opened_bytes(self, rows: int) -> int:
-        """Return the size of the party's openings in an exchange: inputs and a weights' share."""
+        """Return the size of the party's openings: masked inputs, and a masked share of weights."""
         elements = rows * self.columns + self.other * self.width
         return ELEMENT_BYTES * elements + self._tags_bytes
 
@@ -429,14 +435,14 @@ class LayerAxes:
         return payloads + 4 * HEADER_BYTES
 
 
-#: Number of rows of an exchange, as a request to a third party that deals.
+#: Size of the number of rows in a request to a third party that deals, in bytes.
 ROWS_BYTES = 4
-#: Number of columns of a layer, as announced when an attempt begins.
+#: Size of the number of columns in an announcement of a layer, in bytes.
 COLUMNS_BYTES = 4
 
 
 def bytes_to_deal(layers: Sequence[LayerAxes], rows: int, trains: bool) -> int:
-    """Return the bytes a third party sends and receives to deal for an exchange, headers included.
+    """Return the bytes of a third party's messages to deal for an exchange, headers included.
 
     >>> bytes_to_deal([LayerAxes(columns=3, width=2)], rows=4, trains=True)
     164
@@ -457,7 +463,7 @@ def updates_bytes(layers: Sequence[LayerAxes]) -> int:
 
 
 def fits(columns: int, width: int) -> bool:
-    """Return whether a layer can be shared: the values that it opens must fit half a frame."""
+    """Return whether a layer can be shared: the values that are opened must fit half a frame."""
     return 1 <= columns <= MOST_COLUMNS and 2 * ELEMENT_BYTES * columns * width <= LIMIT_BYTES
 
 

@@ -1,11 +1,12 @@
 """``secure = "sum"``: the label party learns only the sum of the cuts.
 
-Every feature party sends its cut as elements of a ring, under masks that cancel out in the sum.
+Every feature party sends its cut as ring elements, under masks that cancel out in the sum.
 
 In exchange t, party i sends enc(cut) + sum over j > i of pad_ij - sum over j < i of pad_ji, modulo
-2^bits. enc rounds cut * 2^fraction to whole numbers; pad_ij are the words of the pair's key for
-("cut", t), or ("query", t) in evaluations and predictions (`vfl.mpc.stream`). The label party adds
-all words modulo 2^bits, reads them as signed numbers and divides by 2^fraction.
+2^bits. enc rounds cut * 2^fraction to whole numbers. pad_ij is the key stream of the pair i, j for
+("cut", t), or for ("query", t) in evaluations and predictions (`vfl.mpc.stream`). The label party
+adds all received elements modulo 2^bits, reads the sums as signed numbers, and divides them by
+2^fraction.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class MaskedSum(SummingMode):
 
     Args:
         bits: size of a value on the wire: 8, 16 or 32 bits.
-        fraction: number of these bits behind the point; by default 16 of 32, 8 of 16, 3 of 8. A
-            value is exact to 2^-(fraction + 1).
+        fraction: number of these bits after the point; the default is 16 of 32, 8 of 16, or 3 of 8.
+            A value is exact to 2^-(fraction + 1).
 
     >>> MaskedSum(bits=8).ring(parties=2).reach
     7.875
@@ -57,7 +58,7 @@ class MaskedSum(SummingMode):
     def __init__(self, bits: int = 32, fraction: int | None = None) -> None:
         self._bits = bits
         self._fraction = fraction
-        self.ring(parties=1)  # this call refuses options that do not form a ring
+        self.ring(parties=1)  # this call refuses options that form no ring
 
     def ring(self, parties: int) -> Ring:
         return Ring.of(self._bits, self._fraction, parties)
@@ -136,7 +137,7 @@ def ring_of(agreed: Agreed) -> Ring | None:
 
 
 class RingCut(Uncompressed):
-    """A cut as unmasked ring elements: the mode's rounding alone, for measurements.
+    """A cut as unmasked ring elements, to measure the rounding of the mode alone.
 
     Args:
         party: name of the party that sends the cuts.
@@ -148,14 +149,14 @@ class RingCut(Uncompressed):
     [[1.0, -0.375]]
     """
 
-    on_card: ClassVar[bool] = False  # the processor computes ring elements
+    on_card: ClassVar[bool] = False  # the CPU computes ring elements
 
     def __init__(self, party: str, ring: Ring) -> None:
         self._party = party
         self._ring = ring
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Return the elements in row order.
+        """Return the ring elements in row order.
 
         Raises:
             RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
@@ -172,16 +173,16 @@ class RingCut(Uncompressed):
         return self._ring.bits / 32
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
-        """Return the elements.
+        """Return the ring elements.
 
-        Masks make them uniform, so a packer cannot learn frequencies.
+        Masks make the elements uniform, so an entropy coder cannot use frequencies.
         """
         elements = self._ring.encode(cut, self._party, context.step)
         return Symbols(np.ones(cut.shape, np.bool_), elements, choices=2**self._ring.bits)
 
 
 class MaskedCut(RingCut):
-    """Replaces a feature party's codec: cuts are sent under masks.
+    """Replaces a feature party's codec, and sends cuts under masks.
 
     The label party decodes only sums, so `decode` is not used.
     """
@@ -193,7 +194,7 @@ class MaskedCut(RingCut):
         self._masks: PairwiseMasks | None = None
 
     def begin(self, masks: PairwiseMasks) -> None:
-        """Use these masks from now on: a new attempt has begun."""
+        """Use these masks from now on, because a new attempt has begun."""
         self._masks = masks
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:

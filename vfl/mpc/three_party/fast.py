@@ -1,27 +1,29 @@
-"""Mode "fast": the same protocol and the same trust, with fewer bytes and messages.
+"""Mode "fast": the same protocol and the same trust as "thesis", with less traffic.
 
-A holder's own values stay in plaintext with it, and the other holder's share is zero. Such a
-tensor, and its factor in a product, are each opened in one direction. Other tensors are opened
-under one mask, in both directions at once. Every product with a tensor uses its single opening; the
-dealer's share of each product is fresh. Products that go to P2 keep their scale, so no division
-precedes a function. If a product is divided, P0 sends the index lists of algorithm 5.1 right after
-its opening.
+A holder's own values stay in plaintext at that holder, and the other holder's share of them is
+zero. Such a tensor, and the other factor of a product with it, are each opened in one direction
+only. Other tensors are opened under one mask, in both directions at once. All products with a
+tensor use its single opening; the dealer's share of each product is fresh. Products whose values go
+to P2 keep their scale, so no division precedes a function. If a product is divided, P0 sends the
+index lists of algorithm 5.1 right after its opening of the product's factors.
 
-One way: X = [X_0 X_1] with X_i in plaintext at P_i, and W = W_0 + W_1. P_0 computes X_0 W_0 alone,
-on the rows of W that belong to its columns. The factors of X_0 W_1 are at two parties, so one mask
-each is enough (Beaver 1991). P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E
-V + U V. P_0 computes X_0 D, P_1 knows E and V, and the dealer shares U V. The same holds with 0 and
-1 exchanged. So each holder multiplies its plaintext by W_i + D, and the received opening by its V.
+In one direction: let X = [X_0 X_1], with X_i in plaintext at P_i, and let W = W_0 + W_1. P_0
+computes X_0 W_0 alone, with the rows of W_0 that belong to its columns. The factors of X_0 W_1 are
+in plaintext at different parties, so one mask per factor is enough (Beaver 1991). P_0 opens the
+value E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E V + U V. P_0 computes X_0 D, P_1
+knows E and V, and the dealer shares U V. The product X_1 W_0 is computed in the same way, with the
+roles of P_0 and P_1 exchanged. Each holder i therefore multiplies its plaintext by W_i + D, and the
+opening that it received by its mask V.
 
 Ahead of time: masks, permutations and signs depend on no value, and products of masks depend only
-on masks. So all three parties follow a program on shapes before it runs: P2 deals and all draw
-their pads before the values arrive. Operations get the same numbers as when the program runs, and
-with them the same pads.
+on masks. So all three parties follow a program on shapes before it runs: P2 deals, and all parties
+draw their pads, before the values arrive. Operations get the same numbers as in the later run of
+the program, and with them the same pads.
 
-Pipelined: P2 can continue without the answers to its questions, so it does not wait at a question.
-It deals for later operations, a slice of a product at a time, and answers once both holders have
-asked (`FastDealer.pipelined`). The messages are the same and disclose no more. Only their order
-between P2 and P1 depends on time, so P1 stores early frames until they are needed
+Pipelined: P2 needs no result of the questions that holders ask, so it does not wait for a question.
+It deals for later operations, a slice of a product at a time, and answers a question once both
+holders have asked it (`FastDealer.pipelined`). The messages are the same and disclose no more. Only
+their order between P2 and P1 depends on time, so P1 stores early frames until they are needed
 (`Channel.keeps_early`).
 """
 
@@ -46,22 +48,22 @@ from vfl.mpc.rules import P0, P1, P2, Rules
 from vfl.mpc.shares import Opened, SharedTensor, blank, owned_by
 from vfl.mpc.three_party.party import Dealer, Party, Product, Question, ShareHolder
 
-#: Elements of a slice of a dealt product. P2 looks for questions after each slice, which on a link
-#: of 80 Mbit/s is every 26 ms.
+#: Number of elements of a slice of a dealt product. P2 looks for questions after each slice; on a
+#: link of 80 Mbit/s this is every 26 ms.
 _SLICE = 2**15
-#: Largest number of bytes that P2 deals before the oldest question; P1 stores them in memory.
+#: Largest number of bytes that P2 deals while a question waits; P1 stores them in memory.
 _AHEAD_BYTES = 1 << 26
 
 
 class Fast(Party):
-    """Steps that all three parties of the mode can do ahead of time."""
+    """A party of the mode; all three parties can do some steps ahead of time."""
 
     def deal(self, program: Callable[[Party], None]) -> None:
         program(Preprocessing(self))
 
     @abstractmethod
     def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
-        """Draw the masks of an opening, and open tensors that are pads."""
+        """Draw the masks of an opening, and open those tensors that are pads."""
 
     @abstractmethod
     def multiply_ahead(self, product: Product) -> None:
@@ -69,7 +71,7 @@ class Fast(Party):
 
     @abstractmethod
     def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
-        """Draw the pads of a question; at P0 also its shares of the results."""
+        """Draw the pads of a question; P0 also draws its shares of the results."""
 
 
 class FastHolder(Fast, ShareHolder):
@@ -99,7 +101,7 @@ class FastHolder(Fast, ShareHolder):
 
     def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
         masks, early = self._draw(number, closed), None
-        # P0's share of P2's future answer is a pad, which it can open before the value exists.
+        # P0's share of P2's future answer is a pad, which P0 can open before the value exists.
         if closed and all(each.foreseen for each in closed):
             if self.first:
                 early = self._open_own(closed, masks, number, "offline")
@@ -130,7 +132,7 @@ class FastHolder(Fast, ShareHolder):
     def _open_own(
         self, closed: Sequence[SharedTensor], masks: Sequence[Tensor], number: int, phase: str
     ) -> list[Tensor]:
-        """Send this holder's openings, if there are any, and return them."""
+        """Send this holder's openings, if it has any, and return them."""
         own = [each.part(self.role) - mask for each, mask in zip(closed, masks, strict=True)]
         if any(each.numel() for each in own):
             self.channels[self.other].send(own, number, phase)
@@ -187,7 +189,7 @@ class FastHolder(Fast, ShareHolder):
 
 
 def _opened(shared: SharedTensor, mask: Tensor, own: Tensor, theirs: Tensor) -> SharedTensor:
-    """Return the tensor with the openings that a holder received."""
+    """Return the tensor with the record of the openings that a holder received."""
     if shared.owned is not None:
         opened = Opened(None, theirs)
     else:
@@ -200,7 +202,7 @@ def _with_opening(shared: SharedTensor, opened: Opened) -> SharedTensor:
 
 
 def dealt_slices(shape: Sequence[int]) -> list[slice]:
-    """Return the rows in each message of a dealt product: 2^15 elements, or one row.
+    """Return the rows of each message of a dealt product: up to 2^15 elements, at least one row.
 
     >>> dealt_slices((500, 100))
     [slice(0, 327, None), slice(327, 500, None)]
@@ -236,13 +238,14 @@ class FastDealer(Fast, Dealer):
             self._asked.clear()
 
     def _links_to_poll(self) -> dict[int, Polled]:
-        """Return links by holder, if both can be polled; a replaced link is found again."""
+        """Return links by holder, if both can be polled; look again if a link was replaced."""
         links = self.channels[P0].link, self.channels[P1].link
         if self._links != links:
             first, second = self._links = links
             self._can_poll = {}
             if isinstance(first, Polled) and isinstance(second, Polled):
-                # P1 may wait for P0, P0 for P2 to read its question, P2 for P1 to read its share.
+                # P1 may wait for P0, P0 may wait until P2 reads its question, and P2 until P1 reads
+                # its share.
                 second.read_beside([first])
                 self._can_poll = {P0: first, P1: second}
         return self._can_poll
@@ -321,7 +324,7 @@ class FastDealer(Fast, Dealer):
 
 
 def _add_known(z: Tensor, product: Product, holder: int) -> None:
-    """Add E V to a holder's share: its mask times the other holder's opening of the left factor."""
+    """Add E V to a holder's share: the other holder's opening of the left factor times its mask."""
     left, right, far = product.left, product.right, _rows(product.left, 1 - holder)
     masked = right.mask()
     if product.operation is matmul:
@@ -331,12 +334,13 @@ def _add_known(z: Tensor, product: Product, holder: int) -> None:
 
 
 def _add_own(z: Tensor, product: Product, holder: int) -> None:
-    """Add X_i (W_i + D) to a holder's share: the product with its plaintext X_i."""
+    """Add X_i (W_i + D) to a holder's share, where X_i is the holder's own plaintext."""
     right, own, clear = product.right, _rows(product.left, holder), product.left.part(holder)
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())
         return
-    # Opened in both directions, D is the difference of the whole tensor, so W_i + D_j is D + V_i.
+    # If it was opened in both directions, D is the difference of the whole tensor, so W_i + D_j is
+    # D + V_i.
     factor = right.difference() + right.mask()
     if product.operation is matmul:
         z += matmul(clear, factor[own])
@@ -345,11 +349,12 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
 
 
 def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of masks whose products the dealer shares.
+    """Return pairs of masks; the dealer shares the products of these pairs.
 
-    For an owned left factor, each holder's mask is multiplied by the other holder's mask.
+    For an owned left factor, the mask of each holder is multiplied by the mask of the other holder.
 
-    The products are added up; for an owned transposed left factor (`inner`) they are stacked.
+    The products of the pairs are added up; for an owned transposed left factor (`inner`) they are
+    stacked.
     """
     left, right = product.left, product.right
     (u0, u1), (v0, v1) = left.masks(), right.masks()
@@ -363,7 +368,7 @@ def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
 def _mask_product(
     operation: Operation, factors: Sequence[tuple[Tensor, Tensor]], rows: slice
 ) -> Tensor:
-    """Compute some rows of the product of masks that the dealer shares."""
+    """Compute some rows of the mask product that the dealer shares."""
     if operation is not inner:
         found = [operation(u[rows], v if operation is matmul else v[rows]) for u, v in factors]
         return found[0] if len(found) == 1 else found[0].add_(found[1])
@@ -377,7 +382,7 @@ def _mask_product(
 
 
 def _require_factors(product: Product) -> None:
-    """Require openings of a kind that can be multiplied.
+    """Require factors whose openings can be multiplied.
 
     Raises:
         ValueError: the openings cannot be multiplied.
@@ -392,26 +397,26 @@ def _require_factors(product: Product) -> None:
 
 
 def _rows(left: SharedTensor, holder: int) -> slice:
-    """Return the holder's part of the rows that meet the left factor's columns."""
+    """Return which rows of the right factor meet the holder's columns of the left factor."""
     return slice(left.owned, None) if holder else slice(0, left.owned)
 
 
 def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
-    """Return a dictionary key: axes and receiving parties of the values that are revealed."""
+    """Return a key of openings: the axes of the tensors, and who opens which part of them."""
     return [(each.shape, each.owned, each.faced) for each in closed]
 
 
 def _factors(product: Product) -> tuple[object, ...]:
-    """Return a key that identifies a product, with the divisions that bound its dealt part."""
+    """Return a key of a product, with the divisions that limit the precision of its dealt part."""
     scales = product.left.bits, product.right.bits, *product.truncations
     return (product.operation, *scales, *_openings([product.left, product.right]))
 
 
 class Preprocessing(Dealer):
-    """Replaces a party while a program runs on shapes only; it sends no message itself.
+    """Stands in for a party while a program runs on shapes only; sends no message itself.
 
     Args:
-        party: party that follows the program; its count of operations does not change.
+        party: party that follows the program; its operation counter does not change.
     """
 
     def __init__(self, party: Fast) -> None:
@@ -429,7 +434,7 @@ class Preprocessing(Dealer):
         bits: int = -1,
         scale: str = "",
     ) -> SharedTensor:
-        self.next_number()  # no values exist yet
+        self.next_number()  # no values exist in this run
         bits = self.rules.bits if bits < 0 else bits
         return SharedTensor(blank(shape), bits, owned=owned_by(owner, shape))
 

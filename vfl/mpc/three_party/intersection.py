@@ -1,16 +1,17 @@
-"""Rows that two parties share; neither learns which these are, or how many.
+"""Intersection of two parties' rows; no party learns which rows are common, or how many.
 
-Circuit-based private set intersection (Pinkas et al. 2019) with a helper: P0 and P1 have ids, P2
-has none. P0 puts each id into one of many bins by cuckoo hashing (three functions). P1 draws a
-target for each bin, and programs a table that maps each of its ids to the target of every possible
-bin. P2 has the table and answers P0's queries; only P2 could query more than that. So P0 has one
-value per bin and P1 one target per bin, and P0's id is common if they are equal. 63 AND gates on
-shared bits test that, on bit triples that P2 deals (Goldreich et al. 1987; Beaver 1991).
+The protocol is circuit-based private set intersection (Pinkas et al. 2019) with a helper. P0 and P1
+have ids, and P2 has no ids. P0 puts each id into one of many bins by cuckoo hashing (three
+functions). P1 draws a target for each bin, and programs a table that maps each of its ids to the
+target of every possible bin. P2 has the table and answers P0's queries, which limits P0 to one
+query per bin. P0 then has one value per bin, and P1 has one target per bin; P0's id is common if
+the two are equal. 63 AND gates on shared bits test the equality, with bit triples that P2 deals
+(Goldreich et al. 1987; Beaver 1991).
 
-The result is shares: The results are shares of a weight for each bin (1 if P0's id there is common,
-else 0), and of P1's columns of that row. `moments` is their use here.
+The results are shares of a weight for each bin (1 if P0's id in the bin is common, else 0), and
+shares of P1's columns of that row. `moments` uses them.
 
-Disclosure: each party learns only the padded size of the sets. P0 receives uniform values, for
+Disclosure: each party learns only the padded size of the sets. P0 receives uniform values for
 common ids and others alike: Each target is used once, and other answers are masked with a key that
 P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2 lacks.
 With probability 2^-64 per bin, an id is wrongly classified as common. A party that colludes with P2
@@ -36,7 +37,7 @@ from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.three_party.party import Party, shape_only
 
-#: Fraction bits of columns: sums of products of 2^28 standardised rows fit the ring.
+#: Fraction bits of columns; with them, sums of products over 2^28 standardised rows fit the ring.
 BITS = 16
 _FUNCTIONS = 3
 _TAG_WORDS = 2
@@ -52,8 +53,8 @@ class HiddenRows:
     """One party's part of a secret intersection, with one row per bin.
 
     Attributes:
-        rows: at P0, its row in each bin, or -1 for an empty bin; None elsewhere.
-        weight: 1 if the row is common, else 0; integers, axes (bins, 1).
+        rows: at P0, the index of its row in each bin, or -1 for an empty bin; None elsewhere.
+        weight: 1 if the row in the bin is common, else 0; integers, axes (bins, 1).
         columns: P1's columns of a common row, random values otherwise; axes (bins, columns).
     """
 
@@ -63,7 +64,7 @@ class HiddenRows:
 
 
 def bins_for(pad: int) -> int:
-    """Return the number of bins for sets of a number of ids.
+    """Return the number of bins for two sets of `pad` ids.
 
     >>> bins_for(1000)
     1398
@@ -81,9 +82,9 @@ def intersect(
     """Return shares of which of P0's rows are common, and of P1's columns of those rows.
 
     Args:
-        party: this party, with agreed keys. Only the two ends of a link may read it: P0 must not
-            read P1's messages to P2, and P2 must not read those between the others.
-        pad: number of ids that both sets appear to have.
+        party: this party, with agreed keys. Only the two parties of a link may read it: P0 must not
+            read P1's messages to P2, and P2 must not read the messages between P0 and P1.
+        pad: number of ids to which both sets appear to be padded.
         columns: number of P1's columns.
         ids: normalised ids of P0 and P1 without repetition; None at P2.
         values: P1's columns, standardised, axes (ids, columns); None elsewhere.
@@ -119,7 +120,7 @@ def intersect(
 def moments(
     party: Party, hidden: HiddenRows, own: Tensor | None, columns: int, min_common: int = 1
 ) -> Tensor | None:
-    """Return sums over the common rows of the products of any two columns, and of 1.
+    """Return sums over common rows: of products of any two columns, and of the number 1.
 
     P1 learns the number of common rows, and accepts or refuses it; then P0 learns the sums.
 
@@ -127,12 +128,12 @@ def moments(
         party: the party that returned `hidden`.
         hidden: see `intersect`.
         own: at P0 its columns, standardised, axes (rows, columns); None elsewhere.
-        columns: number of those columns.
-        min_common: least number of common rows; with fewer P1 refuses.
+        columns: number of P0's columns.
+        min_common: least number of common rows; with fewer rows P1 refuses.
 
     Returns:
-        At P0 float64, axes (1 + all columns, 1 + all columns): of the number 1, P0's columns and
-        P1's. The first element counts the rows. None elsewhere.
+        at P0, float64 of axes (1 + all columns, 1 + all columns), in the order: the number 1, P0's
+        columns, P1's columns. The first element is the number of common rows. None elsewhere.
 
     Raises:
         ConsentError: at P1, there are fewer common rows; the error has no count, because other
@@ -164,7 +165,7 @@ def moments(
 def _ask(
     party: Party, number: int, ids: Sequence[bytes], bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """At P0: return the content of each bin, and the value that P2 finds for it."""
+    """At P0, return the row in each bin, and the value that P2 finds for the row."""
     for _ in range(_DRAWS):
         key = secrets.token_bytes(_KEY_BYTES)
         places, tags, masks = _hashed(ids, key, bins, width)
@@ -192,9 +193,9 @@ def _program(
     bins: int,
     values: Tensor | None,
 ) -> np.ndarray:
-    """At P1: send P2 a table that maps each id to the targets of its bins.
+    """At P1, send P2 a table that maps each id to the targets of its bins.
 
-    Return targets and shares.
+    The result is P1's targets and its shares of the columns.
     """
     key = bytes(party.channels[P0].receive_bytes(number, _KEY_BYTES))
     own = np.zeros((len(ids), 0)) if values is None else values.double().numpy()
@@ -225,7 +226,7 @@ def _program(
 
 
 def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None:
-    """P2: look up the table's value at each of P0's tags, under a mask that P1 has too."""
+    """At P2, look up the table's value for each of P0's tags, under a mask that P1 has too."""
     size = _FUNCTIONS * _segment(pad)
     payload = party.channels[P1].receive_bytes(number, _KEY_BYTES + size * width * ELEMENT_BYTES)
     table = np.frombuffer(payload[_KEY_BYTES:], _WORD).reshape(size, width)
@@ -241,7 +242,7 @@ def _hashed(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bin, the tag and the value's mask for each id and hash function.
 
-    Axes (ids, functions), (ids, functions, 2) and (ids, functions, width).
+    The axes are (ids, functions), (ids, functions, 2) and (ids, functions, width).
     """
     each = 1 + _TAG_WORDS + width
     words = _keyed(ids, key, _FUNCTIONS * each).reshape(len(ids), _FUNCTIONS, each)
@@ -250,12 +251,12 @@ def _hashed(
 
 
 def _segment(pad: int) -> int:
-    """Return a third of the slots; 1.3 slots a tag, since tables of 1.23 can be filled."""
+    """Return a third of the table's slots; there are 1.3 slots per tag, as 1.23 can be filled."""
     return -(-13 * pad // 10) + _LEAST_SEGMENT
 
 
 def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return three slots for each tag, one per third of the table, and the mask of its value."""
+    """Return three slots for each tag, one per third of the table, and its value's mask."""
     segment = _segment(pad)
     raw = np.ascontiguousarray(tags).tobytes()
     size = _TAG_WORDS * 8
@@ -282,8 +283,8 @@ def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | No
     """Put each id in one of its bins, by cuckoo hashing with a random walk (Pagh and Rodler 2004).
 
     Returns:
-        The result is the row in each bin (-1 for an empty bin), and the hash function that put it
-        there; None if an id found no bin.
+        The result is the row in each bin (-1 for an empty bin), and the hash function that put the
+        row there; None if an id found no bin.
     """
     rows, functions, choices = [-1] * bins, [0] * bins, places.tolist()
     for first in range(len(choices)):
@@ -301,14 +302,14 @@ def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | No
 
 
 def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | None:
-    """Fill random slots so that the XOR of each key's three slots is its value; None on failure.
+    """Fill slots so that the XOR of each key's three slots is the key's value; None on failure.
 
-    Keys that are alone in a slot are removed in rounds, and then filled in backwards (Molloy 2005;
-    Garimella et al. 2021, section 4).
+    Keys that share no slot with another key are removed in rounds; the slots are then filled in
+    reverse order (Molloy 2005; Garimella et al. 2021, section 4).
     """
     keys = np.arange(len(slots))
     count = np.bincount(slots.ravel(), minlength=size)
-    owner = np.zeros(size, dtype=np.int64)  # XOR of the keys left at a slot
+    owner = np.zeros(size, dtype=np.int64)  # XOR of the keys that are left in a slot
     for each in slots.T:
         np.bitwise_xor.at(owner, each, keys)
     rounds = []
@@ -328,7 +329,7 @@ def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | Non
 
 
 def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
-    """Test whether all 64 bits of each shared word are 1; shared bits, packed eight a byte."""
+    """Test whether all 64 bits of each shared word are 1; return shared bits, packed in bytes."""
     words = np.ascontiguousarray(shares).view(np.uint8).reshape(len(shares), 8)
     for half in (4, 2, 1):
         words = _and(party, words[:, :half], words[:, half:])
@@ -340,7 +341,7 @@ def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
 
 
 def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Compute AND bit by bit, on shares (Beaver 1991); uint8 of any axes, zeros at P2."""
+    """Compute a bitwise AND on shares (Beaver 1991); uint8 of any axes, zeros at P2."""
     number, size = party.next_number(), left.size
     if party.role == P2:
         (a, b, c), (more_a, more_b, _) = (_triple(party, peer, size, number) for peer in (P0, P1))
@@ -360,7 +361,7 @@ def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _triple(party: Party, peer: int, size: int, number: int) -> np.ndarray:
-    """Draw three pads of bits that `peer` has too; uint8, axes (3, size)."""
+    """Draw three pads of bits that party `peer` can draw too; uint8, axes (3, size)."""
     words = party.pads[peer].elements64(-(-3 * size // 8), "and", number)
     bits: np.ndarray = words.view(np.uint8)[: 3 * size]
     return bits.reshape(3, size)

@@ -1,8 +1,8 @@
-"""Private inference and training of fully connected networks: one program for three parties.
+"""Private inference and training of fully connected networks: one program for the three parties.
 
-Corrected algorithms 5.3 and 5.4 (thesis, 2025): a gradient is computed before its weights are
-updated, the slope multiplies the gradient instead of replacing it, and the update subtracts. The
-learning rate on shares is a public integer factor and a truncation.
+The algorithms are 5.3 and 5.4 of the thesis (2025), corrected: a gradient is computed before its
+weights are updated, the slope multiplies the gradient instead of replacing it, and the update is
+subtracted. On shares, the learning rate is a public integer factor, followed by a truncation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vfl.mpc.shares import SharedTensor, Truncation
 from vfl.mpc.three_party.party import Party, Question
 
 Loss = Literal["cross_entropy", "squared"]
-#: Bits of the integer that represents the learning rate divided by the rows.
+#: Number of bits of the integer that represents the learning rate divided by the batch size.
 _RATE_BITS = 10
-#: Beyond it, a quarter of the ring has no room to shift a share.
+#: Largest zmax; above it, the ring has no room to move a share by a quarter.
 _MOST_ZMAX_BITS = 61
 
 
@@ -36,10 +36,10 @@ class Layer:
 
     Attributes:
         inputs, outputs: widths.
-        function: name of the element-wise function; "" for no function.
+        function: name of the element-wise function; "" if no function follows.
         bias: whether the layer has a bias.
 
-    Their ranges are checked when another party describes a layer.
+    The ranges of these numbers are checked when another party describes a layer.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -51,7 +51,7 @@ class Layer:
 
 
 def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Return axes by weight: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
+    """Return the axes by weight: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
 
     >>> weight_shapes([Layer(3, 2), Layer(2, 1, bias=False)])
     {'0.weight': (3, 2), '0.bias': (2,), '1.weight': (2, 1)}
@@ -66,7 +66,7 @@ def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class Pass:
-    """Values of a forward pass that the backward pass needs, one per layer."""
+    """Values of a forward pass that the backward pass needs, for each layer."""
 
     inputs: list[SharedTensor]
     sums: list[SharedTensor]
@@ -75,7 +75,7 @@ class Pass:
 
 
 class Network:
-    """A network on shares at one of the three parties.
+    """A network whose weights are shared, as one of the three parties has it.
 
     Args:
         layers: its structure.
@@ -94,13 +94,13 @@ class Network:
         owner: int,
         values: Mapping[str, Tensor] | None,
     ) -> Network:
-        """Share the weights of their owner.
+        """Share the weights that one party owns.
 
         Args:
             party: this party.
             layers: the structure.
             owner: role of the party that has the weights.
-            values: the weights, at their owner, by the names of `weight_shapes`.
+            values: the weights at their owner, by the names of `weight_shapes`; None elsewhere.
 
         Raises:
             RingRangeError: a weight does not fit; the error names the layer.
@@ -114,12 +114,12 @@ class Network:
         return cls(layers, weights)
 
     def plus(self, other: Network) -> Network:
-        """Return a network with the sums of the weights of two networks of one structure."""
+        """Return a network with the summed weights of two networks of equal structure."""
         weights = {name: one.plus(other.weights[name]) for name, one in self.weights.items()}
         return Network(self.layers, weights)
 
     def open(self, party: Party, phase: str = "online") -> None:
-        """Open all weights in one message; they are sent again only after a change."""
+        """Open all weights in one message; they are opened again only after a change."""
         self._opened(party.open(*self._matrices(), phase=phase))
 
     def _matrices(self) -> list[SharedTensor]:
@@ -136,10 +136,10 @@ class Network:
             return self._forward(party, inputs, 0).output
 
     def check_outputs(self, rules: Rules, outputs: Tensor) -> None:
-        """Refuse revealed outputs that were too large; P2 has checked those of a last function.
+        """Refuse disclosed outputs that are too large; P2 has checked those of a last function.
 
         Raises:
-            RingRangeError: an output exceeds the range of divisions, or may have wrapped.
+            RingRangeError: an output exceeds the range of divisions, or may have wrapped around.
         """
         last = len(self.layers) - 1
         if not self.layers[last].function:
@@ -147,7 +147,7 @@ class Network:
             require_integer_bits(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
-        """Reveal the weights to one party, named as in `share`; return nothing at others."""
+        """Reveal the weights to one party, named as in `share`; others get an empty result."""
         found = {name: party.reveal(each, name, to) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -164,11 +164,11 @@ class Network:
 
         Args:
             party: this party.
-            inputs: axes (rows, columns).
-            targets: axes (rows, outputs), shared with the rules' `delta_bits`.
+            inputs: shared inputs, axes (rows, columns).
+            targets: shared targets with `delta_bits` fraction bits, axes (rows, outputs).
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
                 error summed over outputs.
-            learning_rate: factor of the mean gradient; rounded to about three decimal places.
+            learning_rate: factor of the mean gradient, rounded to about three decimal places.
 
         Raises:
             BadOptionError: the batch has too many rows for the bits of the rules.
@@ -193,21 +193,20 @@ class Network:
 
         Args:
             party: this party.
-            inputs: axes (rows, columns).
-            sloped: number of first layers whose slopes fast mode requests together with their
-                values.
+            inputs: shared inputs, axes (rows, columns).
+            sloped: number of first layers for which fast mode requests slopes together with values.
             bits: fraction bits of the last function's values.
         """
         kept, fast = Pass([], [], [], inputs), party.rules.mode == "fast"
         first, *rest = self._matrices()
-        # One message for all tensors that are already known.
+        # One message opens all tensors that are already known.
         values, *weights = party.open(inputs, first.facing(inputs), *rest)
         self._opened(weights)
         pending: Question | None = None
         for index, (layer, weight) in enumerate(zip(self.layers, weights, strict=True)):
             (values,) = party.open(values)
             kept.inputs.append(values)
-            # In fast mode P2 reads sums of twice the fraction bits.
+            # In fast mode, P2 reads sums with twice the number of fraction bits.
             truncations = () if fast else self._truncations(party, 2 * party.rules.bits)
             sums, _ = party.multiply(values, weight, matmul, truncations, where=_named(index))
             if (bias := self.weights.get(f"{index}.bias")) is not None:
@@ -242,7 +241,7 @@ class Network:
     def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
         """Take the slope of the last layer, if it was requested.
 
-        It is opened while this party waits anyway.
+        The slope is opened at a time when this party waits anyway.
         """
         if asked is not None and len(asked.bits) > 1:
             (kept.slopes[-1],) = party.open(party.answer(asked, 1))
@@ -250,7 +249,7 @@ class Network:
     def _output_delta(
         self, party: Party, kept: Pass, targets: SharedTensor, loss: Loss
     ) -> SharedTensor:
-        """Return the gradient before the last function, summed over rows instead of averaged."""
+        """Return the gradient before the last function, as a sum over rows instead of a mean."""
         last = len(self.layers) - 1
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function
@@ -265,7 +264,7 @@ class Network:
         return self._times_slope(party, delta, self._slope(party, kept, last), last)
 
     def _slope(self, party: Party, kept: Pass, index: int) -> SharedTensor:
-        """Return the slope of a layer's function, requested before or now."""
+        """Return the slope of a layer's function; request it if that was not done before."""
         slope = kept.slopes[index]
         if slope is not None:
             return slope
@@ -278,7 +277,7 @@ class Network:
         """Return the gradient before the function of the layer below."""
         weight = self.weights[f"{index}.weight"].transposed()
         slope = kept.slopes[index - 1]
-        # Slopes of 0 and 1 keep the scale, so one division serves both products.
+        # Slopes of 0 and 1 do not change the scale, so one division serves both products.
         whole = slope is not None and slope.bits == 0
         truncations = () if whole else self._truncations(party, delta.bits + weight.bits)
         where = f"gradient of {_named(index)}"
@@ -323,9 +322,9 @@ class Network:
 
     @staticmethod
     def _truncations(party: Party, bits: int, shift: int | None = None) -> tuple[Truncation, ...]:
-        """Return one division of a product that has some number of fraction bits.
+        """Return a division for a product with this number of fraction bits.
 
-        The default is a division to the rules' bits.
+        By default, the product then has the rules' number of fraction bits.
         """
         shift = party.rules.bits if shift is None else shift
         return (Truncation(shift, party.rules.zmax_bits(bits)),)
@@ -336,8 +335,8 @@ def share_targets(
 ) -> SharedTensor:
     """Share targets of axes (rows, outputs) as `Network.train_step` needs them.
 
-    The first gradient, outputs minus targets, is divided without showing it to P2. So the targets'
-    range is checked here.
+    The first gradient, outputs minus targets, is divided without being shown to P2, which therefore
+    cannot check its range. The range of the targets is therefore checked here.
 
     Raises:
         RingRangeError: a target is too large.
@@ -351,7 +350,7 @@ def _named(index: int) -> str:
 
 
 def fixed_point_rate(rate: float) -> tuple[int, int]:
-    """Return factor and shift of a rate: about rate = times / 2^shift.
+    """Return factor and shift with which a rate is about times / 2^shift.
 
     >>> fixed_point_rate(0.1 / 128)
     (819, 20)
@@ -363,16 +362,17 @@ def fixed_point_rate(rate: float) -> tuple[int, int]:
 def learning_rate_truncations(
     rules: Rules, rows: int, bits: int, rate: float, gradient_bits: int = 0
 ) -> tuple[Truncation, Truncation]:
-    """Return two truncations: of the product's fraction, then by rate = times / 2^shift.
+    """Return two truncations: one of the product's fraction, one that multiplies by the rate.
 
-    The divided value is a sum over rows of columns, below 2^magnitude_bits each, times gradients.
+    The divided value is a sum over rows of columns times gradients; columns are below
+    2^magnitude_bits.
 
     Args:
-        rules: equal at all parties.
-        rows: rows of the batch.
+        rules: terms of the training, rules, equal at all parties.
+        rows: batch size.
         bits: fraction bits of the gradients.
-        rate: learning rate divided by the rows.
-        gradient_bits: gradients are below 2 to this number; limited by the room in the ring.
+        rate: learning rate divided by the batch size.
+        gradient_bits: gradients are below 2 to this number; the room in the ring limits it.
     """
     times, shift = fixed_point_rate(rate)
     magnitude = rules.magnitude_bits + _sum_bits(rows) + gradient_bits
@@ -382,14 +382,14 @@ def learning_rate_truncations(
 
 
 def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
-    """Return bits that bound the gradients before a layer's function.
+    """Return the number of bits that bounds the gradients before a layer's function.
 
-    Behind a sigmoid, outputs minus targets are below 1; for squared loss both are below
-    2^magnitude_bits. Gradients of a hidden layer are sums over weights, bounded only by the range
-    of their division.
+    After a sigmoid, outputs minus targets are below 1; for squared loss, outputs and targets are
+    below 2^magnitude_bits. Gradients of a hidden layer are sums over weights; only the range of
+    their division bounds them.
 
     Args:
-        rules: equal at all parties.
+        rules: terms of the training, rules, equal at all parties.
         last: whether it is the last layer.
         squared: whether the loss is squared; otherwise it is cross entropy after a sigmoid.
     """
@@ -399,7 +399,7 @@ def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
 
 
 def require_rows(rules: Rules, rows: int) -> None:
-    """Refuse a batch over which even gradients below 1 could add up beyond the range of a division.
+    """Refuse a batch in which gradients below 1 could sum to more than a division allows.
 
     Raises:
         BadOptionError: the batch has too many rows for this number of bits.
@@ -417,7 +417,7 @@ def require_rows(rules: Rules, rows: int) -> None:
 
 
 def _sum_bits(rows: int) -> int:
-    """Return the bits by which a sum over rows may exceed its largest part.
+    """Return by how many bits a sum over rows may exceed its largest term.
 
     >>> _sum_bits(1), _sum_bits(128), _sum_bits(129)
     (0, 7, 8)

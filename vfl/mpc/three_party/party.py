@@ -1,9 +1,10 @@
-"""The three parties: their common operations, and the parts of P0, P1 and P2 in any mode.
+"""The three parties: their common operations, and the parts of P0, P1 and P2 in both modes.
 
-All three follow one program and call the same operations in the same order; each runs its own part.
-P0 and P1 hold shares. P2 deals correlated randomness and evaluates functions on permuted values;
-its tensors in the program are shapes without content. `vfl.mpc.three_party.thesis` and
-`vfl.mpc.three_party.fast` add the ways to open and multiply tensors.
+All three parties follow one program and call the same operations in the same order; each party runs
+its own part of an operation. P0 and P1 hold shares. P2 deals correlated randomness and evaluates
+functions on permuted values; its tensors in the program are shapes without content.
+`vfl.mpc.three_party.thesis` and `vfl.mpc.three_party.fast` add the ways to open and multiply
+tensors.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ from vfl.mpc.shares import (
 
 _Drawn = TypeVar("_Drawn")
 
-#: Largest number of values that go to P2 in one message. More values go in parts, so that P2
-#: answers while it still receives; there are few parts, because a link stores only the last frames
-#: for a retransmission.
+#: Least number of values that go to P2 in several messages. Larger tensors go in parts, so that P2
+#: answers while it still receives; the number of parts is small, because a link stores only the
+#: last frames for a retransmission.
 _LEAST_PARTED = 2**14
 _PARTS = 3
-#: Purposes of a pair's pads in most programs; other keys are derived when they are needed.
+#: Purposes of a pair's pads in most programs; the keys of other purposes are derived when they are
+#: needed.
 _PURPOSES: Mapping[str, Sequence[tuple[str | int, ...]]] = {
     "P2": [("mask", 0), ("mask", 1), ("mask", 2), ("product",), ("result",)],
     "holders": [("order",), ("fresh",), ("dummies",), ("signs",)],
@@ -71,7 +73,7 @@ class Question:
         number: number of the operation.
         shape: axes of the values in the question.
         bits: fraction bits of each result.
-        value: whether f(x) is wanted, which shows the random signs of the values.
+        value: whether f(x) is requested, whose results depend on the random signs of the values.
     """
 
     number: int
@@ -82,14 +84,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of two shared tensors, and the divisions after it.
+    """A product of two shared tensors, with the divisions after it.
 
     Attributes:
         number: number of the operation.
-        left, right: operands that were opened before.
+        left, right: the two factors, which have been opened.
         operation: `ring.matmul`, `torch.mul` or another bilinear map.
         truncations: divisions after the product, in order, with the index correction.
-        where: name of the layer, for messages and the ledger.
+        where: name of the layer, for error messages and the leakage ledger.
     """
 
     number: int
@@ -105,18 +107,18 @@ class Product:
         return product_shape(self.operation, self.left.share, self.right.share)
 
     def dealt_bytes(self, rules: Rules) -> int:
-        """Return how many upper bytes of each element of the product P2 deals: 5, 6 or 8.
+        """Return how many upper bytes of each element of the dealt product P2 sends: 5, 6 or 8.
 
-        P1 replaces the omitted bytes by the middle of their range, so its share, and thus the
-        product, is off by at most half of the lowest dealt byte. That is at most an eighth of a
-        unit after the divisions. Without divisions it is an eighth of 2^-bits, the resolution of
-        shared values.
+        P1 replaces the omitted bytes by the middle of their range. Its share, and thus the product,
+        is then off by at most half a unit of the lowest byte that is sent. After the divisions,
+        this is at most an eighth of a unit. Without divisions, it is an eighth of 2^-bits, the
+        resolution of shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:
             unit = sum(one.shift - (one.times.bit_length() - 1) for one in self.truncations)
-            # A factor between divisions multiplies the error by up to twice the power of two below
-            # it.
+            # If a factor precedes a later division, it multiplies the error by up to twice the
+            # largest power of two below the factor.
             unit -= any(one.times > 1 for one in self.truncations)
         spare = (unit - 2) // 8
         return ELEMENT_BYTES - min(spare, 3) if spare >= 2 else ELEMENT_BYTES
@@ -128,12 +130,12 @@ class Party(Engine, ABC):
     Args:
         role: 0, 1 or 2.
         links: links to the other two parties, by role. Only P0 and P1 may read their link: with the
-            dealer's seeds it would disclose everything.
-        rules: equal at all three parties.
+            messages on it, the dealer could compute all values.
+        rules: rules, equal at all three parties.
 
     Attributes:
-        ahead: pads and products drawn ahead, by kind and operation number, with a key that
-            identifies the operation.
+        ahead: pads and products that were drawn ahead of time, by kind and operation number, with a
+            key that identifies the operation.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
@@ -146,47 +148,47 @@ class Party(Engine, ABC):
         self.pads[peer].expand(*_PURPOSES["P2" if P2 in (self.role, peer) else "holders"])
 
     def shown_bits(self, shared: SharedTensor) -> int:
-        """Return the fraction bits at which `ask` shows values to P2.
+        """Return the number of fraction bits with which `ask` sends values to P2.
 
-        Messages of 40 bits need twice those.
+        Messages with 40 bits per value need twice the rules' fraction bits.
         """
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
     def sends_40_bits(self, function: Function) -> bool:
-        """Return whether 40 bits are enough; functions of positive numbers near 0 need all."""
+        """Return whether 40 bits are sent; functions of positive numbers near 0 need all 64."""
         return self.rules.sends_40_bits and not function.positive
 
     def parts(self, count: int) -> list[slice]:
-        """Return the parts in which a number of values go to P2 and back."""
+        """Return the parts in which `count` values go to P2 and back."""
         whole = self.rules.mode == "thesis" or count < _LEAST_PARTED
         size = count if whole else -(-count // _PARTS)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def deal(self, program: Callable[[Party], None]) -> None:
-        """Let the dealer deal now all that a program needs, if it can; see `Preprocessing`.
+        """Let the dealer deal for a program in advance, if the mode can; see `Preprocessing`.
 
         Args:
-            program: the next operations, on shapes.
+            program: program of the next operations, which runs on shapes.
         """
 
     @contextmanager
     def pipelined(self) -> Iterator[None]:
         """Return a context in which P2 may deal for later operations before it answers.
 
-        Only `fast` uses that.
+        Only the mode `fast` uses this.
 
-        At its end all questions are answered.
+        When the context ends, all questions have been answered.
         """
         yield
 
     def drawn_ahead(
         self, kind: str, number: int, operation: object, draw: Callable[[], _Drawn]
     ) -> _Drawn:
-        """Return the pads drawn in advance for an operation, or draw them now.
+        """Return the pads that were drawn in advance for an operation, or draw them now.
 
         Raises:
-            ReusedPadError: the operation of that number differs from the program, so its mask might
-                be too short and would repeat; none of its messages was sent.
+            ReusedPadError: the operation with this number differs from the program's, so its mask
+                might be too short and would repeat; no message of the operation was sent.
         """
         before = self.ahead.pop((kind, number), None)
         if before is None:
@@ -207,7 +209,7 @@ class Party(Engine, ABC):
         Masks of earlier operations are not drawn again.
 
         Raises:
-            ReusedPadError: these keys were used for operations up to a later one.
+            ReusedPadError: these keys were already used for operations up to a larger number.
         """
         if number < self._number:
             raise ReusedPadError(
@@ -227,17 +229,18 @@ class Party(Engine, ABC):
         bits: int = -1,
         scale: str = "",
     ) -> SharedTensor:
-        """Share values of one party; from P0 or P1 this costs no message.
+        """Share values of one party; if P0 or P1 shares, this sends no message.
 
         Args:
             owner: role of the party that owns the values.
-            shape: their axes, which all parties know.
+            shape: axes of the values, which all parties know.
             values: the values at their owner, None elsewhere.
-            where: name of the values, for messages.
-            bits: fraction bits; negative means those of the rules.
-            scale: advice on what to scale if a value is too large, for values that a network
-                divides later. Such values must be below 2 to the rules' `magnitude_bits`: after
-                sharing, no party can notice that a value or a product left its range.
+            where: name of the values, for error messages.
+            bits: number of fraction bits; a negative number means the rules' number.
+            scale: advice on what to scale if a value is too large; required for values that a
+                network divides later. Such values must be below 2 to the rules' `magnitude_bits`,
+                because after sharing no party can notice that a value or a product has left its
+                range.
 
         Raises:
             RingRangeError: a value does not fit.
@@ -262,10 +265,10 @@ class Party(Engine, ABC):
         return SharedTensor(self._dealt([shape], "share", number)[0], bits)
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        """Open tensors for multiplication; in thesis mode each product opens its own.
+        """Open tensors for multiplication; in thesis mode, each product opens its own factors.
 
         Args:
-            tensors: tensors to open; already opened ones are unchanged.
+            tensors: tensors to open; tensors that are open already stay unchanged.
             phase: phase under which the bytes are counted.
         """
         number, closed = self.next_number(), [each for each in tensors if each.opened is None]
@@ -275,7 +278,7 @@ class Party(Engine, ABC):
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        """Do this party's part of opening tensors that are not open yet; for modes that open."""
+        """Run this party's part of opening tensors that are not open yet; for modes that open."""
         return closed
 
     def multiply(
@@ -291,12 +294,13 @@ class Party(Engine, ABC):
         """Multiply two shared tensors (corrected algorithm 5.1, SSMul).
 
         Args:
-            left: one operand, already opened.
-            right: the other operand, already opened.
+            left: left factor, which has been opened.
+            right: right factor, which has been opened.
             operation: see `Product`.
             truncations: divisions after the product.
-            where: name of the layer, for messages and the ledger.
-            beside: a shared tensor of the product's scale that the same messages truncate.
+            where: name of the layer, for error messages and the leakage ledger.
+            beside: another shared tensor with the product's scale, which the same messages
+                truncate.
 
         Returns:
             The product, and `beside`, each with its remaining fraction bits.
@@ -309,12 +313,12 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
-        """Return this party's share of a product and of `more`, all truncated alike."""
+        """Return this party's share of a product and of `more`, after the same truncations."""
 
     def truncate(
         self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
     ) -> SharedTensor:
-        """Truncate without a product; P0 sends P1 one message."""
+        """Truncate a tensor without a product; P0 sends P1 one message."""
         (share,) = self._truncated([shared.share], truncations, self.next_number(), where)
         return SharedTensor(share, bits_after(shared.bits, truncations))
 
@@ -322,7 +326,7 @@ class Party(Engine, ABC):
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
     ) -> list[Tensor]:
-        """Run the divisions in a separate message."""
+        """Run divisions that need a message of their own."""
 
     def ask(
         self,
@@ -340,12 +344,13 @@ class Party(Engine, ABC):
             shared: tensor of any axes and scale.
             function: function to evaluate.
             where: name of the layer.
-            value: whether f(x) is wanted.
-            slope: whether f'(x) is wanted.
-            bits: fraction bits of f(x); negative means those of the rules.
+            value: whether f(x) is requested.
+            slope: whether f'(x) is requested.
+            bits: number of fraction bits of f(x); a negative number means the rules' number.
 
         Returns:
-            The argument for `answer`; the caller need not wait for the results first.
+            The argument for `answer`; the caller may start other operations before it calls
+            `answer`.
         """
         values = [self.rules.bits if bits < 0 else bits] * value
         whole_slope = function.whole_slope and self.rules.mode == "fast"
@@ -360,9 +365,10 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
-        """Return the requested parts of one result: the value first, the slope last.
+        """Return one of the requested results: the value is first, the slope is last.
 
-        Results are received in this order, and those of one question before those of the next.
+        Results are received in this order, and all results of a question come before those of the
+        next question.
         """
 
     def apply(
@@ -375,7 +381,7 @@ class Party(Engine, ABC):
         slope: bool,
         bits: int = -1,
     ) -> list[SharedTensor]:
-        """Ask, and return all results; see `ask`."""
+        """Ask a question, and return all results; see `ask`."""
         asked = self.ask(shared, function, where, value=value, slope=slope, bits=bits)
         return [self.answer(asked, index) for index in range(len(asked.bits))]
 
@@ -385,7 +391,7 @@ class PreparedQuestion:
     """A holder's pads for a question to P2, drawn with the question or in advance.
 
     Attributes:
-        permutation: order, dummies and signs.
+        permutation: permutation, with dummies and signs.
         fresh: see `ShareHolder._for_dealer`.
         results: P0's shares of P2's future answer; empty at P1.
     """
@@ -399,13 +405,14 @@ class ShareHolder(Party):
     """One of the two parties that hold shares.
 
     Attributes:
-        prepared: pads of questions without an answer yet, by operation.
+        prepared: pads of questions that have not been answered, by operation number.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)
         self.prepared: dict[int, PreparedQuestion] = {}
-        # P2 deals for later operations while it waits, and answers slopes after values.
+        # P2 deals for later operations while it waits, and sends slopes after values, so frames
+        # arrive early.
         if P2 in self.channels:
             self.channels[P2].keeps_early = True
 
@@ -454,7 +461,7 @@ class ShareHolder(Party):
     def _found(
         self, asked: Question, index: int, elements: Tensor, permutation: Permutation
     ) -> Tensor:
-        """Return this holder's share of a result from P2, in the values' own order."""
+        """Return this holder's share of one of P2's results, in the values' original order."""
         mirrored = asked.value and index == 0
         found = permutation.undo(elements, asked.bits[index], self.first, mirrored)
         return found.reshape(asked.shape)
@@ -473,11 +480,11 @@ class ShareHolder(Party):
         return self.channels[P2].receive(shapes, number)
 
     def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
-        """Return a fresh share of the same value, from which P2 learns only the sum.
+        """Return a fresh share of the same value, so that P2 learns only the sum of shares.
 
-        A share that results from a product is a holder's openings times masks that P2 dealt: an
-        equation in inputs and weights, which P2 could solve for few and small values. If a holder
-        has values in plaintext, its share is the value itself.
+        Without it, a share that results from a product is a holder's openings times masks that P2
+        dealt: an equation in inputs and weights, which P2 could solve if values are few and small.
+        If a holder has values in plaintext, its share would be the value itself.
         """
         return elements + fresh if self.first else elements - fresh
 
@@ -495,7 +502,7 @@ class ShareHolder(Party):
     def _truncate_first(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation]
     ) -> tuple[list[Tensor], list[MovedIndices]]:
-        """Run P0's side of all divisions, of a product and of the tensors with it."""
+        """Run P0's part of all divisions, of a product and of the tensors beside it."""
         elements = _joined(parts)
         moved = truncate_first(elements, truncations)
         return parted(elements, [part.shape for part in parts]), moved
@@ -507,7 +514,7 @@ class ShareHolder(Party):
         moved: Sequence[MovedIndices],
         where: str,
     ) -> list[Tensor]:
-        """Do P1's side, with the indices from P0."""
+        """Run P1's part of all divisions, with the indices from P0."""
         elements = _joined(parts)
         truncate_second(elements, truncations, moved)
         for indices in moved:
@@ -522,7 +529,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Dealer(Party):
-    """The third party. In the dealer's program, tensors are shapes."""
+    """P2, the third party. In P2's run of the program, tensors are shapes."""
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
         return torch.add(*self._both(number, shared.shape)) if to == self.role else None
@@ -539,7 +546,7 @@ class Dealer(Party):
 
     @abstractmethod
     def _deal_product(self, product: Product) -> None:
-        """Send P1 its share of the product of the operands' masks; P0's share is a pad."""
+        """Send P1 its share of the product of the factors' masks; P0's share is a pad."""
 
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
@@ -566,7 +573,7 @@ class Dealer(Party):
             )
             self.channels[P1].send([first], asked.number)
             later.append(rest)
-        # Values are answered first: no party waits for slopes before values.
+        # Values are sent before slopes, because no party waits for a slope before a value.
         for parts in zip(*later, strict=True):
             self.channels[P1].send(parts, asked.number)
 
@@ -579,19 +586,19 @@ class Dealer(Party):
         return self.pad(P0, (len(asked.bits), count), "result", asked.number)
 
     def _room(self, function: Function, slope: bool) -> int:
-        """Return the bits before the point that values may have.
+        """Return how many bits before the point the values of a question may have.
 
-        Divided sums, as in a network in thesis mode, have at most the bits for the index
-        correction. In fast mode this also holds for values in training, because they are multiplied
-        by gradients. Such a value is sent with its slope, and only a function with a mirror bounds
-        its result.
+        Divided sums, as in a network in thesis mode, may have at most the number of bits for which
+        the index correction works. In fast mode, this also holds for values in training, which are
+        multiplied by gradients. Such a value is requested together with its slope, and only a
+        function with a symmetry (`mirror`) has bounded results.
         """
         divided = self.rules.mode == "thesis" and not function.positive
         trained = self.rules.mode == "fast" and slope and function.mirror is None
         return self.rules.magnitude_bits if divided or trained else self.rules.sum_bits
 
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
-        """Receive both permuted shares and return their sum; one axis."""
+        """Receive the permuted shares of both holders, and return their sum; one axis."""
         if not cut:
             return torch.add(*self._both(number, (count,)))
         first, second = (
@@ -602,5 +609,5 @@ class Dealer(Party):
 
 
 def shape_only(shape: Sequence[int], bits: int) -> SharedTensor:
-    """Return a shared tensor of which only the axes are known."""
+    """Return a shared tensor of which only the axes and fraction bits are known."""
     return SharedTensor(blank(shape), bits)

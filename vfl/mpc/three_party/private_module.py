@@ -1,8 +1,8 @@
-"""Conversion of a torch module to a private module: three parties as threads of this process.
+"""Converts a torch module to a private module: three parties as threads of this process.
 
-It serves trials, tests and measurements; with ``secure = "permuted"`` the same parties train in a
-session. Each layer of the module becomes a layer on shares; if this is impossible, an error names
-the layer.
+The module is for trials, tests and measurements; with ``secure = "permuted"`` the same parties
+train in a session. Each layer of the module becomes a layer on shares; if a layer has no such form,
+an error names it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.Softplus: "softplus",
 }
-#: Modules without an effect at inference, or on rows.
+#: Classes of modules without an effect at inference, or without an effect on rows.
 _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
 _SOFTMAX = "leave it out: the receiver of the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
@@ -92,12 +92,13 @@ def private(
     folder: Path | None = None,
     form: Any = None,
 ) -> Any:
-    """Make a module that three parties compute; no party has both its inputs and its weights.
+    """Make a module that three parties compute; no party has both the inputs and the weights.
 
-    P1 owns the weights (and the targets of a training), P0 the inputs and outputs, P2 helps. All
-    are semi-honest and do not collude; P2 sees the values before every function, permuted.
+    P1 owns the weights (and the targets of a training), P0 owns the inputs and the outputs, and P2
+    helps. All parties are semi-honest and do not collude; P2 sees the values before every function
+    in permuted order.
 
-    Transformers use other products. For a `vfl.models.decoder.Decoder` or `Encoder` the roles are
+    Transformers use other protocols. For a `vfl.models.decoder.Decoder` or `Encoder` the roles are
     those of chapter 6 (`vfl.llm.private_decoder`): P0 owns the weights, P1 owns the text and sees
     permuted values, and P2 only works ahead of time.
 
@@ -105,10 +106,11 @@ def private(
         module: a `Decoder` or `Encoder`, or an `nn.Sequential` of `nn.Linear`, element-wise
             functions, `nn.Flatten` and `nn.Dropout`; dropout is removed.
         mode: "fast", or "thesis" for chapter 5 as written; see `Rules`.
-        rules: replaces the mode's own rules; not for a transformer.
-        timeout_s: seconds that a party waits for another; wide layers and many rows need more.
+        rules: rules in place of the mode's default rules; not for a transformer.
+        timeout_s: seconds that a party waits for another party; wide layers and many rows need
+            more.
         folder: folder of a transformer's offline material; a temporary one if not given.
-        form: replaces the mode's own form; only for a transformer.
+        form: form in place of the mode's default form; only for a transformer.
 
     Raises:
         PrivateLayerError: the module has an unsupported layer; the error names it and suggests a
@@ -136,12 +138,12 @@ def private(
 
 
 class PrivateModule(nn.Module):
-    """Module that `private` returns; as a context manager it ends the three threads."""
+    """Module that `private` returns; as a context manager, it ends the three threads at exit."""
 
     def __init__(self, module: nn.Module, rules: Rules, timeout_s: float) -> None:
         super().__init__()
         self._layers = layers_of(module)
-        # in a list, so that its weights do not become parameters of this module
+        # in a list, so that torch does not register its weights as parameters of this module
         self._template = [module]
         terms = {"layers": [repr(layer) for layer in self._layers]}
         self._trio = Trio(rules, terms, timeout_s)
@@ -156,7 +158,7 @@ class PrivateModule(nn.Module):
         self._networks = self._run(share)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs of axes (rows, outputs) in the inputs' type, revealed only to P0.
+        """Return outputs of axes (rows, outputs) in the inputs' type; only P0 learns them.
 
         For integer inputs the outputs are float32.
 
@@ -194,14 +196,15 @@ class PrivateModule(nn.Module):
         """Run gradient descent on shares; no party sees a weight, a gradient or a loss.
 
         Args:
-            inputs: axes (rows, columns), owned by P0.
-            targets: axes (rows, outputs) or (rows,), owned by P1; 0 and 1 for "cross_entropy".
-            loss: "squared" or "cross_entropy"; the latter needs a final sigmoid.
+            inputs: inputs of axes (rows, columns), which P0 owns.
+            targets: targets of axes (rows, outputs) or (rows,), which P1 owns; 0 and 1 for
+                "cross_entropy".
+            loss: "squared" or "cross_entropy"; "cross_entropy" needs a final sigmoid.
             learning_rate: factor of the gradient averaged over a batch.
-            batch_size: rows of a step; the last step of an epoch has the remaining rows, unless
-                that is a single row.
+            batch_size: batch size; the last batch of an epoch has the remaining rows, and is left
+                out if it has a single row.
             epochs: passes over the rows.
-            seed: public seed of the order of rows.
+            seed: public seed of the order of the rows.
 
         Raises:
             BadOptionError: an option does not fit the module or the rows.
@@ -234,7 +237,7 @@ class PrivateModule(nn.Module):
         return self
 
     def reveal(self) -> nn.Module:
-        """Return a copy of the module with the current weights, revealed to P1."""
+        """Return a copy of the module with the present weights, which P1 learns."""
         weights = self._run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
         return with_weights(self._template[0], weights)
 
@@ -243,7 +246,7 @@ class PrivateModule(nn.Module):
         return self._trio.traffic()
 
     def leaks(self) -> list[Leak]:
-        """Return the values that each party has seen since the beginning."""
+        """Return the values that each party has learned since the beginning."""
         return self._trio.leaks()
 
     def close(self) -> None:
@@ -290,7 +293,8 @@ class PrivateModule(nn.Module):
                 want=f"{last.outputs}",
             )
         if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
-            # Divisions are planned for differences from sigmoid outputs; larger ones would wrap.
+            # Divisions are planned for differences to outputs of a sigmoid; larger differences
+            # would wrap around.
             raise DataError(
                 "some targets are outside the range of a sigmoid",
                 where="targets",
@@ -301,7 +305,7 @@ class PrivateModule(nn.Module):
 
 
 def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
-    """Refuse arguments that are no real tensor, or have too few axes or no row."""
+    """Refuse arguments that are no tensor of real numbers, or have too few axes or no row."""
     got = type(given).__name__
     if isinstance(given, Tensor):
         got = f"{given.dtype} of axes {tuple(given.shape)}"
@@ -322,7 +326,7 @@ def _inputs(party: Party, flat: Tensor) -> SharedTensor:
 
 
 def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Yield positions of each batch's rows, int64, in an order that follows from the public seed.
+    """Yield positions of each batch's rows, int64, in an order that the public seed determines.
 
     A last batch of a single row is dropped, as `vfl train` does.
     """
@@ -338,8 +342,9 @@ def layers_of(module: nn.Module) -> list[Layer]:
     """Return the structure of a module made of `nn.Linear` and element-wise functions.
 
     Raises:
-        PrivateLayerError: a layer of another kind (the error suggests a replacement); weights that
-            are used twice or do not fit; side effects such as hooks; or no layer at all.
+        PrivateLayerError: a layer is of another kind, and the error suggests a replacement; weights
+            are used twice or do not fit; the module has side effects such as hooks, or no layer at
+            all.
     """
     layers: list[Layer] = []
     used: dict[int, str] = {}
@@ -386,12 +391,12 @@ def _linears(module: nn.Module) -> Sequence[nn.Linear]:
 
 
 def _is(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a module computes the same as this class; a derived class may not."""
+    """Return whether a module computes the same as `kind`; a derived class may differ."""
     return isinstance(module, kind) and type(module).forward is kind.forward
 
 
 def _passes(module: nn.Module) -> bool:
-    """Return whether rows pass a module unchanged."""
+    """Return whether a module returns rows unchanged."""
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
     return any(_is(module, kind) for kind in _IDLE)
@@ -436,12 +441,12 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
 
 
 def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
-    """Refuse weights that are not real, or do not match the previous layer's width.
+    """Refuse weights that are no real numbers, or do not match the previous layer's width.
 
     Args:
         name: name of the layer.
         linear: the layer.
-        before: outputs of the previous layer; None for the first layer.
+        before: number of outputs of the previous layer; None for the first layer.
     """
     what = "a layer cannot be computed with these weights"
     if not linear.weight.is_floating_point():

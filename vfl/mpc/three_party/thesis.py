@@ -1,6 +1,6 @@
-"""Mode "thesis": algorithm 5.1 as printed, with its missing division, sign and seeds added.
+"""Mode "thesis": algorithm 5.1 as printed, with the division, sign and seeds that it lacks.
 
-Every product masks both operands again. P1 opens first; P0 replies with its own opening and the
+Every product masks both factors again. P1 opens first; P0 replies with its own opening and the
 index lists of the division, so a product takes two sequential messages.
 """
 
@@ -16,10 +16,10 @@ from vfl.mpc.three_party.party import Dealer, Party, Product, ShareHolder
 
 
 class Thesis(Party):
-    """Steps that all three parties of the mode do alike."""
+    """A party of the mode; these steps are the same at all three parties."""
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        return list(tensors)  # each product opens its own tensors; no operation is counted
+        return list(tensors)  # each product opens its factors itself; no operation is counted here
 
 
 class ThesisHolder(Thesis, ShareHolder):
@@ -51,7 +51,7 @@ class ThesisHolder(Thesis, ShareHolder):
 
 
 class ThesisDealer(Thesis, Dealer):
-    """P2 deals each product when it is computed."""
+    """P2, which deals for each product when the product is computed."""
 
     def _deal_product(self, product: Product) -> None:
         number = product.number

@@ -1,9 +1,9 @@
-"""Training and use of a network that no single party has: one party's part of each exchange.
+"""Training and use of a network that no single party has: one party's part in each exchange.
 
 P0 and P1 have columns and a share of every weight; P2 deals, and evaluates functions on permuted
-values. One of the three has the labels, and also sees the outputs. All three make the same calls in
-the same order. Rows are shared and opened once, before the first exchange. An exchange is a step of
-gradient descent, or computes the outputs of some rows.
+values. One of the three has the labels, and also sees the outputs. All three parties make the same
+calls in the same order. Rows are shared and opened once, before the first exchange. An exchange is
+either a step of gradient descent, or computes the outputs of some rows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vfl.mpc.three_party.network import Layer, Loss, Network, share_targets, wei
 from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.private_module import layers_of
 
-#: Size of the blocks in which rows are shared or evaluated: the largest frame of a block stays
-#: below it, and thus below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
+#: Size in bytes of the blocks in which rows are shared or evaluated: the largest frame of a block
+#: stays below it, and thus below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
 BLOCK_BYTES = 1 << 26
-#: Outputs nearer to 0 or 1 than this are below the resolution of shared values.
+#: Outputs nearer to 0 or 1 than this are beyond the resolution of shared values.
 _LEAST = 2.0**-23
-#: Largest number of counts of index lists in one message.
+#: Largest number of lengths of index lists in one message.
 _LIST_HEADS = 32
 _OPENINGS = ("mask", "difference", "second")
 
@@ -40,7 +40,7 @@ Rows = Literal["train", "validation", "test", "predict"]
 
 
 class ThreePartyNetwork:
-    """One party's part of a training.
+    """One party's part in the training of a shared network.
 
     Args:
         party: this party, with agreed keys.
@@ -67,10 +67,10 @@ class ThreePartyNetwork:
         return self.party.role in HOLDERS
 
     def share_weights(self, own: Mapping[str, Tensor] | None) -> None:
-        """Begin with the sum of both holders' first weights.
+        """Begin with initial weights that are the sum of both holders' random weights.
 
         Args:
-            own: at a holder the result of `first_weights`; None at P2.
+            own: at a holder, its random weights from `first_weights`; None at P2.
 
         Raises:
             RingRangeError: a weight does not fit; the error names the layer.
@@ -84,13 +84,13 @@ class ThreePartyNetwork:
         self._network = halves[0].plus(halves[1])
 
     def share_rows(self, rows: Rows, count: int, own: Tensor | None, where: str) -> None:
-        """Share both holders' columns side by side, opened once for all later exchanges.
+        """Share both holders' columns side by side, and open them once for all later exchanges.
 
         Args:
-            rows: phase of the rows.
-            count: number of rows, known to all three.
+            rows: phase to which the rows belong.
+            count: number of rows, which all three parties know.
             own: a holder's columns, axes (rows, columns); None at P2.
-            where: name of the rows, for messages and the ledger.
+            where: name of the rows, for error messages and the leakage ledger.
 
         Raises:
             RingRangeError: a value is too large; its owner raises the error.
@@ -115,7 +115,7 @@ class ThreePartyNetwork:
 
         Args:
             count: number of rows.
-            own: at the owner of the labels the result of `targets_of`; None elsewhere.
+            own: at the owner of the labels, the targets from `targets_of`; None elsewhere.
 
         Raises:
             RingRangeError: a target is too large.
@@ -150,14 +150,14 @@ class ThreePartyNetwork:
         self._network.train_step(self.party, inputs, targets, self._loss, learning_rate)
 
     def outputs(self, rows: Rows, index: Tensor, where: str) -> Tensor | None:
-        """Return outputs of some rows, axes (rows, outputs), to the owner of the labels.
+        """Return outputs of some rows, axes (rows, outputs), at the owner of the labels.
 
         The other parties receive None.
 
         Args:
             rows: phase of the rows.
             index: positions among these rows, int64.
-            where: name of the disclosed outputs, for the ledger.
+            where: name of the disclosed outputs, for the leakage ledger.
 
         Raises:
             RingRangeError: a value is too large; the error names the layer.
@@ -165,7 +165,7 @@ class ThreePartyNetwork:
         """
         found = []
         widest = max(self.layers[0].inputs, *(layer.outputs for layer in self.layers))
-        # A frame carries the widest layer's values, perhaps with their slopes.
+        # A frame has the values of the widest layer, perhaps with their slopes.
         for start, end in row_blocks(len(index), 2 * widest):
             shared = self._rows[rows].rows(index[start:end])
             answered = self._network.infer(self.party, shared)
@@ -180,14 +180,14 @@ class ThreePartyNetwork:
     def weights(self) -> dict[str, Tensor]:
         """Return this holder's share of every weight, int64, named as in `Network.share`.
 
-        At P2 it is empty.
+        At P2 the result is empty.
         """
         if not self.holds_shares:
             return {}
         return {name: each.share for name, each in self._network.weights.items()}
 
     def load_weights(self, shares: Mapping[str, Tensor]) -> None:
-        """Continue with the result of `weights`; P2 ignores it.
+        """Continue with weights that `weights` returned; P2 ignores them.
 
         Raises:
             RunFolderError: the shares belong to another network.
@@ -211,12 +211,11 @@ class ThreePartyNetwork:
 
         It contains no key and no unused mask.
 
-        weights: the holder's shares. Plain gradient descent has no other state. openings: It states
-        under which masks the weights were opened since the last evaluation; the masks
-            belong to the keys of this attempt.
-        operations: and the number of operations, which determines the used part of every mask
-        stream. leakage, traffic: It also contains the records of learned values and sent bytes, so
-        that accounts continue.
+        The state has the holder's shares of the weights; plain gradient descent needs no other
+        numbers. It has the masks under which the weights were opened since the last evaluation;
+        these masks belong to the keys of this attempt. It has the number of operations, which
+        determines the used part of every pad stream, and the records of learned values and of sent
+        bytes, so that the accounts continue.
         """
         openings = {
             name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
@@ -242,10 +241,10 @@ class ThreePartyNetwork:
 
         Args:
             state: state of the same party.
-            same_keys: whether the party has the same keys and made the same calls before its first
-                exchange; then every frame equals the original to the bit. A new attempt of a
-                session has new keys, and weights are opened again: its results differ by the last
-                bit of a truncation, as between two trainings.
+            same_keys: whether the party has the same keys, and made the same calls before its first
+                exchange; every frame is then equal to the original frame, bit for bit. A new
+                attempt of a session has new keys, and weights are opened again: its results differ
+                by the last bit of a truncation, as between two trainings.
 
         Raises:
             RunFolderError: the shares belong to another network.
@@ -266,9 +265,10 @@ class ThreePartyNetwork:
 def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
     """Draw a holder's share of the initial weights, float64, named as in `Network.share`.
 
-    The sum of both shares is normal, of the usual scale: He et al. 2015, eq 10, before ReLU; Glorot
-    and Bengio 2010 at the end. No party knows it. If P2 knew the initial weights, it could undo
-    permutations, because a training ends near its start.
+    The sum of both shares is normal, of the usual scale: The distribution is that of He et al.
+    2015, eq 10, before ReLU, and that of Glorot and Bengio 2010 at the end. No party knows the sum
+    of both shares. If P2 knew the initial weights, it could undo permutations, because trained
+    weights stay near the initial weights.
 
     Args:
         layers: layers of the network.
@@ -287,13 +287,14 @@ def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
 def whole_network(
     columns: tuple[int, int], width: int | None, top: nn.Module, classes: int
 ) -> list[Layer]:
-    """Return the network equivalent to both parties' bottoms and the top.
+    """Return the network that is equivalent to both parties' bottoms and the top together.
 
     Args:
         columns: number of columns at P0 and at P1.
         width: width of linear bottoms with summed cuts, which form one linear layer over all
-            columns; None if the top receives the concatenated rows themselves.
-        top: module of `nn.Linear` and element-wise functions, with one output for two classes.
+            columns; None if the top receives the concatenated columns themselves.
+        top: top model, a module of `nn.Linear` and element-wise functions; it has one output for
+            two classes.
         classes: number of label classes, for which a final sigmoid is added; 0 for numbers.
 
     Raises:
@@ -318,7 +319,7 @@ def whole_network(
 def require_frames(
     layers: Sequence[Layer], columns: tuple[int, int], classes: int, label_role: int
 ) -> None:
-    """Require that all weights of each layer fit a frame, before memory is allocated for them.
+    """Require that the weights of each layer fit a frame, before memory is allocated for them.
 
     Args:
         layers: layers of the network.
@@ -327,7 +328,7 @@ def require_frames(
         label_role: role of the owner of the labels.
 
     Raises:
-        ProtocolError: a layer does not fit; the error names the number that makes it so large.
+        ProtocolError: a layer does not fit; the error names the number that makes it too large.
     """
     most = LIMIT_BYTES // ELEMENT_BYTES
     for index, layer in enumerate(layers):
@@ -354,7 +355,7 @@ def require_frames(
 
 
 def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
-    """Return the size of the largest frame of an exchange, or of the sharing before it.
+    """Return the size of the largest frame of an exchange, or of sharing the rows before it.
 
     Args:
         layers: layers of the network.
@@ -365,14 +366,14 @@ def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
     """
     weights = sum((layer.inputs + 1) * layer.outputs for layer in layers)
     widest = max(layers[0].inputs, *(layer.outputs for layer in layers))
-    # The largest message has all weights, or both operands of a product with lists of all its
+    # The largest message has all weights, or both factors of a product with lists of all their
     # indices.
     exchange = ELEMENT_BYTES * (weights + 4 * rows * widest) + _LIST_HEADS
     return max(exchange, BLOCK_BYTES, ELEMENT_BYTES * widest)
 
 
 def targets_of(labels: Tensor, classes: int) -> Tensor:
-    """Return the targets: one number for two classes, one per class for more; float64.
+    """Return the targets, float64: one number for two classes, one number per class for more.
 
     >>> targets_of(torch.tensor([0, 1]), 2).tolist(), targets_of(torch.tensor([1]), 3).tolist()
     ([[0.0], [1.0]], [[0.0, 1.0, 0.0]])
@@ -383,7 +384,7 @@ def targets_of(labels: Tensor, classes: int) -> Tensor:
 
 
 def logits_of(outputs: Tensor) -> Tensor:
-    """Return logits of disclosed sigmoid outputs; for a single output, logits of its two classes.
+    """Return logits of disclosed sigmoid outputs; a single output gives logits of two classes.
 
     >>> logits_of(torch.tensor([[0.5]], dtype=torch.float64)).tolist()
     [[0.0, 0.0]]
@@ -394,6 +395,6 @@ def logits_of(outputs: Tensor) -> Tensor:
 
 
 def row_blocks(rows: int, width: int) -> Iterable[tuple[int, int]]:
-    """Yield runs of rows that fit a frame; their sizes differ by at most one row."""
+    """Yield blocks of rows that fit a frame; the sizes of the blocks differ by at most one row."""
     count = max(1, min(rows, math.ceil(rows * width * ELEMENT_BYTES / BLOCK_BYTES)))
     return pairwise(rows * block // count for block in range(count + 1))
