@@ -1,16 +1,17 @@
-"""Bottoms, mergers and tops: the parts of a network, by name.
+"""Bottoms, mergers and tops: the parts of a network, each with a name.
 
-A feature party builds a bottom from its row shape and the width of its cut; the label party builds
-a merger from the widths of all cuts, and a top from the width of the merged one. Neither ever
-receives the other's weights.
+A feature party builds a bottom from the shape of its rows and the width of its cut. The label party
+builds a merger from the widths of all cuts, and a top from the width of the merged cut. No party
+ever receives another party's weights.
 
 >>> make_top("linear").build(width=8, outputs=3)
 Linear(in_features=8, out_features=3, bias=True)
 
-To add a model, write a file with a subclass of `Bottom`, `Merger` or `Top`, add one line below, and
-run its contract of `vfl.testing`. Another package declares an entry point in the group
-``vfl.models.bottoms``, ``vfl.mergers`` or ``vfl.models.tops``. See `vfl.models.optimizers` for
-updates of weights. A user's own model needs no name: `bring` imports it from a path.
+To add a model, write a file with a subclass of `Bottom`, `Merger` or `Top`, add one line to the
+registry below, and run the model's contract tests of `vfl.testing`. Another package declares an
+entry point in the group ``vfl.models.bottoms``, ``vfl.mergers`` or ``vfl.models.tops``. For updates
+of weights, see `vfl.models.optimizers`. A user's own model needs no registered name: `bring`
+imports it from a path.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ TOPS: Registry[Top] = Registry(
     },
     group="vfl.models.tops",
 )
-#: Make the bottom that a spec names, such as ``mlp:hidden=64-32,last=relu``.
+#: Makes the bottom that a spec names, such as ``mlp:hidden=64-32,last=relu``.
 make_bottom = BOTTOMS.make
 
-#: Make the merger that a spec names, such as ``mean``.
+#: Makes the merger that a spec names, such as ``mean``.
 make_merger = MERGERS.make
 
-#: Make the top that a spec names, such as ``mlp:hidden=64``.
+#: Makes the top that a spec names, such as ``mlp:hidden=64``.
 make_top = TOPS.make
 
 

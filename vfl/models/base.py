@@ -1,4 +1,4 @@
-"""The contract of bottom and top of a split network, and functions that models share.
+"""The contracts of a split network's bottom, merger and top, and functions that models share.
 
 Hyper-parameters are the constructor's arguments; `build` receives sizes that depend on data.
 Initial weights are drawn from torch's global generator, so callers build inside `seeds.scoped`.
@@ -22,27 +22,27 @@ Shape = tuple[int, ...]
 
 
 class Bottom(ABC):
-    """A recipe for the half a feature party owns."""
+    """Base class of a feature party's bottoms; an object holds options and builds modules."""
 
     @abstractmethod
     def build(self, shape: Shape, width: int) -> nn.Module:
-        """A new bottom with fresh weights.
+        """Build a new bottom with initial weights.
 
         Args:
-            shape: axes of one row without the rows axis: (columns,) or (channels, height, width).
-            width: columns of the cut.
+            shape: axes of one row, without the rows axis: (columns,) or (channels, height, width).
+            width: width of the cut.
 
         Returns:
-            A module from axes (rows, *shape), float32, to axes (rows, width).
+            A module that maps float32 rows of axes (rows, *shape) to axes (rows, width).
 
         Raises:
-            SpecError: this bottom does not accept rows of that shape, or cannot produce that width.
+            SpecError: this bottom cannot read rows of this shape, or cannot produce this width.
         """
 
     def tokens_read(self, shape: Shape, width: int) -> int:
-        """Return how many first values of a row are read as numbers of tokens; arguments as above.
+        """Return how many leading values of a row the bottom reads as token ids.
 
-        All other values are read as numbers.
+        The bottom reads all other values as numbers. The arguments are those of `build`.
         """
         return 0
 
@@ -52,14 +52,14 @@ class FixedBottom(Bottom):
 
     @abstractmethod
     def columns(self, shape: Shape) -> int:
-        """Return the only width that the bottom can produce for rows of that shape.
+        """Return the only width that the bottom can produce for rows of this shape.
 
         Raises:
-            SpecError: the bottom does not accept rows of that shape.
+            SpecError: the bottom cannot read rows of this shape.
         """
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return outputs, axes (rows, columns), of rows of axes (rows, *shape), in parts."""
+        """Compute the outputs, axes (rows, columns), for rows of axes (rows, *shape), in parts."""
         shape = tuple(inputs.shape[1:])
         module = self.build(shape, self.columns(shape))
         with torch.no_grad():
@@ -67,11 +67,11 @@ class FixedBottom(Bottom):
 
 
 class Merger(ABC):
-    """A recipe for the module that merges all parties' cuts at the receiving party."""
+    """Base class of mergers; the module that an object builds merges all parties' cuts."""
 
     @abstractmethod
     def width(self, widths: Sequence[int]) -> int:
-        """Return the number of columns of the merged cut.
+        """Return the width of the merged cut.
 
         Args:
             widths: widths of the parties' cuts, in merge order.
@@ -81,23 +81,25 @@ class Merger(ABC):
         """
 
     def blocks(self, widths: Sequence[int]) -> list[int]:
-        """Return the widths of consecutive columns of the merged cut, each from one party.
+        """Return the widths of the parts of the merged cut that each come from one party.
 
         Args:
             widths: widths of the parties' cuts, in merge order.
 
         Returns:
-            There is one width for each party, or the total width if a column mixes parties.
+            One width for each party, in merge order; only the total width if a column mixes
+            parties.
         """
         return [self.width(widths)]
 
     @abstractmethod
     def build(self, widths: Sequence[int]) -> nn.Module:
-        """Build a new module; its own weights are untrained, and train with the top.
+        """Build a new module with untrained weights, if it has any; they train with the top.
 
         Returns:
-            The result is a module from cuts of axes (rows, width of each), one argument per party
-            in merge order, to axes (rows, width). No row's result depends on other rows.
+            A module with one argument for each party's cut, in merge order, each of axes (rows,
+            width of this cut). It returns the merged cut, axes (rows, width). Each row of the
+            result depends only on the same row of the cuts.
 
         Raises:
             SpecError: see `width`.
@@ -105,18 +107,20 @@ class Merger(ABC):
 
 
 class Top(ABC):
-    """A recipe for the half the label party owns."""
+    """Base class of the label party's tops; an object holds options and builds modules."""
 
     @abstractmethod
     def build(self, width: int, outputs: int) -> nn.Module:
-        """A new top with fresh weights.
+        """Build a new top with initial weights.
 
         Args:
-            width: columns of the merged cut.
-            outputs: columns of the result: classes, or 1 for a single logit or a regression.
+            width: width of the merged cut.
+            outputs: number of outputs: the number of classes, or 1 for a single logit or a
+                regression.
 
         Returns:
-            A module from axes (rows, width) to axes (rows, outputs), without a final activation.
+            A module that maps axes (rows, width) to axes (rows, outputs), without a final
+            activation.
         """
 
 
@@ -131,11 +135,12 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 _SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
-#: Largest number of layers in a stack, and of units in one; larger numbers are a mistake or an
+#: Largest number of layers in a stack, and of units in a layer; a larger number is a mistake or an
 #: attack.
 MOST_LAYERS = 32
 MOST_UNITS = 2**20
-#: Range of integers that float32 represents exactly, and the largest number of values per integer.
+#: Number of integers that float32 represents exactly, and largest number of values that embed an
+#: integer.
 MOST_NUMBERS = 2**24
 MOST_EMBEDDING = 2**14
 _ROWS_AT_ONCE = 512
@@ -150,8 +155,8 @@ def parse_sizes(text: str, option: str) -> tuple[int, ...]:
     ()
 
     Raises:
-        BadOptionError: the text is not a list of sizes from 1 up, or has too many layers or too
-            large ones.
+        BadOptionError: the text is not a list of sizes from 1 on, or has too many layers or too
+            large sizes.
     """
     if text in ("", "none"):
         return ()
@@ -165,17 +170,17 @@ def parse_sizes(text: str, option: str) -> tuple[int, ...]:
 
 
 def make_activation(name: Activation) -> nn.Module:
-    """A new activation.
+    """Return a new activation module.
 
     Raises:
-        BadOptionError: the name is unknown; the error names the nearest known one.
+        BadOptionError: the name is unknown; the error names the nearest known name.
     """
     require_choice("activation", name, get_args(Activation))
     return _ACTIVATIONS[name]()
 
 
 def check_dropout(dropout: float) -> float:
-    """Return `dropout` after a check.
+    """Return `dropout` if it is a probability below 1.
 
     Raises:
         BadOptionError: `dropout` is not a probability below 1.
@@ -185,7 +190,7 @@ def check_dropout(dropout: float) -> float:
 
 
 def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
-    """Return `size` after a check.
+    """Return `size` if it is from 1 to `most`.
 
     Raises:
         BadOptionError: `size` is below 1 or above `most`.
@@ -195,7 +200,7 @@ def check_size(size: int, option: str, most: int = MOST_UNITS) -> int:
 
 
 def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
-    """Return the axes (channels, height, width) of one row.
+    """Return the axes (channels, height, width) of one row's picture.
 
     Raises:
         SpecError: the rows are not pictures.
@@ -212,7 +217,7 @@ def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
 
 
 def sequence_steps(shape: Shape, name: str) -> int:
-    """Return the number of steps of one row.
+    """Return the number of steps in one row's sequence.
 
     Raises:
         SpecError: the rows are pictures.
@@ -228,17 +233,17 @@ def sequence_steps(shape: Shape, name: str) -> int:
 
 
 def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
-    """Return numbers of words or items as int64, of any axes; inputs are always float32.
+    """Return word or item numbers as int64, in any axes; inputs are always float32.
 
     Args:
         rows: the numbers.
-        most: the largest known number.
-        name: the bottom, for the message.
-        option: name of the option that sets `most`.
+        most: the largest number that the bottom knows.
+        name: name of the bottom, for the error text.
+        option: name of the option that sets `most`, for the error text.
 
     Raises:
-        SpecError: a number below 0, above `most`, or not whole; the message contains no such
-            number.
+        SpecError: a number is below 0, above `most`, or not an integer; the error does not contain
+            the number.
     """
     if rows.is_meta or torch.compiler.is_exporting() or not rows.numel():  # shapes alone
         return rows.long()
@@ -252,13 +257,13 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
 
 
 def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None) -> None:
-    """Refuse a bottom that would read other columns as tokens, or tokens as numbers.
+    """Refuse a bottom that would read other columns as tokens, or tokens as ordinary numbers.
 
     Args:
-        bottom: module that reads the rows.
+        bottom: the bottom that reads the rows.
         shape: axes of one row.
-        width: columns of the cut.
-        tokens: number of leading values of a row that are tokens; None if unknown.
+        width: width of the cut.
+        tokens: number of leading values of a row that are token ids; None if unknown.
 
     Raises:
         SpecError: it would.
@@ -277,12 +282,12 @@ def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None)
 
 
 class JointBottom(nn.Module):
-    """Several bottoms as one; flat rows contain the parties' columns one after another.
+    """Several bottoms as one module; flat rows contain the parties' columns one after another.
 
     Args:
-        bottoms: bottoms in the order of their columns; they are not changed.
-        shapes: axes of one row of each.
-        merger: module that merges their outputs to one cut, from `Merger.build`.
+        bottoms: bottoms in the order of their columns in a row; the class does not change them.
+        shapes: axes of one row for each bottom.
+        merger: module from `Merger.build` that merges the bottoms' outputs to one cut.
 
     >>> from vfl.models.mergers import Concat
     >>> concat = Concat().build([3, 4])
@@ -298,21 +303,21 @@ class JointBottom(nn.Module):
         self.bottoms, self.shapes, self.merger = nn.ModuleList(bottoms), shapes, merger
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The merged cut, axes (rows, width), of rows with axes (rows, columns)."""
+        """Return the merged cut, axes (rows, width), for flat rows, axes (rows, columns)."""
         cut: Tensor = self.merger(*(bottom(part) for bottom, part in self.parts(rows)))
         return cut
 
     def parts(self, rows: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
-        """Return each bottom with its party's columns of whole rows."""
+        """Yield each bottom together with its party's columns of some flat rows."""
         columns = torch.split(rows, [math.prod(shape) for shape in self.shapes], 1)
         for bottom, part, shape in zip(self.bottoms, columns, self.shapes, strict=True):
             yield bottom, part.reshape(-1, *shape)
 
     def each(self, change: Callable[[nn.Module], nn.Module]) -> JointBottom:
-        """Return a copy in which other modules replace the bottoms."""
+        """Return a copy in which `change` has replaced each bottom by another module."""
         return JointBottom([change(one) for one in self.bottoms], self.shapes, self.merger)
 
 
 def channels_last(module: nn.Module) -> nn.Module:
-    """Return the model with a filter layout in which convolutions take two thirds of the time."""
+    """Return the model with a memory format in which convolutions take a third less time."""
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -1,7 +1,7 @@
 """A user's own model, imported from ``package.module:ClassOrFunction``.
 
-Importing runs code. A path therefore comes only from the user's own local files or command line,
-never from a message, a session or another party's experiment.
+Importing a path runs code. So a path is accepted only from the user's local files or command line,
+and never from a message, a session, or another party's experiment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vfl.models.base import Bottom, Top
 
 
 class _Brought:
-    """A recipe that calls a user's function with the given sizes."""
+    """A model that calls a user's function to build its module."""
 
     def __init__(self, maker: Callable[..., object], path: str) -> None:
         self.maker = maker
@@ -36,29 +36,29 @@ class _Brought:
 
 
 class BroughtBottom(_Brought, Bottom):
-    """A bottom made by a user's callable of (shape, width)."""
+    """A bottom whose modules a user's callable of (shape, width) builds."""
 
 
 class BroughtTop(_Brought, Top):
-    """A top made by a user's callable of (width, outputs)."""
+    """A top whose modules a user's callable of (width, outputs) builds."""
 
 
 def bring(path: str) -> Bottom:
-    """Return the user's own bottom; only paths from local files are allowed, since it runs code.
+    """Return a user's own bottom. Use only paths from local files, because the import runs code.
 
     Args:
         path: ``package.module:name`` of a class or function of (shape, width) that returns a torch
             module, as `Bottom.build` does.
 
     Raises:
-        SpecError: the path is malformed, its module is not found, or it names nothing callable.
-        UnknownNameError: the module has no such name.
+        SpecError: the path is malformed, its module does not exist, or its name is not callable.
+        UnknownNameError: the module has no object with this name.
     """
     return BroughtBottom(_imported(path), path)
 
 
 def bring_top(path: str) -> Top:
-    """The user's own top; as `bring`, with a callable of (width, outputs)."""
+    """Return a user's own top, like `bring`; the callable has the arguments (width, outputs)."""
     return BroughtTop(_imported(path), path)
 
 

@@ -1,6 +1,6 @@
-"""Folders of pretrained models, made from GGUF files, archives, packages or a hub.
+"""Makes folders of pretrained models from GGUF files, archives, packages or a model hub.
 
-All are converted to the Hugging Face layout, which `vfl.models.pretrained` reads.
+All models are converted to the Hugging Face layout, which `vfl.models.pretrained` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vfl.models.pretrained import (
     save_tensors,
 )
 
-#: Files of a model in the Hugging Face layout; no other file is used.
+#: Files of a model in the Hugging Face layout; vfl uses no other files.
 _FILES = re.compile(
     r"config\.json|preprocessor_config\.json|tokenizer\.json|model[\w.-]*\.safetensors|"
     r"model\.safetensors\.index\.json",
@@ -42,19 +42,19 @@ _PART_BYTES = 1 << 24
 
 
 def collect(source: str, folder: Path) -> None:
-    """Put a model into a new folder, in the Hugging Face layout.
+    """Store a model in a new folder, in the Hugging Face layout.
 
     Args:
-        source: a folder of that layout, a ``.gguf`` or ``.zip`` file, or word vectors as text
-            (``.txt``, ``.vec``) or as an array beside a Parquet file of words (``.npy``). Or
-            ``package:NAME`` of an installed package that has one of these, or ``hub:ORG/NAME``.
-            Only the last one uses the network.
-        folder: a new folder.
+        source: a folder with this layout; a ``.gguf`` or ``.zip`` file; or word vectors, as text
+            (``.txt``, ``.vec``) or as an array with a Parquet file of words in the same folder
+            (``.npy``). Also ``package:NAME`` for an installed package that contains one of these,
+            or ``hub:ORG/NAME`` for a model on the hub. Only ``hub:`` uses the network.
+        folder: the new folder.
 
     Raises:
         MissingDataError: the source does not exist, or a file of its model is missing.
-        MissingPackageError: a package that reads it is not installed.
-        DataError: the source holds no model, or a model of an unsupported family.
+        MissingPackageError: the package that reads this source is not installed.
+        DataError: the source contains no model, or a model of an unsupported family.
         StorageError: the disk is full.
         UserError: the folder already exists.
     """
@@ -113,11 +113,11 @@ _WANTED = "a folder, a .gguf, .zip, .txt, .vec or .npy file, package:NAME or hub
 
 
 def _of_archive(path: Path, folder: Path) -> None:
-    """Extract a model's files from an archive, wherever they are, and keep their names."""
+    """Extract a model's files from any folders of an archive, and keep their names."""
     try:
         with zipfile.ZipFile(path) as archive:
             configs = [each for each in archive.namelist() if PurePosixPath(each).name == CONFIG]
-            # The model's own configuration is in the uppermost folder.
+            # The model's own configuration is in the folder closest to the archive's root.
             root = min(configs, key=lambda name: name.count("/"), default="")
             home = PurePosixPath(root).parent
             for member in archive.infolist():
@@ -132,7 +132,7 @@ def _of_archive(path: Path, folder: Path) -> None:
 
 
 def _of_package(name: str) -> Path:
-    """Return the path of a package's only model, without running the package's code."""
+    """Return the path of the only model in a package, without running the package's code."""
     found = importlib.util.find_spec(name) if name.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise MissingPackageError(
@@ -168,11 +168,11 @@ def _of_hub(name: str, folder: Path) -> None:
     shutil.rmtree(folder / ".cache", ignore_errors=True)
 
 
-# Word vectors: a table, and words in its order.
+# Word vectors: a table with one row per word, and the words in the same order.
 
 
 def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read one word per line, then its numbers; word2vec's files begin with both sizes."""
+    """Read one word per line and its numbers; word2vec's files begin with both sizes."""
     words: list[str] = []
     rows: list[np.ndarray] = []
     with path.open(encoding="utf-8") as lines:
@@ -198,7 +198,7 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read an array, and a Parquet file beside it with as many words."""
+    """Read an array of vectors, and the Parquet file in the same folder with equally many words."""
     beside = sorted(path.parent.glob("*.parquet"))
     vectors = np.load(path, allow_pickle=False, mmap_mode="r")
     words = pq.read_table(beside[0]).column(0).to_pylist() if len(beside) == 1 else []
@@ -236,7 +236,7 @@ def _write_vectors(words: Sequence[str], vectors: np.ndarray, folder: Path) -> N
 
 _UNKNOWN = "<unknown>"
 
-# GGUF: a file of llama.cpp, with settings, a tokenizer and quantised weights.
+# GGUF: a file format of llama.cpp with settings, a tokenizer and quantised weights.
 
 _GGUF_BLOCKS = {
     "attn_norm": "input_layernorm",
@@ -262,7 +262,8 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: Words of byte-pair tokenizers, by their name in GGUF; "" splits as GPT-2 does.
+#: Patterns that split texts into words, by the name of the byte-pair tokenizer in GGUF; "" splits
+#: as GPT-2 does.
 _SPLITS = {
     "default": "",
     "gpt-2": "",
@@ -313,16 +314,17 @@ def _of_gguf(path: Path, folder: Path) -> None:
 
 
 def _dequantised(gguf: Any, tensor: Any) -> np.ndarray:
-    """Weights as float32, axes as in torch."""
+    """Return a tensor's weights as float32, with the axes of torch."""
     found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     return np.array(found, dtype=np.float32).reshape(tuple(int(n) for n in tensor.shape[::-1]))
 
 
 def _gguf_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `config.json`.
+    """Return the settings for `config.json`.
 
     Raises:
-        KeyError: the family is unknown, or a setting is missing; the error names it.
+        KeyError: the family is unknown, or a setting is missing; the error names the family or
+            setting.
     """
     family = settings["general.architecture"]
     if family not in _GGUF_FAMILIES:
@@ -361,7 +363,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _gguf_weight(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Reorder LLaMA's queries and keys: halves of a head alternate in GGUF, but not here."""
+    """Reorder LLaMA's queries and keys, since GGUF interleaves the halves of a head."""
     heads = {
         "attn_q": config["num_attention_heads"],
         "attn_k": config["num_key_value_heads"],
@@ -374,7 +376,7 @@ def _gguf_weight(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor
 
 
 def _gguf_tokenizer(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `tokenizer.json` for a byte-pair tokenizer; None if the file has another kind."""
+    """Return `tokenizer.json` for a byte-pair tokenizer; None for another kind of tokenizer."""
     split = _SPLITS.get(settings.get("tokenizer.ggml.pre", "default"))
     if settings.get("tokenizer.ggml.model") != "gpt2" or split is None:
         return None

@@ -1,8 +1,8 @@
-"""Transformers of plain torch modules: decoders, encoders of texts and encoders of pictures.
+"""Transformers of plain torch modules: decoders, encoders of texts, and encoders of pictures.
 
-One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP: the
-position of its norms, the use of positions, and the tokens that a token attends to.
-`vfl.models.pretrained` reads their weights.
+One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP. It
+states where norms are, how positions enter, and which tokens a token attends to.
+`vfl.models.pretrained` reads the published weights.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
 
-#: Approximations of GELU by torch's names.
+#: For each name of a GELU activation, torch's value of the argument `approximate`.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """X sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, section 2)."""
+    """Return x sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, section 2)."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -33,7 +33,8 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-#: The activation of an MLP by name, and whether a second linear layer multiplies it (a gate).
+#: For each name of an MLP: its activation, and whether it has a gate (a second linear layer whose
+#: output is multiplied).
 _MLPS: Mapping[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "gelu": (F.gelu, False),
     "gelu_tanh": (_gelu_tanh, False),
@@ -51,40 +52,44 @@ class BlockShape:
 
     Attributes:
         width: width of a token's vector.
-        layers: number of blocks; 0 for word vectors only.
+        layers: number of blocks; 0 for a table of word vectors.
         heads: number of query heads.
-        groups: heads of keys and values; fewer than `heads` is grouped-query attention.
-        head_width: numbers of a head; 0 is width / heads.
-        inner: width of the MLP; 0 is 4 width.
-        positions: "learned" vectors, or "rotary" (Su et al. 2021, eq 34).
+        groups: number of key and value heads; fewer than `heads` means grouped-query attention.
+        head_width: width of a head; 0 means width / heads.
+        inner: width of the MLP; 0 means 4 x width.
+        positions: "learned" position vectors, or "rotary" positions (Su et al. 2021, eq 34).
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
-        norms_at: "before" attention and MLP, "after" the residual sum (BERT), or "both" before and
-            after them (Gemma 2).
-        parallel: whether attention and MLP read the same input and are added together (GPT-NeoX).
-        head_norm: whether queries and keys pass a separate norm, head by head (Qwen 3).
-        mlp: "gelu", "gelu_tanh" (its approximation, of GPT-2), "quick_gelu", "relu"; or with a gate
-            (Shazeer 2020) "silu" (SwiGLU), "gated_gelu", "gated_gelu_tanh" (GEGLU).
+        norms_at: "before" attention and MLP; "after" the residual sum (BERT); or "both" before and
+            after attention and MLP (Gemma 2).
+        parallel: whether attention and MLP read the same input, and their outputs are added
+            (GPT-NeoX).
+        head_norm: whether queries and keys pass a norm, separately in each head (Qwen 3).
+        mlp: the MLP's activation: "gelu", "gelu_tanh" (approximation in GPT-2), "quick_gelu" or
+            "relu"; or with a gate (Shazeer 2020), "silu" (SwiGLU), "gated_gelu" or
+            "gated_gelu_tanh" (GEGLU).
         bias: whether linear layers have a bias.
-        causal: whether a token attends to earlier tokens and itself only.
+        causal: whether a token attends only to itself and earlier tokens.
         epsilon: epsilon of the norms.
-        scale: factor of attention scores; 0 is head_width ** -0.5.
-        cap: bound c of attention scores s by c tanh(s / c) (Gemma 2); 0 sets no bound.
-        windows: for each block, the number of tokens that a token attends to, itself included; 0
-            attends to all. Empty means 0 in every block.
-        theta: base of rotary positions.
-        window_theta: base in blocks with a window (Gemma 3); 0 means `theta` with its stretch.
-        rotated: part of a head that rotary positions change.
-        stretch: stretch of rotary positions beyond the context of the training (Llama 3.1); 1 means
-            no stretch.
-        stretch_low, stretch_high: wavelengths longer than trained / low are stretched whole,
-            shorter than trained / high not at all.
-        trained: the context of the training.
-        slowed: further divisors of the frequencies of rotary positions, one per frequency (YaRN;
-            Peng et al. 2023, section 3.2); empty divides none.
+        scale: factor of attention scores; 0 means head_width ** -0.5.
+        cap: limit c of attention scores s, which become c tanh(s / c) (Gemma 2); 0 sets no limit.
+        windows: for each block, the number of tokens that a token attends to, including itself; 0
+            means all tokens. If empty, every block has the value 0.
+        theta: base of the rotary positions.
+        window_theta: base in blocks with a window (Gemma 3), without stretch; 0 uses `theta` and
+            `stretch`.
+        rotated: share of a head's entries that rotary positions change.
+        stretch: factor by which rotary positions are stretched beyond the context of the training
+            (Llama 3.1); 1 means no stretch.
+        stretch_low, stretch_high: frequencies with at most `stretch_low` periods in the trained
+            context are stretched by the whole factor; frequencies with at least `stretch_high`
+            periods are not stretched.
+        trained: context length of the training.
+        slowed: divisors of the frequencies of rotary positions, one per frequency (YaRN; Peng et
+            al. 2023, section 3.2); empty divides none.
         turn_scale: factor of the entries that rotary positions change (YaRN, section 3.4).
 
     Raises:
-        BadOptionError: a size does not divide another one, or a part has an unknown name.
+        BadOptionError: a size does not divide another size, or an option has an unknown value.
     """
 
     width: int = 64
@@ -158,12 +163,12 @@ class BlockShape:
 
     @property
     def queries(self) -> int:
-        """Numbers of all query heads together."""
+        """Return the total width of all query heads."""
         return self.heads * self.head_width
 
     @property
     def keys(self) -> int:
-        """Numbers of all key heads together."""
+        """Return the total width of all key heads."""
         return self.groups * self.head_width
 
     @property
@@ -173,11 +178,11 @@ class BlockShape:
 
     @property
     def turned(self) -> int:
-        """Number of leading entries of a head that rotary positions change."""
+        """Return the number of leading entries of a head that rotary positions change."""
         return int(self.head_width * self.rotated)
 
     def window(self, layer: int) -> int:
-        """Tokens that a token attends to in a block; 0 is all."""
+        """Return the number of tokens that a token attends to in a block; 0 means all."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -186,11 +191,11 @@ class DecoderShape(BlockShape):
     """The architecture of a decoder.
 
     Attributes:
-        vocabulary: number of tokens.
-        context: the longest text, in tokens.
-        tied: whether the head's weights are the embedding's.
-        embedding_scale: factor of a token's vector (Gemma); the head does not use it.
-        head_cap: bound of the logits, like `cap` for scores; 0 sets no bound.
+        vocabulary: number of different tokens.
+        context: largest number of tokens in a text.
+        tied: whether the head uses the embedding's weights.
+        embedding_scale: factor of a token's vector (Gemma); the head does not use this factor.
+        head_cap: limit of the logits, like `cap` for attention scores; 0 sets no limit.
         head_bias: whether the head has a bias.
 
     Raises:
@@ -215,8 +220,8 @@ class VectorShape(BlockShape):
     """A table of word vectors without blocks (Mikolov et al. 2013; Pennington et al. 2014).
 
     Attributes:
-        vocabulary: number of words.
-        context: the longest text; texts of any length are read.
+        vocabulary: number of different words.
+        context: largest number of words in a text; in practice no limit.
     """
 
     vocabulary: int
@@ -227,20 +232,20 @@ class VectorShape(BlockShape):
 
 @dataclass(slots=True)
 class Rotation:
-    """Rotary positions: factors for the two halves of a head; axes (steps, turned)."""
+    """Rotary positions: cosines and sines that rotate a head's entries; axes (steps, turned)."""
 
     cos: Tensor = field(repr=False)
     sin: Tensor = field(repr=False)
 
     @staticmethod
     def at(start: int, steps: int, shape: BlockShape, layer: int = 0) -> Rotation:
-        """Rotation of `steps` positions from `start` on in a block; float64."""
+        """Return the rotation of `steps` positions, starting at `start`, in a block; float64."""
         width, theta, stretch = shape.turned, shape.theta, shape.stretch
         slowed, scale = shape.slowed, shape.turn_scale
         if shape.window_theta and shape.window(layer):
             theta, stretch, slowed, scale = shape.window_theta, 1.0, (), 1.0
         speed = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-        # The number of periods within the trained context determines the stretch of a wave.
+        # A frequency is stretched more if it has fewer periods within the trained context.
         turns = shape.trained * speed / (2 * torch.pi)
         kept = (turns - shape.stretch_low) / (shape.stretch_high - shape.stretch_low)
         speed = speed * (1 / stretch + (1 - 1 / stretch) * kept.clamp(0, 1))
@@ -251,7 +256,7 @@ class Rotation:
         return Rotation(scale * angles.cos(), scale * angles.sin())
 
     def turn(self, heads: Tensor) -> Tensor:
-        """Queries or keys at their positions; axes (..., steps, head width)."""
+        """Return queries or keys after the rotation; axes (..., steps, head width)."""
         cos, sin = self.cos.to(heads), self.sin.to(heads)
         first, rest = heads[..., : cos.shape[1]], heads[..., cos.shape[1] :]
         first = first * cos + half_turn(first) * sin
@@ -259,7 +264,7 @@ class Rotation:
 
 
 def half_turn(heads: Tensor) -> Tensor:
-    """(a, b) becomes (-b, a), a and b the halves of the last axis.
+    """Return (-b, a) for (a, b), where a and b are the halves of the last axis.
 
     >>> half_turn(torch.tensor([1, 2, 3, 4])).tolist()
     [-3, -4, 1, 2]
@@ -277,17 +282,17 @@ class KeyValues:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
+        """Return the number of stored steps."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     def rows(self, rows: Tensor) -> KeyValues:
-        """Return keys and values of some texts, in this order; a text may occur several times."""
+        """Return keys and values of the selected texts, in this order; texts may repeat."""
         if self.keys is None or self.values is None:
             return KeyValues()
         return KeyValues(self.keys[rows], self.values[rows])
 
     def add(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new steps, and return all."""
+        """Append keys and values of new steps; return the keys and values of all steps."""
         if self.keys is not None and self.values is not None:
             keys, values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         self.keys, self.values = keys, values
@@ -298,12 +303,13 @@ class DecoderLayer(nn.Module):
     """A block: attention and an MLP, each with a norm and a residual connection.
 
     Args:
-        shape: shape of the stack.
+        shape: architecture of the stack of blocks.
         index: index of this block in the model.
 
     Attributes:
-        cache: keys and values of earlier steps, inside `cached`.
-        checkpointed: whether the backward pass computes the block again; see `checkpointed`.
+        cache: keys and values of earlier steps; set only within `cached`.
+        checkpointed: whether the backward pass computes the block's forward pass again; see
+            `checkpointed`.
     """
 
     cache: KeyValues | None = None
@@ -328,16 +334,18 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """The block's output, axes (texts, steps, width).
+        """Return the block's output, axes (texts, steps, width).
 
         Args:
             x: vectors of the steps; axes (texts, steps, width).
-            cache: keys and values of earlier steps, changed in place; by default the attribute's.
-            real: False where a step is padding that no step attends to; axes (texts, steps).
+            cache: keys and values of earlier steps, which the function changes in place; None uses
+                the block's own `cache`.
+            real: mask that is False for padding steps, to which no step attends; axes (texts,
+                steps).
         """
         cache = self.cache if cache is None else cache
         if self.checkpointed and cache is None and torch.is_grad_enabled() and not x.is_meta:
-            # A block draws no numbers, so there is no state of a generator to restore.
+            # A block draws no random numbers, so there is no generator state to restore.
             found: Tensor = checkpoint(
                 self._computed, x, cache, real, use_reentrant=False, preserve_rng_state=False
             )
@@ -360,7 +368,7 @@ class DecoderLayer(nn.Module):
     def attention(
         self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Return the attention output of each step; arguments as in `forward`."""
+        """Return the attention output of each step; for the arguments see `forward`."""
         shape, (texts, steps, _) = self._shape, x.shape
         start = 0 if cache is None else cache.steps
         parts = self.attention_in(x).split([shape.queries, shape.keys, shape.keys], -1)
@@ -395,7 +403,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def _mask(self, start: int, steps: int, seen: int, device: torch.device) -> Tensor:
-        """Return True where a step attends; axes (steps, seen)."""
+        """Return a mask that is True where a step attends to another; axes (steps, seen)."""
         mask = torch.ones(steps, seen, dtype=torch.bool, device=device)
         if self._shape.causal:
             mask = mask.tril(start)
@@ -417,13 +425,13 @@ def _capped(x: Tensor, cap: float) -> Tensor:
 
 
 class _Stack(nn.Module):
-    """A stack of blocks over vectors; decoders and encoders share it."""
+    """Base class of decoders and encoders: a stack of blocks that transform vectors."""
 
     shape: BlockShape
     layers: nn.ModuleList
 
     def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
-        """Vectors that enter the first block, axes (rows, steps, width)."""
+        """Return the vectors that enter the first block, axes (rows, steps, width)."""
         raise NotImplementedError
 
     def _through(self, x: Tensor, layers: int, real: Tensor | None = None) -> Tensor:
@@ -442,12 +450,13 @@ class _Stack(nn.Module):
 
         Args:
             inputs: tokens or pictures of the rows.
-            layer: number of blocks that compute them; 0 is the embedding, None is all blocks and
-                the final norm.
-            real: False where a token is padding; axes (rows, steps). None is True everywhere.
+            layer: number of blocks to run; 0 returns the embedding, None runs all blocks and the
+                final norm.
+            real: mask that is False for padding tokens, axes (rows, steps). None means that no
+                token is padding.
 
         Raises:
-            BadOptionError: the stack has fewer blocks.
+            BadOptionError: the stack has fewer blocks than `layer`.
         """
         most = self.shape.layers
         if layer is not None:
@@ -457,7 +466,7 @@ class _Stack(nn.Module):
 
 
 class Decoder(_Stack):
-    """The model: token ids in, logits of the next token after each out.
+    """A language model: maps token ids to the logits of each next token.
 
     Args:
         shape: its architecture.
@@ -482,7 +491,7 @@ class Decoder(_Stack):
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits, axes (texts, steps, vocabulary); `cached` continues earlier steps.
+        """Return logits, axes (texts, steps, vocabulary); within `cached`, they continue a text.
 
         Args:
             tokens: int64, axes (texts, steps).
@@ -493,7 +502,7 @@ class Decoder(_Stack):
         return _capped(self.head(self.norm(x)), self.shape.head_cap)
 
     def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
-        """Vectors of tokens, axes (texts, steps, width)."""
+        """Return the vectors of tokens, axes (texts, steps, width)."""
         x: Tensor = self.tokens(inputs)
         if self.shape.embedding_scale != 1:
             x = x * self.shape.embedding_scale
@@ -502,24 +511,24 @@ class Decoder(_Stack):
         return x
 
     def last(self, x: Tensor) -> Tensor:
-        """The final norm."""
+        """Apply the final norm."""
         found: Tensor = self.norm(x)
         return found
 
     def generate(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The most probable next tokens; see the function `generate`."""
+        """Return the most probable next tokens; see the function `generate`."""
         return generate(self, prompt, count)
 
 
 def checkpointed(module: nn.Module) -> nn.Module:
-    """Let every block store only its input for the backward pass, and recompute the rest.
+    """Let every block store only its input for the backward pass, and compute the rest again.
 
-    Gradients have the same bits; a training step computes each block's forward pass twice.
+    Gradients stay bit-equal; a training step computes each block's forward pass twice.
 
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.
 
     Args:
-        module: a model, or a part of one; changed in place.
+        module: a model or part of a model; the function changes it in place.
     """
     for each in module.modules():
         if isinstance(each, DecoderLayer):
@@ -529,10 +538,10 @@ def checkpointed(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
-    """Let every block of a model cache keys and values, so that a step passes each block once.
+    """Let every block of a model store keys and values, so that each step is computed only once.
 
-    In a split model, each block's cache stays with the party that computes the block. Yields the
-    caches, a block's each.
+    In a split model, the party that computes a block stores the block's keys and values. Yields the
+    list of the blocks' caches.
     """
     layers = [each for each in model.modules() if isinstance(each, DecoderLayer)]
     caches = [KeyValues() for _ in layers]
@@ -550,9 +559,9 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
     """Return the most probable next tokens one by one (greedy decoding).
 
     Args:
-        model: a model from token ids to logits: a `Decoder`, or one that `vfl.split` cut.
+        model: a model from token ids to logits: a `Decoder`, or a model that `vfl.split` has cut.
         prompt: tokens.
-        count: number of tokens to answer.
+        count: number of tokens to generate.
     """
     found: list[int] = []
     device = next(model.parameters()).device
@@ -583,21 +592,21 @@ class Vectors(_Stack):
         self.layers = nn.ModuleList()
 
     def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
-        """Vectors of words, axes (texts, steps, width)."""
+        """Return the vectors of words, axes (texts, steps, width)."""
         found: Tensor = self.tokens(inputs)
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderShape(DecoderShape):
-    """The architecture of an encoder of texts: learned positions, and classes instead of tokens.
+    """The architecture of a text encoder: learned positions, and classes instead of next tokens.
 
     Attributes:
-        segments: largest number of texts in one question, such as a pair of sentences; 0 has no
-            vectors for them.
-        classes: classes of the head; 0 means no head.
+        segments: largest number of texts in one input, such as 2 for a pair of sentences; 0 has no
+            segment vectors.
+        classes: number of classes of the head; 0 means no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
-        padding: token without a position (RoBERTa), whose vector precedes those of the positions;
+        padding: id of the padding token, up to which the position table has unused rows (RoBERTa);
             -1 means none.
     """
 
@@ -617,9 +626,9 @@ class EncoderShape(DecoderShape):
 
 
 class Encoder(_Stack):
-    """BERT for classification (Devlin et al. 2019): token ids in, logits of the classes out.
+    """BERT for classification (Devlin et al. 2019): maps token ids to logits of the classes.
 
-    Every step attends to all others, and a norm follows the residual sum instead of preceding the
+    Every step attends to all steps, and norms follow the residual sum instead of preceding each
     block.
 
     Args:
@@ -648,12 +657,12 @@ class Encoder(_Stack):
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Return logits, axes (texts, classes), or without a head all hidden states, see `hidden`.
+        """Return logits, axes (texts, classes); without a head, all hidden states (see `hidden`).
 
         Args:
-            tokens: int64, axes (texts, steps); the first token is classified.
-            segments: segment of each token, axes as of `tokens`; None means segment 0.
-            real: mask that is False for padding, axes as of `tokens`; None means no padding.
+            tokens: token ids, int64, axes (texts, steps); the head reads the first token.
+            segments: segment number of each token, in the axes of `tokens`; None means segment 0.
+            real: mask that is False for padding, in the axes of `tokens`; None means no padding.
         """
         x = self._through(self.embedded(tokens, segments=segments), self.shape.layers, real)
         if not self.shape.classes:
@@ -677,16 +686,17 @@ class Encoder(_Stack):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureShape(BlockShape):
-    """The architecture of an encoder of pictures (Dosovitskiy et al. 2021, section 3.1).
+    """The architecture of a picture encoder (Dosovitskiy et al. 2021, section 3.1).
 
     Attributes:
         size: height and width of a picture, in pixels.
-        patch: height and width of a patch; `size` is a multiple.
-        channels: channels of a picture.
+        patch: height and width of a patch, in pixels; it must divide `size`.
+        channels: number of channels of a picture.
         patch_bias: whether the layer that embeds patches has a bias.
-        first_norm: whether a norm precedes the blocks (CLIP).
-        classes: classes of the head; 0 has no head.
-        mean, deviation: values that normalise each channel of a picture in [0, 1].
+        first_norm: whether a norm precedes the first block (CLIP).
+        classes: number of classes of the head; 0 means no head.
+        mean, deviation: mean and standard deviation that normalise each channel of a picture in [0,
+            1].
     """
 
     causal: bool = False
@@ -716,7 +726,7 @@ class PictureShape(BlockShape):
 
 
 class PictureEncoder(_Stack):
-    """ViT (Dosovitskiy et al. 2021) and CLIP's tower of pictures: patches as tokens.
+    """ViT (Dosovitskiy et al. 2021) and CLIP's picture tower: encoders with patches as tokens.
 
     Args:
         shape: its architecture.
@@ -745,22 +755,22 @@ class PictureEncoder(_Stack):
             self.head = nn.Linear(shape.width, shape.classes)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Logits, axes (pictures, classes); without a head the first token's last state.
+        """Return logits, axes (pictures, classes); without a head, the first token's last state.
 
         Args:
-            pictures: normalised, axes (pictures, channels, size, size).
+            pictures: normalised pictures, axes (pictures, channels, size, size).
         """
         x = self.hidden(pictures)[:, 0]
         return self.head(x) if self.shape.classes else x
 
     def embedded(self, inputs: Tensor, start: int = 0) -> Tensor:
-        """Vectors of the first token and of each patch, axes (pictures, steps, width)."""
+        """Return vectors of the first token and all patches, axes (pictures, steps, width)."""
         patches = self.patches(inputs).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(len(inputs), 1, -1), patches], 1) + self.positions.weight
         return self.first_norm(x) if self.shape.first_norm else x
 
     def last(self, x: Tensor) -> Tensor:
-        """The final norm."""
+        """Apply the final norm."""
         found: Tensor = self.norm(x)
         return found
 

@@ -1,4 +1,4 @@
-"""A pretrained model as a bottom: hidden states, pooled or token by token."""
+"""A pretrained model as a bottom: its hidden states, pooled or token by token."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from vfl.models.pretrained import (
 Pool = Literal["mean", "max", "first", "last", "tokens"]
 _POOLS = ("mean", "max", "first", "last", "tokens")
 _PARTS = ("body", "text", "vision")
-#: Size limit of the feature cache of a frozen model, so that epochs need not compute features
-#: again.
+#: Size limit of the cache for features of a frozen model; the cache saves computing them again in
+#: each epoch.
 MOST_KEPT_BYTES = 1 << 30
-#: Subfolder of `models_folder` for features on disk; no model's name begins with a dot.
+#: Subfolder of `models_folder` for features on disk; names of models never begin with a dot.
 _ON_DISK, _ROWS, _PATIENCE_S = ".features", "rows.bin", 60.0
 _KEY_BYTES, _CHECK_BYTES = 16, 8
 _MOST_LETTERS = 1000
@@ -55,12 +55,12 @@ _MOST_LETTERS = 1000
 
 @dataclass(frozen=True)
 class Question:
-    """A question to a decoder, appended to each text.
+    """A question to a decoder: vfl appends it to each text.
 
     Attributes:
-        tail: number of a text's last tokens that the decoder reads; 0 reads all.
-        prompt: tokens appended to a row.
-        answers: tokens whose logits are the features; if empty, hidden states are the features.
+        tail: number of last tokens of a text that the decoder reads; 0 reads all.
+        prompt: tokens that are appended to each text.
+        answers: tokens whose logits are the features; if empty, the features are hidden states.
     """
 
     tail: int = 0
@@ -68,11 +68,11 @@ class Question:
     answers: tuple[int, ...] = ()
 
     def steps(self, steps: int) -> int:
-        """Number of tokens that the model reads of a row."""
+        """Return the number of tokens that the model reads for a row of `steps` tokens."""
         return min(steps, self.tail or steps) + len(self.prompt)
 
     def put(self, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens to read and the mask of non-padding; axes (rows, steps).
+        """Return the tokens to read, and a mask of those that are not padding; axes (rows, steps).
 
         >>> tokens = torch.tensor([[5, 6, 7], [8, 0, 0]])
         >>> Question(tail=2, prompt=(9,)).put(tokens, tokens > 0)[0].tolist()
@@ -93,42 +93,44 @@ class Question:
 
 
 class PretrainedBottom(Bottom):
-    """Hidden states of a pretrained model after one of its blocks, then a linear layer.
+    """Returns hidden states of a pretrained model after one of its blocks, then a linear layer.
 
-    If the cut is as wide as the features, there is no linear layer.
+    If the width of the cut is the number of features, there is no linear layer.
 
-    Texts are rows of numbers: In such a row, 0 is padding and n + 1 is the tokenizer's token n (see
-    `data.tokenizer`). Pictures are resized to the model's size. A frozen model is not part of the
-    run's weights: each party that computes it needs the same model under the same name,
-    and a run stores its digest. Features are cached in memory, so each row passes the model once.
+    A text is a row of numbers, where 0 is padding and n + 1 stands for the tokenizer's token n (see
+    `data.tokenizer`). Pictures are resized to the model's size. The weights of a run do not include
+    a frozen model, but its digest. So each party that computes the model needs the same model under
+    the same name. Features are cached in memory, so the model computes each row only once.
 
-    Texts longer than the model's context are read in windows of that length.
+    Texts longer than the model's context are read in windows of the context's length.
 
-    A decoder can answer a question: with ``prompt=All in all the film was`` and
-    ``words=good-bad`` the features of a text are the logits of two answers (Brown et al. 2020,
-    section 2.1). They are few and informative, so noise on gradients costs little.
+    A decoder can answer a question. For example, with ``prompt=All in all the film was`` and
+    ``words=good-bad``, a text's features are the logits of the two answers (Brown et al. 2020,
+    section 2.1). These features are few and informative, so noise on gradients costs little
+    accuracy.
 
     Args:
-        name: name of a model on this machine (`vfl model list`), never a path.
-        layer: number of blocks that compute the features; 0 is the embedding, -1 all blocks and
-            the final norm.
-        pool: pooling over the tokens of a row: "mean", "max", the "first" or the "last" one, or the
+        name: name of a model on this machine (see `vfl model list`), never a path.
+        layer: number of blocks to run; 0 returns the embedding, -1 runs all blocks and the final
+            norm.
+        pool: pooling over a row's tokens: "mean", "max", the "first" or the "last" token, or the
             concatenation of all "tokens".
-        part: "text" or "vision", the tower of a CLIP.
-        norm: whether each row's features get mean 0 and deviation 1 (Ba et al. 2016, without
-            weights); those of published models differ by orders of magnitude.
-        rank: rank of low-rank adapters that train (Hu et al. 2022); 0 freezes the model.
+        part: tower of a CLIP model: "text" or "vision".
+        norm: whether to scale each row's features to mean 0 and deviation 1 (Ba et al. 2016,
+            without weights); the features of published models differ by orders of magnitude.
+        rank: rank of trainable low-rank adapters (Hu et al. 2022); 0 freezes the model.
         alpha: scale of the adapters.
-        tail: number of a row's last tokens that are read; 0 reads all.
-        tokens: number of leading values of a row that are tokens (`data.length`), if inputs of
-            other columns follow; the linear layer reads those with the features. 0 is all.
-        prompt: text appended to each row in a new paragraph, such as a question.
-        words: answers joined with dashes, each one token; their logits behind the last token are
-            the features. Needs a decoder and pool=last.
+        tail: number of last tokens of a row that the model reads; 0 reads all.
+        tokens: number of leading values of a row that are tokens (`data.length`), if other columns
+            follow them. The linear layer reads the other columns together with the features. 0
+            means all values.
+        prompt: text that is appended to each row as a new paragraph, such as a question.
+        words: answers joined by dashes, each of one token. The features are the answers' logits
+            after the last token. Needs a decoder, pool=last and layer=-1.
         precision: "bfloat16" computes a frozen model in automatic mixed precision.
-        keep: storage of a frozen model's features: "memory", or "disk", in private files beside the
-            models, by the content of each row.
-        checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.
+        keep: where to cache a frozen model's features: "memory", or "disk", which uses private
+            files in the folder of models, with keys from the content of each row.
+        checkpoint: whether the backward pass computes blocks again, which saves memory (Chen et al.
             2016).
 
     Raises:
@@ -173,13 +175,13 @@ class PretrainedBottom(Bottom):
         self.norm, self.rank, self.alpha = norm, rank, alpha
 
     def columns(self, shape: Shape) -> int:
-        """Return the number of features of a row, the linear layer's inputs.
+        """Return the number of features of a row, which are the linear layer's inputs.
 
         Args:
-            shape: axes of one row without the rows axis.
+            shape: axes of one row, without the rows axis.
 
         Raises:
-            SpecError: this bottom does not accept rows of that shape.
+            SpecError: this bottom cannot read rows of this shape.
         """
         return self._described(self._read(shape))[2] + self._beside(shape)
 
@@ -209,7 +211,7 @@ class PretrainedBottom(Bottom):
         return 0 if isinstance(described.shape, PictureShape) else self._read(shape)[0]
 
     def _read(self, shape: Shape) -> Shape:
-        """Return the axes of the part of a row that the model reads."""
+        """Return the axes of the leading values of a row, which the model reads."""
         if not self.tokens:
             return shape
         steps = sequence_steps(shape, "pretrained")
@@ -227,7 +229,7 @@ class PretrainedBottom(Bottom):
         return "whole" if self.words and self.part == "body" else self.part
 
     def _described(self, shape: Shape) -> tuple[Described, Question, int]:
-        """Describe the model before loading weights: model, prompt, number of features."""
+        """Return the model's description without weights, the question, and the feature count."""
         folder = existing_model(self.name)
         found = describe(folder, self._part)
         of = found.shape
@@ -249,10 +251,10 @@ class PretrainedBottom(Bottom):
         return found, question, len(question.answers) or made
 
     def _question(self, folder: Path, shape: BlockShape) -> Question:
-        """Prompt and answers as tokens.
+        """Return the question with prompt and answers as tokens.
 
         Raises:
-            BadOptionError: an answer is not a single token, or the model is not a decoder.
+            BadOptionError: an answer has more than one token, or the model is not a decoder.
         """
         if not (self.prompt or self.words):
             return Question(self.tail)
@@ -277,11 +279,11 @@ class PretrainedBottom(Bottom):
 
 
 class _Kept:
-    """A frozen model and the features of rows seen so far; copies of a bottom share both.
+    """A frozen model and a cache of features; copies of a bottom share both.
 
     Args:
         model: the frozen model.
-        reading: further settings that change the features; None keeps features in memory only.
+        reading: other settings that change the features; None caches features in memory only.
     """
 
     def __init__(self, model: Pretrained, reading: str | None = None) -> None:
@@ -298,7 +300,7 @@ class _Kept:
                 end = 0
                 for key, features, end in _records(path):  # noqa: B007
                     self.add(key, features)
-                if path.is_file():  # an incomplete record that a killed process left
+                if path.is_file():  # a killed process left an incomplete record
                     os.truncate(path, end)
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Kept:
@@ -311,7 +313,7 @@ class _Kept:
             self.bytes += size
 
     def add_new(self, computed: Mapping[bytes, Tensor]) -> None:
-        """Cache features of new rows, on disk too if requested."""
+        """Cache the features of new rows, also on disk if requested."""
         before = len(self.features)
         for key, features in computed.items():
             self.add(key, features.clone())
@@ -325,14 +327,14 @@ class _Kept:
 
 
 def _record(key: bytes, features: Tensor) -> bytes:
-    """Key, numbers, and a check of both, so that a record that was cut off is not read."""
+    """Return key and features as bytes with a checksum, which exposes incomplete records."""
     content = key + features.contiguous().numpy().astype("<f4").tobytes()
     size = len(content).to_bytes(4, "little")
     return size + content + hashlib.blake2b(content, digest_size=_CHECK_BYTES).digest()
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
-    """Yield the intact records of a file and the end of each; stop at a damaged one."""
+    """Yield a file's intact records and where each ends, until a damaged record."""
     content = path.read_bytes() if path.is_file() else b""
     at = 0
     while at + 4 <= len(content):
@@ -346,29 +348,29 @@ def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
 
 
 class _Beside(nn.Module):
-    """Applies a module to a row's first values, and appends the other values to its outputs."""
+    """Applies a module to a row's leading values, and appends the other values to its outputs."""
 
     def __init__(self, module: nn.Module, first: int) -> None:
         super().__init__()
         self.module, self._first = module, first
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Map axes (rows, values) to (rows, features + other values)."""
+        """Return features and other values, axes (rows, features + other values)."""
         return torch.cat([self.module(rows[:, : self._first]), rows[:, self._first :]], 1)
 
 
 class Features(nn.Module):
-    """Module that `PretrainedBottom` builds below its linear layer.
+    """The module that `PretrainedBottom` builds before its linear layer.
 
     Args:
         model: the model without its head.
-        layer: see `PretrainedBottom`; None corresponds to -1 there.
+        layer: see `PretrainedBottom`; None means all blocks and the final norm (-1 there).
         pool: see `PretrainedBottom`.
-        shift: offset that rows add to a tokenizer's numbers.
-        frozen: whether the model is excluded from this module's weights.
+        shift: number that rows add to the tokenizer's token ids.
+        frozen: whether the model is frozen, so that this module's weights do not include it.
         question: question appended to each text.
         bfloat16: whether a frozen model computes in automatic mixed precision.
-        on_disk: whether features of a frozen model are also cached on disk.
+        on_disk: whether to cache features of a frozen model on disk too.
     """
 
     def __init__(
@@ -391,16 +393,17 @@ class Features(nn.Module):
         self.model = None if frozen else model
         weights = sum(each.numel() for each in model.parameters())
         if frozen and next(model.parameters()).is_meta:
-            # `footprint` counts a module's own tensors, but this module stores its model elsewhere.
+            # `footprint` counts only tensors that are registered in a module, and a frozen model is
+            # not.
             self.register_buffer("weights", torch.empty(weights, device="meta"), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Axes (rows, tokens) or (rows, channels, height, width) in, (rows, features) out."""
+        """Return features, axes (rows, features), of token rows or pictures."""
         if self._kept is None:
             assert self.model is not None, "one of both"
             return self._computed(self.model, rows)
         kept = self._kept
-        if rows.is_meta or torch.compiler.is_exporting():  # a program repeats the computation
+        if rows.is_meta or torch.compiler.is_exporting():  # an exported program computes again
             return self._computed(kept.model, rows)
         keys = [hashlib.blake2b(each.numpy().tobytes(), digest_size=16).digest()
                 for each in rows.detach().cpu().contiguous()]  # fmt: skip
@@ -417,15 +420,15 @@ class Features(nn.Module):
         return torch.stack(made).to(rows.device)
 
     def get_extra_state(self) -> Tensor:
-        """Return a digest of the frozen model, which is not a weight; empty without one."""
+        """Return a digest of the frozen model, which the weights leave out; empty if not frozen."""
         digest = self._kept.digest if self._kept else b""
         return torch.tensor(list(digest), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Refuse weights that were trained with another model.
+        """Refuse weights that were trained with another frozen model.
 
         Raises:
-            DataError: the frozen model differs from the one used in training.
+            DataError: the frozen model differs from the model that was used in training.
         """
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise DataError(
@@ -468,7 +471,7 @@ class Features(nn.Module):
         return pooled
 
     def _pooled(self, hidden: Tensor, real: Tensor) -> Tensor:
-        """Axes (rows, tokens, width) and (rows, tokens) in, (rows, features) out."""
+        """Pool hidden states, axes (rows, tokens, width), to features, axes (rows, features)."""
         if self._pool == "tokens":
             return hidden.flatten(1)
         if self._pool == "first":
@@ -489,7 +492,7 @@ def _windows(tokens: Tensor, window: int) -> tuple[Tensor, ...]:
 
 
 def _some(real: Tensor) -> Tensor:
-    """Return the mask; rows without tokens get the first one, since empty attention is NaN."""
+    """Return `real`, with the first token marked in empty rows, since empty attention gives NaN."""
     return torch.cat([real[:, :1] | ~real.any(1, keepdim=True), real[:, 1:]], 1)
 
 

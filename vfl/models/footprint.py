@@ -1,23 +1,25 @@
-"""Memory that a model would need, computed before any allocation.
+"""Computes the memory that a model would need before any allocation.
 
-The model is built on torch's meta device, and runs there on the real number of rows. Every
-allocation of an operation counts, in layers and in functions, and so do attention weights over all
-pairs of tokens. A model that cannot run this way is refused; its memory is not guessed.
+The module builds the model on torch's meta device, and runs it there on the real number of rows. It
+counts every allocation of an operation, in layers and in functions, including attention weights
+over all pairs of tokens. It refuses a model that cannot run this way, and never guesses a model's
+memory.
 
-Let P be the parameters of the bottom and b the bytes of its buffers. A pass over R rows allocates
-A(R) bytes; its largest tensor has L(R) bytes. m is the number of cuts in flight, and S the number
-of values that the optimiser keeps per parameter. W is the larger of the cut's widths before and
-after the codec. N counts training rows, Q rows of a query, and c columns of the party's table. A
-training needs, in bytes (m counts in the first bracket only if above 1):
+Let P be the number of the bottom's parameters, and b the bytes of its buffers. A pass over R rows
+allocates A(R) bytes; the largest tensor of the pass has L(R) bytes. Let m be the number of cuts in
+flight, and S the number of values that the optimiser keeps for each parameter. Let W be the larger
+one of the cut's widths before and after the codec. N is the number of training rows, Q the number
+of rows in a query, and c the number of columns in the party's table. A training needs this many
+bytes (in the first bracket, m counts only if it is above 1):
 
     4 P (2 + S + m) + b + (m + 1/2) A(R) + 4 L(R) + 128 R W
 
-A query needs, in bytes:
+A query needs this many bytes:
 
     4 P + b + 2 L(Q) + 128 Q W
 
-These defenses add bytes to a training at a feature party. F is their number of features (c if it is
-0), and M the number of rows outside all sessions:
+The following defenses add bytes to a training at a feature party. F is the number of features in
+their option `features` (c if it is 0), and M the number of rows outside all sessions:
 
     nopeek                               32 R^2 + 12 R (c + W);
     label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c;
@@ -28,8 +30,8 @@ These defenses add bytes to a training at a feature party. F is their number of 
     split_guard                          128 W^2 + 16 R W + 4 R c;
     mixup                                8 R c.
 
-The bytes of ``passport``, ``layer_norm`` and ``potential`` count with the bottom; other defenses
-add nothing. Shared first layers count as ring elements.
+The bytes of ``passport``, ``layer_norm`` and ``potential`` count as bytes of the bottom; other
+defenses add nothing. First layers that parties compute on shares count as ring elements.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ class Footprint:
     """Sizes of a model, and of its tensors for a training batch and for a query.
 
     Attributes:
-        parameters: number of trainable parameters, and of parameters that a defense replaces.
+        parameters: number of trainable parameters, including parameters that a defense replaces.
         weight_bytes: bytes of the parameters.
         buffer_bytes: bytes of buffers, such as running means.
-        batch_bytes: bytes of all tensors of a pass over a training batch, and of the batch.
-        largest_bytes: bytes of the largest of these tensors.
-        query_bytes: bytes of the largest tensor of a pass over a query, and of the query.
+        batch_bytes: bytes of the batch, and of all tensors of a pass over a training batch.
+        largest_bytes: bytes of the largest one of these tensors.
+        query_bytes: bytes of the largest tensor of a pass over a query, or of the query itself.
     """
 
     parameters: int
@@ -68,23 +70,24 @@ class Footprint:
     query_bytes: int
 
     def training_bytes(self, optimizer_copies: int, in_flight: int = 1) -> int:
-        """Return bytes of weights, gradients, optimiser state, and forward and backward passes.
+        """Return the bytes of weights, gradients, optimiser state, forward and backward passes.
 
         Args:
-            optimizer_copies: numbers that the optimiser keeps per parameter.
-            in_flight: batches that wait for gradients; more than one needs copies of weights.
+            optimizer_copies: number of values that the optimiser keeps for each parameter.
+            in_flight: number of batches that wait for gradients; more than one needs copies of the
+                weights.
 
         >>> Footprint(10, 40, 0, batch_bytes=100, largest_bytes=30, query_bytes=0).training_bytes(2)
         430
         """
         copies = 2 + optimizer_copies + (in_flight if in_flight > 1 else 0)
-        # The backward pass needs gradients, and kernels of convolutions need working copies.
+        # The backward pass needs gradients of tensors, and convolution kernels need working memory.
         backward = self.batch_bytes // 2 + 4 * self.largest_bytes
         passes = in_flight * self.batch_bytes + backward
         return self.weight_bytes * copies + self.buffer_bytes + passes
 
     def inference_bytes(self) -> int:
-        """Return bytes of weights, and of the tensors of two successive operations on a query."""
+        """Return the bytes of weights, and of tensors of two successive operations on a query."""
         return self.weight_bytes + self.buffer_bytes + 2 * self.query_bytes
 
 
@@ -97,18 +100,18 @@ def footprint(
     query_rows: int = 2,
     around: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Footprint:
-    """Build a bottom on meta tensors, run it on shapes only, and count.
+    """Build a bottom on meta tensors, run it on shapes only, and count its memory.
 
     Args:
-        bottom: the recipe.
-        shape: axes of one row without the rows axis.
-        width: columns of the cut.
-        batch_size: number of rows of a training batch.
-        query_rows: number of rows of a query.
-        around: wrapper of the bottom, applied before its use.
+        bottom: the bottom, before it is built.
+        shape: axes of one row, without the rows axis.
+        width: width of the cut.
+        batch_size: number of rows in a training batch.
+        query_rows: number of rows in a query.
+        around: function that wraps the bottom, such as a defense's.
 
     Raises:
-        SpecError: the bottom does not fit such rows, or its operations cannot be counted.
+        SpecError: the bottom cannot read rows of this shape, or its operations cannot be counted.
 
     >>> from vfl.models import make_bottom
     >>> footprint(make_bottom("mlp:hidden=20000-20000"), (10,), 8).parameters
@@ -141,7 +144,7 @@ def footprint(
 
 
 def _made(module: nn.Module, shape: Shape, rows: int) -> Sequence[int]:
-    """Return the bytes of the rows, and of each tensor that a pass allocates."""
+    """Return the bytes of the rows, and of each tensor that a forward pass allocates."""
     inputs = torch.empty(rows, *shape)
     known = [inputs, *module.parameters(), *module.buffers()]
     with torch.no_grad(), _Allocations(known) as made:
@@ -157,13 +160,14 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records bytes that operations allocate; views and in-place results allocate nothing.
 
     Args:
-        known: tensors that exist before.
+        known: tensors that exist before the pass.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
-        #: The storage, kept alive so that no other storage gets the same address.
+        #: All storages seen so far; keeping them alive prevents that another storage gets the same
+        #: address.
         self._seen: dict[int, UntypedStorage] = {}
         for tensor in known:
             self._is_new(tensor)

@@ -1,9 +1,9 @@
-"""A decoder cut in two or three: embedding and first blocks, the blocks above, and a head.
+"""A decoder cut in two or three parts: embedding and first blocks, further blocks, and a head.
 
     words -> DecoderFront -- cut, a vector a word --> DecoderMiddle -- one vector --> head
 
-The parts belong to one `vfl.models.decoder.Decoder` with pretrained weights (any decoder that
-`vfl.models.pretrained` reads) or random ones, and are fine-tuned completely or by low-rank
+All parts belong to one `vfl.models.decoder.Decoder`. Its weights are random or pretrained (from any
+decoder that `vfl.models.pretrained` reads). Training changes all weights, or only low-rank
 adapters.
 """
 
@@ -36,23 +36,24 @@ _MOST_LAYERS, _MOST_TOKENS = 64, 2**13
 
 
 class _Parts:
-    """Options common to all parts of one decoder.
+    """Options that all parts of a decoder share.
 
-    Sizes of 0 mean those of the pretrained model; without one they are 5,000 words, vectors of 64
-    numbers, 6 blocks and 4 heads.
+    Sizes of 0 take the pretrained model's sizes; without a pretrained model, they are 5,000 words,
+    vectors of width 64, 6 blocks and 4 heads.
 
     Args:
-        words: numbers a word may have, padding and the unknown word included.
-        tokens: numbers of a word's vector.
-        layers: blocks of the whole decoder.
+        words: number of different words, including padding and the unknown word.
+        tokens: width of a word's vector.
+        layers: number of blocks in the whole decoder.
         heads: number of attention heads.
-        front: blocks below the cut.
-        pretrained: name of a model on this machine (`vfl model list`); "none" starts with random
-            weights.
+        front: number of blocks before the cut.
+        pretrained: name of a model on this machine (see `vfl model list`); "none" starts with
+            random weights.
         rank: rank of the low-rank adapters; 0 trains every weight.
-        alpha: scale of the adapters.
-        bits: bits of frozen layers beside adapters: 32, 8, or 4 (Dettmers et al. 2023).
-        checkpoint: whether the backward pass computes blocks again, for less memory (Chen et al.
+        alpha: scale of the low-rank adapters.
+        bits: number of bits of the frozen weights that adapters extend: 32, 8, or 4 (Dettmers et
+            al. 2023).
+        checkpoint: whether the backward pass computes blocks again, which saves memory (Chen et al.
             2016).
 
     Raises:
@@ -88,11 +89,11 @@ class _Parts:
 
     @cached_property
     def shape(self) -> DecoderShape:
-        """Return the whole architecture; that of a pretrained decoder is read from its folder.
+        """Return the decoder's architecture; for a pretrained decoder, it comes from its folder.
 
         Raises:
-            MissingDataError: the model is not stored on this machine.
-            SpecError: the model's sizes differ from the options, or it is not a decoder.
+            MissingDataError: this machine does not have the pretrained model.
+            SpecError: the model's sizes differ from the options, or the model is not a decoder.
         """
         given = {name: size for name, size in self._sizes.items() if size}
         if self.pretrained == "none":
@@ -101,7 +102,7 @@ class _Parts:
         folder = existing_model(self.pretrained)
         shape = describe(folder, "body").shape
         if isinstance(shape, DecoderShape) and (folder / TOKENIZER).is_file():
-            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # 0 is padding
+            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # number 0 is padding
         got = {name: getattr(shape, name, 0) for name in self._sizes}
         if type(shape) is not DecoderShape or got | given != got:
             raise SpecError(
@@ -117,10 +118,10 @@ class _Parts:
         return shape
 
     def decoder(self, first: int, last: int) -> Decoder:
-        """Return a decoder with the weights of blocks `first` to `last - 1` and their neighbours.
+        """Return a decoder that has the weights of blocks `first` to `last - 1` and of some layers.
 
-        Block 0 includes embedding and positions, and the last block the final norm. Other weights
-        of a pretrained decoder are not read.
+        Block 0 includes the embedding and the positions; the last block includes the final norm.
+        The function does not read other weights of a pretrained decoder.
         """
         on_meta = torch.empty(0).is_meta
         if self.pretrained == "none" or on_meta:
@@ -141,7 +142,7 @@ class _Parts:
         return model.train()
 
     def _words(self, tokens: int) -> nn.Embedding:
-        """The pretrained embedding; with a tokenizer 0 is padding, and n + 1 the token n."""
+        """Return the pretrained embedding; if there is a tokenizer, word n + 1 is its token n."""
         words, width = self.shape.vocabulary, self.shape.width
         quantised = QuantisedEmbedding(words, width) if self.bits != 32 else None
         table = torch.zeros(0 if quantised else words, width)
@@ -152,19 +153,19 @@ class _Parts:
             else:
                 table[start : start + len(some)] = some
             start += len(some)
-        # Typed like the module it replaces: both return vectors of numbers.
+        # The annotation is that of the module it replaces, because both return vectors.
         return quantised or nn.Embedding(words, width, _weight=table)  # type: ignore[return-value]
 
     def begun(self, part: nn.Module) -> nn.Module:
-        """Return the part in its state before training."""
+        """Return a part in the state in which training starts."""
         part = checkpointed(part) if self.checkpoint else part
         return adapt(part, self.rank, self.alpha, self.bits) if self.rank else part
 
     def steps(self, width: int, name: str) -> int:
-        """Return the number of words in a cut of some width.
+        """Return the number of words whose vectors a cut of this width contains.
 
         Raises:
-            WidthError: the width is not a whole number of vectors.
+            WidthError: the width is not a multiple of a vector's width.
         """
         steps, rest = divmod(width, self.shape.width)
         if rest or not steps:
@@ -177,9 +178,9 @@ class _Parts:
 
 
 class DecoderFront(_Parts, Bottom):
-    """Runs words as vectors through the first blocks; the cut joins the vectors of all words.
+    """Runs word vectors through the first blocks; the cut joins the vectors of all words.
 
-    A cut of fewer vectors than a row has words is about the row's first words.
+    If the cut has fewer vectors than a row has words, it contains those of the row's first words.
 
     >>> module = DecoderFront(words=50, tokens=8, layers=3, heads=2, front=1).build((5,), 40)
     >>> import torch
@@ -205,9 +206,9 @@ class DecoderFront(_Parts, Bottom):
 
 
 class DecoderMiddle(_Parts, Bottom):
-    """Runs the remaining blocks and the last norm; the output is the mean over all words.
+    """Runs the remaining blocks and the final norm; the output is the mean over all words.
 
-    It receives a merged cut of one party, like the party in the middle of a U-shape.
+    Its input is the merged cut of one party, for example at the server of a U-shape.
 
     >>> module = DecoderMiddle(words=50, tokens=8, layers=3, heads=2, front=1).build((40,), 8)
     >>> import torch
@@ -228,7 +229,7 @@ class DecoderMiddle(_Parts, Bottom):
 
 
 class DecoderTop(_Parts, Top):
-    """`DecoderMiddle` and a linear head, at one party.
+    """`DecoderMiddle` and a linear head, both at one party.
 
     >>> module = DecoderTop(words=50, tokens=8, layers=3, heads=2, front=1).build(40, 2)
     >>> import torch
@@ -244,14 +245,14 @@ class DecoderTop(_Parts, Top):
 
 
 class Front(nn.Module):
-    """The module that `DecoderFront` builds; an attacker can run its parts one by one.
+    """The module that `DecoderFront` builds; an attack can run its parts separately.
 
     Args:
-        words: vectors by number.
+        words: embedding of word numbers.
         layers: the first blocks.
-        steps: number of words of a cut.
+        steps: number of words in a cut.
         positions: learned position vectors, if the model has them.
-        scale: factor of words' vectors.
+        scale: factor of the word vectors.
     """
 
     def __init__(
@@ -267,21 +268,22 @@ class Front(nn.Module):
         self.positions, self.scale = positions, scale
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Whole numbers as float32 in, axes (rows, words); (rows, steps x tokens) out.
+        """Return the cut, axes (rows, steps x tokens), for word numbers, axes (rows, words).
 
         Raises:
-            SpecError: a number is outside the vocabulary.
+            SpecError: a word number is outside the vocabulary.
         """
         most, first = self.words.num_embeddings - 1, rows[:, : self.steps]
         numbers = whole_numbers(first, most, "decoder_front", "words")
         return self.above(self.words(numbers)).flatten(1)
 
     def above(self, vectors: Tensor, cache: Sequence[KeyValues] | None = None) -> Tensor:
-        """Positions and blocks; axes (rows, words, tokens) in and out.
+        """Add positions to word vectors, axes (rows, words, tokens), and run the blocks.
 
         Args:
-            vectors: words as vectors.
-            cache: keys and values of earlier words, of each block; changed in place.
+            vectors: word vectors, axes (rows, words, tokens).
+            cache: keys and values of earlier words for each block, which the function changes in
+                place.
         """
         if self.scale != 1:
             vectors = vectors * self.scale
@@ -293,14 +295,14 @@ class Front(nn.Module):
 
 
 class Middle(nn.Module):
-    """Module that `DecoderMiddle` builds."""
+    """The module that `DecoderMiddle` builds."""
 
     def __init__(self, layers: Iterable[nn.Module], norm: nn.Module, width: int) -> None:
         super().__init__()
         self.layers, self.norm, self.width = nn.ModuleList(layers), norm, width
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Axes (rows, words x tokens) in, (rows, tokens) out."""
+        """Return the mean vector, axes (rows, tokens), for a cut, axes (rows, words x tokens)."""
         vectors = cut.view(len(cut), -1, self.width)
         mean: Tensor = self.norm(_through(self.layers, vectors)).mean(1)
         return mean
@@ -313,10 +315,10 @@ def _through(layers: nn.ModuleList, x: Tensor, cache: Sequence[KeyValues] | None
 
 
 def decoder_shape(words: int, tokens: int, layers: int, heads: int) -> DecoderShape:
-    """Return the architecture whose parts are in this file.
+    """Return the architecture of a decoder with these sizes.
 
     Raises:
-        BadOptionError: the number of heads does not divide the vector's length.
+        BadOptionError: the number of heads does not divide the vectors' width.
     """
     return DecoderShape(
         vocabulary=words,
@@ -331,7 +333,7 @@ def decoder_shape(words: int, tokens: int, layers: int, heads: int) -> DecoderSh
 
 
 def save_pretrained(name: str, model: Decoder) -> Path:
-    """Store a decoder on this machine under a name; return its folder."""
+    """Store a decoder on this machine under a name, and return its folder."""
     folder = model_folder(name)
     save_decoder(folder, model)
     return folder

@@ -1,6 +1,7 @@
 """Published families of transformers: their configurations, and the names of their weights.
 
-To add a family: a function from its `config.json` to a shape, its names, one line of `LAYOUTS`.
+To add a family, write a function from its `config.json` to a shape, state the names of its weights,
+and add one line to `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from vfl.models.decoder import (
     VectorShape,
 )
 
-#: The layout of `save_decoder`.
+#: The family name of folders that `save_decoder` writes.
 OWN = "vfl-decoder"
-#: The layout of word vectors.
+#: The family name of folders with word vectors.
 VECTORS = "vfl-vectors"
-#: Activations by their names in these files, of an MLP and of one with a gate.
+#: vfl's names of activations, by their names in these files: for an MLP without a gate, and for an
+#: MLP with a gate.
 _PLAIN = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -46,11 +48,11 @@ _GATED = {
 
 
 class Refused(Exception):
-    """A setting that the models of this package cannot compute.
+    """Raised for a setting that vfl's models cannot compute.
 
     Attributes:
-        got: the setting and its value.
-        want: values that can be computed.
+        got: the refused setting and its value.
+        want: values that vfl can compute.
     """
 
     def __init__(self, got: str, want: str) -> None:
@@ -59,12 +61,13 @@ class Refused(Exception):
 
 
 class Config:
-    """Settings of `config.json`, and names of the weights beside it.
+    """Settings in `config.json`, and the names of the weights in the same folder.
 
     Args:
         found: the settings.
-        has: whether the folder has a weight of that name, without its prefix.
-        pictures: settings of `preprocessor_config.json`, empty where there is none.
+        has: function that returns whether the folder has a weight with this name, without its
+            prefix.
+        pictures: settings in `preprocessor_config.json`; empty if there is no such file.
     """
 
     def __init__(
@@ -85,35 +88,35 @@ class Config:
         return self.found.get(name, default) or 0
 
     def require(self, **wanted: Any) -> None:
-        """Raise `Refused` if a setting has another value; a missing one counts as right."""
+        """Raise `Refused` if a setting has another value; a missing setting counts as equal."""
         for name, want in wanted.items():
             if self.get(name, want) != want:
                 raise Refused(f"{name} = {self.get(name)!r}", f"{name} = {want!r}")
 
     def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
-        """Return vfl's name for a setting's value, or raise `Refused`."""
+        """Return vfl's name for the value of a setting; raise `Refused` if it has none."""
         got = self.get(name, default)
         if got not in choices:
             raise Refused(f"{name} = {got!r}", f"one of {', '.join(choices)}")
         return choices[got]
 
     def inside(self, name: str) -> Config:
-        """Return the settings of a part, such as one of two towers."""
+        """Return the settings of a part of the model, such as one of two towers."""
         return Config(self[name], self.has, self.pictures)
 
 
 @dataclass(frozen=True)
 class Names:
-    """Maps vfl's module names to a family's names; several of these may be concatenated.
+    """Maps names of vfl's modules to a family's names; one module may join several of these.
 
     Attributes:
-        top: names of modules outside blocks.
-        block: prefix of a block, "{}" its number.
-        blocks: names of modules inside blocks, after that prefix.
-        turned: whether linear layers in blocks have axes (inputs, outputs).
-        plus_one: whether norms hold their weights less 1 (Gemma).
+        top: the family's names of modules outside blocks.
+        block: prefix of a block's names, where "{}" stands for the block's number.
+        blocks: the family's names of modules inside blocks, after this prefix.
+        turned: whether linear layers in blocks are stored with axes (inputs, outputs).
+        plus_one: whether norms are stored as weights minus 1 (Gemma).
         interleaved: whether queries, keys and values are stored head by head (GPT-NeoX).
-        skipped: first rows of the position table, which no text uses.
+        skipped: number of leading rows in the position table that no text uses.
     """
 
     top: Mapping[str, str]
@@ -125,10 +128,10 @@ class Names:
     skipped: int = 0
 
     def of(self, module: str) -> tuple[str, ...]:
-        """Return the family's names of one of vfl's modules, such as ``layers.3.mlp_in``.
+        """Return the family's names for one of vfl's modules, such as ``layers.3.mlp_in``.
 
         Raises:
-            KeyError: this family has no such module.
+            KeyError: the family has no such module.
         """
         if not module.startswith("layers."):
             return (self.top[module],)
@@ -138,15 +141,17 @@ class Names:
 
 @dataclass(frozen=True)
 class Layout:
-    """A family.
+    """Description of a family: its model class, architecture, and names of stored weights.
 
     Attributes:
-        model: the class of its models.
-        shape: returns the shape for a configuration: the whole model, with its head where it has
-            one.
-        names: names of the model's weights; None means the names of vfl's own state dictionary.
-        prefixes: prefixes of all weight names of the body; files of a body alone lack them.
-        unused: prefixes of heads for tasks that these models do not have.
+        model: class of the family's models.
+        shape: function from a configuration to the shape of the whole model, including its head if
+            it has one.
+        names: function from a configuration to the names of the model's weights; None means vfl's
+            own names.
+        prefixes: prefixes of the names of all weights in the body; a file with only the body lacks
+            them.
+        unused: prefixes of weights of heads for other tasks, which vfl does not use.
     """
 
     model: type[Decoder] | type[Encoder] | type[PictureEncoder] | type[Vectors]
@@ -160,7 +165,7 @@ def _blocks(**names: str) -> Mapping[str, tuple[str, ...]]:
     return {ours: tuple(theirs.split()) for ours, theirs in names.items()}
 
 
-# Decoders that began with GPT-2.
+# Decoders derived from GPT-2.
 
 
 def _gpt2(config: Config) -> DecoderShape:
@@ -268,7 +273,7 @@ _GPT_NEOX = Names(
 )
 
 
-# Decoders that began with LLaMA.
+# Decoders derived from LLaMA.
 
 
 def _llama_like(
@@ -356,7 +361,7 @@ def _qwen3(config: Config) -> DecoderShape:
 
 def _gemma_like(config: Config, **others: Any) -> DecoderShape:
     config.require(use_bidirectional_attention=False)
-    # The first Gemma says "gelu" and means the approximation.
+    # The first Gemma's configuration says "gelu", but the model uses the approximation.
     first = config["model_type"] == "gemma"
     acts = _GATED | ({"gelu": "gated_gelu_tanh"} if first else {})
     act = config.choose("hidden_act" if first else "hidden_activation", acts, "gelu_pytorch_tanh")
@@ -399,12 +404,12 @@ def _gemma3(config: Config) -> DecoderShape:
     )
 
 
-#: Number of tokens of a window if a configuration does not state it.
+#: Number of tokens in a window, if a configuration does not state it.
 _WINDOW = 4096
 
 
 def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return each block's window; newer configurations list kinds of blocks, older use a rule."""
+    """Return each block's window; newer configurations list blocks, older ones imply a rule."""
     size = config.given("sliding_window", _WINDOW)
     layers = range(config["num_hidden_layers"])
     kinds = config.get("layer_types") or [
@@ -418,7 +423,7 @@ def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
 
 
 def _rope(config: Config) -> Mapping[str, Any]:
-    """Settings of rotary positions; newer files have all of them in "rope_parameters"."""
+    """Return the settings of rotary positions; new files have them in "rope_parameters"."""
     newer = config.get("rope_parameters") or {}
     found: Mapping[str, Any] = newer.get("full_attention") or newer
     return {**found, **(config.get("rope_scaling") or {})}
@@ -435,19 +440,20 @@ def _rotary(
     theta: float = 10000.0,
     head: int | None = None,
 ) -> dict[str, Any]:
-    """Settings of rotary positions.
+    """Return vfl's options for rotary positions.
 
     Args:
-        config: the family's settings.
-        base: name of the setting of the base.
-        part: default of the part of a head that is turned; None where the family turns whole heads.
-        theta: default of the base.
-        head: numbers of a head; None is the setting.
+        config: settings of the family.
+        base: name of the setting for the base.
+        part: default share of a head's entries that rotary positions change; None if the family
+            always changes whole heads.
+        theta: default value of the base.
+        head: width of a head; None takes it from the settings.
     """
     rope = _rope(config)
     default = config.get("partial_rotary_factor", 1.0) if part is None else part
     turned = rope.get("partial_rotary_factor", default)
-    if part is None and turned != 1:  # transformers leaves it out, or fails, by the kind of rope
+    if part is None and turned != 1:  # transformers ignores it, or fails
         raise Refused(
             f"partial_rotary_factor = {turned!r}", "1, as heads of this family turn whole"
         )
@@ -468,7 +474,7 @@ def _rotary(
                 "original_max_position_embeddings", config["max_position_embeddings"]
             ),
         }
-    if kind == "linear":  # a context of one token holds a turn of no wave, so all are stretched
+    if kind == "linear":  # trained = 1 stretches every frequency
         return found | {"stretch": rope["factor"], "trained": 1}
     if kind != "default":
         raise Refused(f"rope_type = {kind!r}", "default, linear, llama3 or yarn")
@@ -476,7 +482,7 @@ def _rotary(
 
 
 def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> dict[str, Any]:
-    """Return divisors of frequencies, and a scale (Peng et al. 2023, 3.2 and 3.4)."""
+    """Return the divisors of frequencies, and the scale (Peng et al. 2023, 3.2 and 3.4)."""
     trained = rope.get("original_max_position_embeddings") or context
     factor = rope.get("factor") or context / trained
 
@@ -484,7 +490,7 @@ def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> di
         return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
     def place(turns: float) -> float:
-        """The frequency that turns so often within the trained context."""
+        """Return the index of the frequency with this number of periods in the trained context."""
         return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     most, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
@@ -505,7 +511,7 @@ def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> di
 
 
 def _classes(config: Config, head: str) -> int:
-    """Number of classes that the head tells apart; 0 where the folder has no head."""
+    """Return the number of classes of the head; 0 if the folder has no head."""
     names = config.get("id2label", range(config.get("num_labels", 2)))
     return len(names) if config.has(f"{head}.weight") else 0
 
@@ -530,7 +536,7 @@ def _bert(config: Config) -> EncoderShape:
 
 
 def _bert_padding(config: Config) -> int:
-    """Return the offset of RoBERTa's positions, the padding number; -1 for BERT."""
+    """Return RoBERTa's padding token, which offsets its positions; -1 for BERT."""
     return -1 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1))
 
 
@@ -599,7 +605,7 @@ _DISTILBERT = Names(
 
 
 def _side(config: Config, name: str) -> int:
-    """Side of a square, which a configuration gives once or as height and width."""
+    """Return a square's side, which a configuration states once or as height and width."""
     found = config[name]
     sides = found if isinstance(found, list) else [found]
     if len(set(sides)) != 1:
@@ -655,7 +661,8 @@ _VIT = Names(
 )
 
 
-#: Weights of heads, and the vector of hidden patches (`ViTForMaskedImageModeling`).
+#: Prefixes of unused weights: heads, and the vector of masked patches
+#: (`ViTForMaskedImageModeling`).
 _VIT_UNUSED = ("pooler.", "decoder.", "embeddings.mask_token")
 
 
@@ -720,7 +727,7 @@ _ROBERTA = Layout(
     Encoder, _bert, _bert_names, ("roberta.",), ("lm_head.", "pooler.", "qa_outputs.")
 )
 _LLAMA = Layout(Decoder, _llama_like, _llama_names(), ("model.",))
-#: Every family by its `model_type`; towers of CLIP by that and the tower.
+#: Every family by its `model_type`; towers of CLIP by the `model_type` of the tower.
 LAYOUTS: Mapping[str, Layout] = {
     OWN: Layout(Decoder, lambda config: DecoderShape(**_without_type(config.found)), None),
     VECTORS: Layout(Vectors, lambda config: VectorShape(**_without_type(config.found)), None),
@@ -751,7 +758,8 @@ LAYOUTS: Mapping[str, Layout] = {
         PictureEncoder, _clip_vision, _fixed(_CLIP_VISION), ("vision_model.",), ("visual_",)
     ),
 }
-#: Both towers of a whole CLIP model: settings of each, and the prefixes of the other's weights.
+#: Both towers of a whole CLIP model: the name of the tower's settings, its family, and the prefixes
+#: of the other tower's weights.
 TOWERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "text": ("text_config", "clip_text_model", ("vision_model.", "visual_", "logit_scale")),
     "vision": ("vision_config", "clip_vision_model", ("text_", "logit_scale")),

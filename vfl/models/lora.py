@@ -1,7 +1,7 @@
-"""Low-rank adapters: two thin trainable matrices beside each frozen one.
+"""Low-rank adapters: two small trainable matrices for each frozen weight matrix.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1. Frozen weights
-may have 8 bits or the 4 bits of Dettmers et al. 2023, "QLoRA", section 3.
+may be stored in 8 bits, or in the 4 bits of Dettmers et al. 2023, "QLoRA", section 3.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
-#: NormalFloat4: quantiles of a normal distribution including 0, scaled to [-1, 1] (Dettmers et al.
-#: 2023, section 3, and the values of its appendix E).
+#: The 16 values of NormalFloat4: quantiles of a normal distribution, including 0, scaled to [-1, 1]
+#: (Dettmers et al. 2023, section 3; values from appendix E).
 _NORMAL_FLOAT = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -27,10 +27,11 @@ _WORDS = 4096
 
 
 class QuantisedLinear(nn.Module):
-    """W x + b, W frozen in blocks of 64 numbers with a float32 scale each.
+    """Computes W x + b with a frozen W, stored in blocks of 64 numbers with a float32 scale each.
 
-    8 bits are integers from -127 to 127, 4 bits are NormalFloat4 (Dettmers et al. 2023, section 3).
-    Weights become float32 again when they are used. A weight takes 1.06 or .56 bytes.
+    With 8 bits, a number is an integer from -127 to 127; with 4 bits, it is a NormalFloat4
+    (Dettmers et al. 2023, section 3). Each forward pass converts the weights back to float32. A
+    weight takes 1.06 bytes (8 bits) or 0.56 bytes (4 bits).
 
     Args:
         base: the layer in float32.
@@ -69,7 +70,7 @@ class QuantisedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weights in float32, axes (outputs, inputs)."""
+        """Return the frozen weights in float32, axes (outputs, inputs)."""
         if self.bits == 8:
             blocks = self.codes.float()
         else:
@@ -81,18 +82,18 @@ class QuantisedLinear(nn.Module):
         return flat[:size].view(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Axes (..., inputs) in, (..., outputs) out."""
+        """Return outputs, axes (..., outputs), for inputs, axes (..., inputs)."""
         return F.linear(x, self.weight, self.bias)
 
 
 class QuantisedEmbedding(nn.Module):
-    """E[x], E frozen with 8 bits a number and a float32 scale for every 64 numbers of a word.
+    """Returns rows of a frozen table E, stored in 8 bits, with a float32 scale per 64 numbers.
 
-    A pass converts only the requested words to float32; a number takes 1.06 bytes.
+    A forward pass converts only the requested words to float32. A number takes 1.06 bytes.
 
     Args:
-        words: number of words in the table; vectors are zeros at first.
-        width: numbers of a word.
+        words: number of words in the table; all vectors are zeros at first.
+        width: width of a word's vector.
 
     >>> words = QuantisedEmbedding(10, 64)
     >>> sum(b.numel() * b.element_size() for b in words.buffers())  # 10 x (64 + 4)
@@ -111,14 +112,14 @@ class QuantisedEmbedding(nn.Module):
 
     @classmethod
     def of(cls, base: nn.Embedding) -> QuantisedEmbedding:
-        """Yield an embedding's table a few words at a time, so that no second copy exists."""
+        """Return a quantised copy of an embedding, converted in pieces to save memory."""
         found = cls(base.num_embeddings, base.embedding_dim).to(base.weight.device)
         for start in range(0, base.num_embeddings, _WORDS):
             found.write(start, base.weight.detach()[start : start + _WORDS])
         return found
 
     def write(self, start: int, vectors: Tensor) -> None:
-        """Set words from number `start` on; axes (words, width), float32."""
+        """Set the vectors of the words from number `start` on; float32, axes (words, width)."""
         end = start + len(vectors)
         padded = F.pad(vectors, (0, self.codes.shape[1] - self.embedding_dim))
         blocks = padded.view(len(vectors), -1, _BLOCK)
@@ -129,11 +130,11 @@ class QuantisedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """All words' vectors in float32, axes (words, tokens)."""
+        """Return all words' vectors in float32, axes (words, tokens)."""
         return self._restored(self.codes, self.scales)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Axes (...) in, (..., tokens) out."""
+        """Return the vectors, axes (..., tokens), of word numbers of axes (...)."""
         return self._restored(self.codes[numbers], self.scales[numbers])
 
     def _restored(self, codes: Tensor, scales: Tensor) -> Tensor:
@@ -143,22 +144,23 @@ class QuantisedEmbedding(nn.Module):
 
 
 class LoRALinear(nn.Module):
-    """W x + b + (alpha / rank) B A x, W and b frozen (Hu et al. 2022, eq 3).
+    """Computes W x + b + (alpha / rank) B A x with frozen W and b (Hu et al. 2022, eq 3).
 
-    B is initially zero, so that the model first computes the same as before.
+    B is zero at first, so that the layer initially computes the same as before.
 
     Args:
-        base: the frozen layer.
-        rank: rows of A and columns of B.
-        alpha: scale of the learned part.
-        bits: bits of the frozen weights; 32 does not change them.
+        base: the linear layer to freeze.
+        rank: number of rows of A and of columns of B.
+        alpha: scale of the adapter.
+        bits: number of bits of the frozen weights; 32 keeps float32.
 
     >>> layer = LoRALinear(nn.Linear(8, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in layer.parameters() if p.requires_grad)  # 2 * (8 + 6)
     28
 
     Raises:
-        BadOptionError: a rank below 1 or above what the layer has; bits that are not 4, 8 or 32.
+        BadOptionError: the rank is below 1 or above the layer's largest rank, or `bits` is not 4, 8
+            or 32.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, bits: int = 32) -> None:
@@ -173,14 +175,14 @@ class LoRALinear(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Axes (..., inputs) in, (..., outputs) out."""
+        """Return outputs, axes (..., outputs), for inputs, axes (..., inputs)."""
         learned = (x @ self.a.T) @ self.b.T
         found: Tensor = self.base(x) + self.scale * learned
         return found
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """One plain layer that computes the same up to rounding."""
+        """Return one linear layer that computes the same, up to rounding."""
         base = self.base
         layer = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None)
         layer.weight.copy_(base.weight + self.scale * self.b @ self.a)
@@ -190,20 +192,20 @@ class LoRALinear(nn.Module):
 
 
 class LoRAEmbedding(nn.Module):
-    """E[x] + (alpha / rank) A[x] B, E frozen; A is zero at first.
+    """Computes E[x] + (alpha / rank) A[x] B with a frozen E; A is zero at first.
 
     Args:
-        base: the frozen embedding.
-        rank: columns of A and rows of B.
-        alpha: the scale of what is learned.
-        bits: bits of a frozen vector; 32 keeps float32, and both 8 and 4 mean 8.
+        base: the embedding to freeze.
+        rank: number of columns of A and of rows of B.
+        alpha: scale of the adapter.
+        bits: number of bits of the frozen vectors; 32 keeps float32, and both 8 and 4 mean 8 bits.
 
     >>> words = LoRAEmbedding(nn.Embedding(10, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in words.parameters() if p.requires_grad)  # 2 * (10 + 6)
     32
 
     Raises:
-        BadOptionError: the rank is below 1, or above the embedding's rank.
+        BadOptionError: the rank is below 1, or above the embedding's largest rank.
     """
 
     def __init__(
@@ -225,24 +227,24 @@ class LoRAEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """All words' vectors, axes (words, tokens)."""
+        """Return all words' vectors, axes (words, tokens)."""
         return self.base.weight + self.scale * self.a @ self.b
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Axes (...) in, (..., tokens) out."""
+        """Return the vectors, axes (..., tokens), of word numbers of axes (...)."""
         found: Tensor = self.base(numbers) + self.scale * F.embedding(numbers, self.a) @ self.b
         return found
 
 
 def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Module:
-    """The module with every weight frozen and an adapter at each embedding and linear layer.
+    """Freeze a module's weights, and add an adapter to each embedding and linear layer.
 
     Args:
-        module: module that is changed in place.
+        module: module that the function changes in place and returns.
         rank: rank of the adapters.
         alpha: their scale.
-        bits: bits of the frozen weights, 4, 8 or 32. With 4 or 8, embeddings have 8 bits, and a
-            pass restores only the words of its batch.
+        bits: number of bits of the frozen weights: 4, 8 or 32. With 4 or 8, embeddings have 8 bits,
+            and a pass converts only the words of its batch to float32.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]

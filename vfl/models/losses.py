@@ -1,8 +1,8 @@
 """Losses of a training, by name; the label party minimises one of them.
 
-A custom loss is a subclass of `Loss` with one method: the loss of each row. Its name comes from an
-entry point in the group ``vfl.losses``, from `--plugin` or from `LOSSES.register`, only at the
-label party. `vfl.testing.LossContract` tests it.
+A custom loss is a subclass of `Loss` with one method, which returns the loss of each row. It gets
+its name from an entry point in the group ``vfl.losses``, from `--plugin` or from `LOSSES.register`;
+only the label party needs it. `vfl.testing.LossContract` tests it.
 
 >>> make_loss("focal:gamma=2", "classification")(torch.zeros(1, 2), torch.tensor([0]))
 tensor(0.1733)
@@ -22,38 +22,39 @@ from vfl.core.registry import Registry, require, require_range
 
 
 class Loss(ABC):
-    """The loss of a batch is the weighted mean of the losses of its rows.
+    """Base class of losses; the loss of a batch is the weighted mean of its rows' losses.
 
     Attributes:
         task: "classification" or "regression".
-        power: a loss of labels that are c times as large is c to this power times as large.
+        power: the exponent p for which labels that are c times as large give a loss that is c^p
+            times as large.
     """
 
     task: ClassVar[str] = "classification"
     power: ClassVar[int] = 0
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The loss of a batch.
+        """Return the loss of a batch, a scalar.
 
         Args:
-            outputs: outputs of the top; axes (rows, classes), for a regression (rows,).
-            targets: codes of axes (rows,), or a defense's probabilities of axes (rows, classes);
-                numbers of axes (rows,) in a regression.
-            weights: weights of the rows, axes (rows,); None weighs all equally.
+            outputs: outputs of the top: axes (rows, classes), or (rows,) for a regression.
+            targets: class codes, axes (rows,), or a defense's class probabilities, axes (rows,
+                classes); for a regression numbers, axes (rows,).
+            weights: weights of the rows, axes (rows,); None gives all rows the same weight.
         """
         rows = self.rows(outputs, targets)
         return rows.mean() if weights is None else weighted_mean(rows, weights)
 
     @abstractmethod
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each row, which depends on no other row; axes (rows,)."""
+        """Return the loss of each row, axes (rows,), which depends on no other row."""
 
 
 class CrossEntropy(Loss):
     """Cross-entropy, with label smoothing (Szegedy et al. 2016, section 7).
 
     Args:
-        smoothing: share of each label that all classes get in equal parts, from 0 to below 1.
+        smoothing: share of each label that is spread equally over all classes, from 0 to below 1.
 
     >>> CrossEntropy(smoothing=0.5)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(0.6269)
@@ -64,7 +65,7 @@ class CrossEntropy(Loss):
         self.smoothing = smoothing
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        if weights is None:  # torch's own mean, whose last bits differ from a mean of row losses
+        if weights is None:  # torch's mean, since its last bits differ from those of other means
             return functional.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
         return super().__call__(outputs, targets, weights)
 
@@ -74,9 +75,9 @@ class CrossEntropy(Loss):
 
 
 class Focal(Loss):
-    """Cross-entropy times (1 - p)^gamma, p the probability of the label (Lin et al. 2017, eq 4).
+    """Cross-entropy times (1 - p)^gamma for the label's probability p (Lin et al. 2017, eq 4).
 
-    Well classified rows have smaller weights, which helps if most rows are of one easy class.
+    Rows with a high p have small weights, which helps if most rows are of one easy class.
 
     Args:
         gamma: focusing parameter, at least 0; 0 is cross-entropy.
@@ -91,7 +92,7 @@ class Focal(Loss):
 
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         surprise = functional.cross_entropy(outputs, targets, reduction="none")
-        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # whose root has a gradient
+        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # for a finite slope of the root
         return missed**self.gamma * surprise
 
 
@@ -110,7 +111,7 @@ class SquaredError(Loss):
 
 
 class AbsoluteError(Loss):
-    """Absolute error, whose minimum is a median.
+    """Absolute error, which a median minimises.
 
     >>> AbsoluteError()(torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
     tensor(2.)
@@ -124,17 +125,17 @@ class AbsoluteError(Loss):
 
 
 class Huber(Loss):
-    """Half the squared error near 0, and linear beyond (Huber 1964).
+    """Half the squared error near 0, and a linear function of the error elsewhere (Huber 1964).
 
     Args:
-        delta: error at which it becomes linear, in standard deviations of the labels.
+        delta: error from which the loss is linear, in standard deviations of the labels.
 
     >>> Huber()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor(1.5000)
     """
 
     task = "regression"
-    power = 2  # of labels and delta
+    power = 2  # of labels and of delta
 
     def __init__(self, delta: float = 1.0) -> None:
         require_range("delta", delta, 1e-6, 1e6)
@@ -145,7 +146,7 @@ class Huber(Loss):
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Return sum(w * v) / sum(w), both of axes (rows,), or 0 if all weights are 0.
+    """Return sum(w * v) / sum(w) for axes (rows,), or 0 if all weights are 0.
 
     >>> float(weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
     2.0

@@ -1,6 +1,6 @@
 """Mergers without weights: they concatenate the cuts, or combine them element by element.
 
-Liu et al. 2022, arXiv 2211.12814, section 2, calls them the aggregation of a global module.
+Liu et al. 2022 (arXiv 2211.12814, section 2) call these mergers the aggregation of a global module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Concat(Merger):
 
 
 class Pooling(Merger):
-    """A merger whose cuts and merged cut all have one width."""
+    """Base class of mergers for which all cuts and the merged cut have the same width."""
 
     def width(self, widths: Sequence[int]) -> int:
         if len(set(widths)) > 1:
@@ -50,11 +50,11 @@ class Pooling(Merger):
 
     @abstractmethod
     def pool(self, cuts: Sequence[Tensor]) -> Tensor:
-        """One cut of several, axes (rows, width) each."""
+        """Combine cuts of axes (rows, width) to one cut of the same axes."""
 
 
 class Sum(Pooling):
-    """The sum of all cuts; the only merger that secure sums compute.
+    """The sum of all cuts; secure sums support only this merger.
 
     >>> Sum().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     tensor([[4., 4.]])
@@ -77,7 +77,7 @@ class Mean(Pooling):
 
 
 class Maximum(Pooling):
-    """The largest number of all cuts in every column.
+    """The maximum of all cuts in every column.
 
     >>> Maximum().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     tensor([[3., 4.]])

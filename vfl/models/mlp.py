@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons as bottom and top; also a single linear layer, or none."""
+"""Multi-layer perceptrons as bottom and top; without hidden layers, a single linear layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Last = Literal["relu", "leaky_relu", "batch_norm_relu", "none"]
 
 
 class Layers:
-    """The options of a perceptron and its layers; see `MLPTop`."""
+    """Options of a perceptron, and its layers; see `MLPTop`."""
 
     def __init__(
         self, hidden: str, activation: Activation, batch_norm: bool, dropout: float
@@ -36,7 +36,7 @@ class Layers:
         self.dropout = check_dropout(dropout)
 
     def layers(self, inputs: int, outputs: int) -> list[nn.Module]:
-        """Return the hidden layers, then a linear layer to the outputs."""
+        """Return the hidden layers, and then a linear layer to the outputs."""
         layers: list[nn.Module] = []
         for size in self.hidden:
             layers.append(nn.Linear(inputs, size))
@@ -50,16 +50,17 @@ class Layers:
 
 
 class MLPBottom(Layers, Bottom):
-    """Linear layers with an activation after each hidden one; pictures are flattened.
+    """Linear layers with an activation after each hidden layer; pictures are flattened.
 
     Args:
-        hidden: sizes joined by dashes; "none" leaves one linear layer.
+        hidden: sizes of the hidden layers, joined by dashes; "none" gives a single linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
-        batch_norm: normalise each hidden layer over the batch before its activation (Ioffe and
-            Szegedy 2015, Algorithm 1); training batches then need two rows.
-        dropout: probability after each hidden activation, 0 to below 1.
-        last: "relu" makes the cut non-negative; "batch_norm_relu" normalises before it, so that
-            columns do not become constantly zero; "leaky_relu" keeps small negative values.
+        batch_norm: whether to normalise each hidden layer over the batch before its activation
+            (Ioffe and Szegedy 2015, Algorithm 1); then a training batch needs at least two rows.
+        dropout: dropout probability after each hidden activation, from 0 to below 1.
+        last: activation of the cut: "relu" makes it non-negative; "batch_norm_relu" normalises
+            before the ReLU, so that no column is always zero; "leaky_relu" keeps small negative
+            values.
 
     >>> module = MLPBottom(hidden="16").build(shape=(4,), width=8)
     >>> sum(p.numel() for p in module.parameters())  # 5 * 16 + 17 * 8
@@ -91,13 +92,13 @@ class MLPBottom(Layers, Bottom):
 
 
 class MLPTop(Layers, Top):
-    """Linear layers with an activation after each hidden one, and a linear output.
+    """Linear layers with an activation after each hidden layer, and a linear output layer.
 
     Args:
-        hidden: sizes joined by dashes; "none" leaves one linear layer.
+        hidden: sizes of the hidden layers, joined by dashes; "none" gives a single linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
-        batch_norm: normalise each hidden layer over the batch before its activation.
-        dropout: probability after each hidden activation, 0 to below 1.
+        batch_norm: whether to normalise each hidden layer over the batch before its activation.
+        dropout: dropout probability after each hidden activation, from 0 to below 1.
 
     >>> module = MLPTop(hidden="64").build(width=16, outputs=10)
     >>> sum(p.numel() for p in module.parameters())  # 17 * 64 + 65 * 10
@@ -132,9 +133,9 @@ class LinearTop(Top):
 
 
 class IdentityBottom(FixedBottom):
-    """Sends the flattened row unchanged, for a label party's own columns or a baseline.
+    """Sends the flattened row unchanged, for the label party's columns or as a baseline.
 
-    It hides nothing: the receiver of this cut has the raw columns.
+    This bottom hides nothing, because the receiver of its cut has the raw columns.
 
     >>> import torch
     >>> IdentityBottom().build(shape=(1, 2, 2), width=4)(torch.ones(3, 1, 2, 2)).shape
@@ -157,9 +158,10 @@ class IdentityBottom(FixedBottom):
 
 
 class IdentityTop(Top):
-    """The merged cut itself as outputs; with `merge = "sum"`, each party adds to every output.
+    """Uses the merged cut as outputs; with `merge = "sum"`, each party adds to every output.
 
-    Whoever receives its gradient has the labels: see the attack `direct_label`.
+    Every party that receives a gradient from this top can compute the labels; see the attack
+    `direct_label`.
 
     >>> IdentityTop().build(width=3, outputs=3)
     Identity()

@@ -1,15 +1,16 @@
-"""Optimisers of a party's own weights, by name, and schedules of their learning rate.
+"""Optimisers of a party's weights, by name, and schedules of their learning rate.
 
-Members are torch's own classes, and any other class that derives from the same base. A spec gives
-options of the constructor by torch's names; a slash joins the numbers of one option. The learning
-rate, weight decay and (for `sgd`) momentum are settings of [train].
+The optimisers are torch's classes, and any other class with torch's base class. A spec sets options
+of the constructor by their names in torch; slashes join the numbers of one option. The learning
+rate, weight decay and (for `sgd`) momentum are settings in [train].
 
 >>> OPTIMIZERS.read("adamw:betas=0.8/0.99")[1]
 {'betas': (0.8, 0.99)}
 
-To add one: a subclass of `torch.optim.Optimizer`, or of `torch.optim.lr_scheduler.LRScheduler`, one
-entry point in the group ``vfl.optimizers`` or ``vfl.schedules`` (or `register`), and
-`vfl.testing.OptimizerContract` or `ScheduleContract`.
+To add an optimiser, write a subclass of `torch.optim.Optimizer`, register it by an entry point in
+the group ``vfl.optimizers`` (or by `register`), and run `vfl.testing.OptimizerContract`. For a
+schedule, the base class is `torch.optim.lr_scheduler.LRScheduler`, the group is ``vfl.schedules``,
+and the test is `ScheduleContract`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from vfl.core.torch_internals import OptimizerFactory, before_steps, unhooked
 
 Member = TypeVar("Member")
 
-#: The schedule that does not change the learning rate.
+#: Name of the schedule that keeps the learning rate constant.
 NO_SCHEDULE = "none"
-#: The kind of an option, by how its annotation begins.
+#: Type of an option, by the beginning of its annotation.
 _KINDS: Mapping[str, Any] = {
     "bool": bool,
     "int": int,
@@ -48,11 +49,12 @@ _KINDS: Mapping[str, Any] = {
 
 
 class TorchRegistry(Registry[Member]):
-    """A family whose members are classes of torch, built from options and one more argument.
+    """A registry of torch classes, which are built from options and one more argument.
 
     Args:
-        elsewhere: constructor arguments that no spec sets, for all members or for one.
-        refused: maps a name to the reason why no split training can use that member.
+        elsewhere: constructor arguments that no spec may set: "name" for all classes, "member.name"
+            for one class.
+        refused: for some names, the reason why split training cannot use this class.
         kind, contract, members, group, aliases: see `Registry`.
     """
 
@@ -70,7 +72,7 @@ class TorchRegistry(Registry[Member]):
         self._elsewhere, self._refused = elsewhere, refused
 
     def member(self, name: str) -> type[Member]:
-        """Return the class of a name.
+        """Return the class with this name.
 
         Raises:
             SpecError: the name or an option is unknown, or split training cannot use the optimiser.
@@ -83,17 +85,18 @@ class TorchRegistry(Registry[Member]):
         return super().member(name)
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the options that a spec may set; functions are excluded."""
+        """Return the options that a spec may set, which excludes functions."""
         found = inspect.signature(self.member(name)).parameters
         apart = {*self._elsewhere, *(one.removeprefix(f"{name}.") for one in self._elsewhere)}
         kinds = {key: _kind_of(one) for key, one in found.items() if key not in apart}
         return {key: found[key].replace(annotation=kind) for key, kind in kinds.items() if kind}
 
     def read(self, spec: str) -> tuple[str, dict[str, Any]]:
-        """Return the name in a spec, and its options.
+        """Return the name in a spec, and the values of its options.
 
         Raises:
-            SpecError, BadOptionError: an option is wrong, or a number is too large.
+            SpecError, BadOptionError: an option is unknown or has a wrong value, or a number is too
+                large.
         """
         name, values = super().read(spec)
         for key, value in values.items():
@@ -107,18 +110,18 @@ class TorchRegistry(Registry[Member]):
 
 
 def _kind_of(option: inspect.Parameter) -> Any:
-    """Return the type of an option; None if no text can express its value."""
+    """Return the type of an option; None if a spec cannot express its values."""
     text = option.annotation
     if not isinstance(text, str):
         text = inspect.formatannotation(text)
-    text = re.sub(r"^(Optional|Union)\[", "", text)  # as the oldest torch writes some
+    text = re.sub(r"^(Optional|Union)\[", "", text)  # as in the oldest torch version
     return next((kind for start, kind in _KINDS.items() if text.startswith(start)), None)
 
 
 def _of_torch(
     module: Any, contract: type, short: Callable[[str], str], refused: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Return members, aliases (class names) and refused classes of a torch registry."""
+    """Return members, aliases (class names) and refused classes of a torch module."""
     found = (getattr(module, name) for name in module.__all__)
     known = {
         short(one.__name__): one.__name__ for one in found
@@ -134,7 +137,7 @@ def _of_torch(
 
 
 def _short(name: str) -> str:
-    """Shorten a schedule's name: CosineAnnealingLR becomes `cosine_annealing`."""
+    """Shorten a schedule's class name: CosineAnnealingLR becomes `cosine_annealing`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("LR", "")).lower()
 
 
@@ -169,7 +172,7 @@ SCHEDULES: TorchRegistry[lr_scheduler.LRScheduler] = TorchRegistry(
 
 
 class OptimizerSettings(Protocol):
-    """Settings of an optimiser; see `vfl.config.TrainSettings`."""
+    """Settings of an optimiser and a schedule; see `vfl.config.TrainSettings`."""
 
     @property
     def optimizer(self) -> str: ...
@@ -190,19 +193,19 @@ class OptimizerSettings(Protocol):
 
 
 class Optimization:
-    """Optimiser and schedule of a party's own weights, from the settings of a training.
+    """The optimiser and schedule of a party's weights, from the settings of a training.
 
-    Every party computes the learning rate of an epoch from the settings only, so that all parties
-    have the same rate, before and after a resume.
+    Every party computes the learning rate of an epoch from the settings alone. So all parties have
+    the same learning rate, also after a resume.
 
     Args:
-        settings: settings that all parties agreed on.
+        settings: settings that all parties have agreed on.
 
     Attributes:
-        changes: whether the learning rate changes, so that each step needs `begin`.
+        changes: whether the learning rate changes, so that each step must call `begin`.
 
     Raises:
-        SpecError: the optimiser or schedule does not exist, or does not accept its options.
+        SpecError: the optimiser or schedule does not exist, or rejects its options.
 
     >>> from vfl.config import TrainSettings
     >>> how = Optimization(TrainSettings(learning_rate=0.4, schedule="step:step_size=2,gamma=0.5"))
@@ -227,7 +230,7 @@ class Optimization:
         if name == "sgd":
             options["momentum"] = settings.momentum
         self._kind, self._options = unhooked(kind), options
-        self._move = inspect.unwrap(kind.step)  # without what others registered for every step
+        self._move = inspect.unwrap(kind.step)  # without hooks that others registered
         self._made: list[Mapping[str, Any]] = []
         self._built: optim.Optimizer | None = None
         self._schedule: lr_scheduler.LRScheduler | None = None
@@ -238,7 +241,7 @@ class Optimization:
             self._now(settings.epochs)
 
     def build(self, weights: Iterable[nn.Parameter]) -> optim.Optimizer:
-        """The optimiser of a party's own weights, which `begin` changes from now on.
+        """Build the optimiser of a party's weights; from now on `begin` changes it.
 
         Raises:
             BadOptionError: the optimiser rejects its options.
@@ -250,10 +253,10 @@ class Optimization:
         return self._built
 
     def clipped(self, build: OptimizerFactory) -> OptimizerFactory:
-        """Optimisers that scale the gradient of all their weights down before every step.
+        """Return a factory of optimisers that clip the norm of the gradient before each step.
 
-        If ranks sum their gradients before a step, they call this after the sum, whose norm is
-        clipped.
+        If several ranks sum their gradients before a step, `build` must be the factory that sums,
+        so that this method clips the norm of the sum.
         """
         return before_steps(build, self._clip) if self._clip_norm else build
 
@@ -261,11 +264,11 @@ class Optimization:
         nn.utils.clip_grad_norm_(weights, self._clip_norm)
 
     def begin(self, epoch: int, trained: int = 0) -> None:
-        """Set in the optimiser the values of schedule and warm-up for a step.
+        """Set the optimiser's learning rate and other scheduled values for a step.
 
         Args:
             epoch: number of the epoch, counted from 1.
-            trained: training steps of all epochs before this one.
+            trained: number of training steps in all earlier epochs.
         """
         if not self.changes or self._built is None:
             return
@@ -276,7 +279,7 @@ class Optimization:
             group.update(now)
 
     def rate(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, counted from 1; it is lower during warm-up."""
+        """Return the learning rate of an epoch, counted from 1, without warm-up."""
         return float(self._of(epoch)["lr"])
 
     def momentum(self, epoch: int) -> float:
@@ -288,7 +291,7 @@ class Optimization:
 
     @cached_property
     def copies(self) -> int:
-        """Return how many numbers the optimiser stores per weight, besides the gradient.
+        """Return the number of values that the optimiser keeps for each weight, without gradient.
 
         Raises:
             BadOptionError: the optimiser rejects its options, or cannot update a weight.
@@ -303,7 +306,7 @@ class Optimization:
 
     @cached_property
     def _tried(self) -> optim.Optimizer:
-        """Return an optimiser that has updated a few test weights."""
+        """Return an optimiser that has already updated a few test weights."""
         weights = [nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))]
         try:
             optimizer = self._kind(weights, **self._options)
@@ -324,22 +327,22 @@ class Optimization:
             raise _no_options("train.schedule", problem) from None
 
     def _now(self, epoch: int) -> Mapping[str, Any]:
-        """Return the scheduled options in an epoch; they depend on the settings only."""
+        """Return an epoch's scheduled values, which depend on the settings alone."""
         assert self._schedule is not None, "only with a schedule"
         if len(self._made) < epoch:
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the weights move elsewhere
+                    warnings.simplefilter("ignore")  # this optimiser makes no steps
                     self._make(self._schedule, epoch)
             except (ValueError, ZeroDivisionError, OverflowError) as problem:
                 raise _no_options("train.schedule", problem) from None
         return self._made[epoch - 1]
 
     def _make(self, schedule: lr_scheduler.LRScheduler, epochs: int) -> None:
-        """Record the schedule's learning rates for a number of epochs.
+        """Record the schedule's values for a number of epochs.
 
         Raises:
-            ValueError: the schedule ends too early, or gives a value that no optimiser accepts.
+            ValueError: the schedule ends too early, or sets a value that no optimiser accepts.
         """
         (group,) = self._tried.param_groups
         while len(self._made) < epochs:
@@ -352,7 +355,7 @@ class Optimization:
             self._made.append(now)
 
 
-#: Settings of an optimiser's group that schedules of torch change.
+#: Settings of an optimiser that schedules of torch change.
 _CHANGED = ("lr", "momentum", "betas")
 
 

@@ -1,4 +1,4 @@
-"""A bottom for tables that embeds numbers before a perceptron mixes them."""
+"""A bottom for tables: it embeds numbers periodically before a perceptron mixes them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_FREQUENCIES = 1024
 
 
 class PeriodicEmbedding(nn.Module):
-    """relu(W_j [sin(2 pi c_j x_j), cos(2 pi c_j x_j)] + b_j) for every number x_j of a row.
+    """Returns relu(W_j [sin(2 pi c_j x_j), cos(2 pi c_j x_j)] + b_j) for each number x_j of a row.
 
-    This is "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3: c_j is learned, and
-    initially normal with deviation sigma; every column has separate weights W_j.
+    This is "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3. The frequencies c_j are
+    learned, and are normal with deviation sigma at first; every column has its own weights W_j.
 
     Args:
-        columns: numbers a row.
-        frequencies: frequencies of each column.
-        size: numbers per embedded column.
-        sigma: deviation of the first frequencies, for columns of deviation 1.
+        columns: number of columns in a row.
+        frequencies: number of frequencies for each column.
+        size: width of a column's embedding.
+        sigma: standard deviation of the initial frequencies, for columns with standard deviation 1.
     """
 
     def __init__(self, columns: int, frequencies: int, size: int, sigma: float) -> None:
@@ -38,7 +38,7 @@ class PeriodicEmbedding(nn.Module):
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """From axes (rows, columns) to axes (rows, columns * size)."""
+        """Return embeddings, axes (rows, columns * size), of numbers, axes (rows, columns)."""
         angle = 2 * math.pi * self.frequency_weight * rows[:, :, None]
         waves = torch.cat([angle.sin(), angle.cos()], dim=2)
         mixed = torch.einsum("rcf,cfs->rcs", waves, self.weight) + self.bias
@@ -46,7 +46,7 @@ class PeriodicEmbedding(nn.Module):
 
 
 class _Embedded(nn.Module):
-    """Concatenates a row and the embeddings of its first columns, for a perceptron."""
+    """Concatenates a row and the embeddings of its leading columns, as inputs of a perceptron."""
 
     def __init__(self, embedding: nn.Module, first: int, layers: nn.Module) -> None:
         super().__init__()
@@ -61,18 +61,19 @@ class _Embedded(nn.Module):
 class PeriodicBottom(Layers, Bottom):
     """A perceptron over a row and periodic embeddings of its numbers (Gorishniy et al. 2022).
 
-    A perceptron alone learns functions with jumps or bends slowly, while trees learn them well.
-    Columns of zeros and ones gain nothing by an embedding: put a party's numbers first and say how
-    many.
+    A plain perceptron learns functions with jumps or bends slowly, whereas trees learn them well.
+    Embeddings do not help for columns of zeros and ones. So put a party's other columns first, and
+    set `first` to their number.
 
     Args:
-        first: number of columns to embed, from the first; 0 embeds all.
-        frequencies: frequencies of each embedded column.
-        size: numbers per embedded column.
-        sigma: deviation of the first frequencies; larger follows finer detail, and overfits sooner.
-        hidden: sizes joined by dashes; "none" leaves one linear layer.
+        first: number of leading columns to embed; 0 embeds all.
+        frequencies: number of frequencies for each embedded column.
+        size: width of a column's embedding.
+        sigma: standard deviation of the initial frequencies; a larger one fits finer details, and
+            overfits sooner.
+        hidden: sizes of the hidden layers, joined by dashes; "none" gives a single linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
-        dropout: probability after each hidden activation, 0 to below 1.
+        dropout: dropout probability after each hidden activation, from 0 to below 1.
 
     >>> module = PeriodicBottom(first=2, frequencies=3, size=5, hidden="16").build((4,), 8)
     >>> sum(p.numel() for p in module.parameters())  # 2 * (3 + 6 * 5 + 5) + 15 * 16 + 17 * 8

@@ -28,26 +28,26 @@ _POOL = 2
 
 
 class CNNBottom(Bottom):
-    """Two convolutions, each followed by ReLU and 2x2 max pooling, then linear layers.
+    """Two convolutions, each followed by ReLU and 2x2 max pooling, and then linear layers.
 
-    A side of one pixel is not pooled, so half a picture of 8x4, or a single line of pixels, keeps
-    at least one value.
+    A side with one pixel is not pooled. So half a picture of 8x4 pixels, or a single line of
+    pixels, keeps at least one value.
 
     Args:
-        channels: output channels of the two convolutions, joined by a dash.
-        activation: function after each convolution; see `MLPBottom`.
-        pad: convolutions that keep the picture's size: "both", or "first" as in the thesis (section
-            4.4, Fashion-MNIST: 64 x 6 x 6 = 2304 values reach the linear layer).
-        last: activation of the cut, relu, leaky_relu or none.
-        kernels: sides of the two convolutions, odd numbers.
-        hidden: linear layers before the last, with `activation`.
+        channels: numbers of output channels of the two convolutions, joined by a dash.
+        activation: activation after each convolution; see `MLPBottom`.
+        pad: convolutions with padding, which keep the picture's size: "both", or "first" as in the
+            thesis (section 4.4, Fashion-MNIST: the linear layer reads 64 x 6 x 6 = 2304 values).
+        last: activation of the cut: relu, leaky_relu or none.
+        kernels: side lengths of the two convolutions' kernels, odd numbers, joined by a dash.
+        hidden: sizes of linear layers before the last one, each followed by `activation`.
 
     >>> module = CNNBottom(channels="2-4").build(shape=(1, 8, 4), width=5)
     >>> sum(p.numel() for p in module.parameters())  # 2*(25+1) + 4*(2*9+1) + 5*(4*2*1+1)
     173
 
     Raises:
-        BadOptionError: there are not two numbers of channels, or a choice is unknown.
+        BadOptionError: there are not two numbers of channels, or an option has an unknown value.
     """
 
     def __init__(
@@ -110,16 +110,17 @@ _MOST_WIDE = 64
 
 
 class ResNet20Bottom(Bottom):
-    """Three stages of three residual blocks between a convolution and global average pooling.
+    """A convolution, three stages of three residual blocks each, and global average pooling.
 
-    He et al. 2016, section 4.2 with n = 3: 6n + 1 = 19 convolutions of 3x3, and a linear layer as
-    the twentieth, which is left out where the last stage already has the width of the cut.
-    Shortcuts are option A (section 3.3): identity, zero-padded in the channels, no parameters.
-    A 3x32x32 picture and a head of 10 give 269,722 parameters (Table 6: 0.27M).
+    He et al. 2016, section 4.2 with n = 3: 6n + 1 = 19 convolutions of 3x3, and a linear layer.
+    There is no linear layer if the last stage already has the width of the cut. Shortcuts are
+    option A (section 3.3): identity, with zeros for additional channels, and without parameters.
+    For 3x32x32 pictures and a head of 10 outputs, the network has 269,722 parameters (Table 6:
+    0.27M).
 
     Args:
-        widen: factor on the 16, 32, 64 channels; 2 gives the final 128 channels that Zheng et al.
-            2023 cut at.
+        widen: factor of the 16, 32 and 64 channels; 2 gives the 128 final channels at which Zheng
+            et al. 2023 cut the network.
 
     Raises:
         BadOptionError: `widen` is below 1 or above 64.
@@ -144,14 +145,14 @@ class ResNet20Bottom(Bottom):
 
 
 class Residual(nn.Module):
-    """relu(x + F(x)) with two convolutions in F (He et al. 2016, eq 1).
+    """Computes relu(x + F(x)), where F has two convolutions (He et al. 2016, eq 1).
 
-    If the number of channels grows, the picture's sides are halved: F by a stride, x by dropping
-    every second pixel and adding channels of zeros.
+    If the number of channels grows, the picture's side lengths are halved: in F by a stride, and in
+    x by dropping every second pixel. Then x gets additional channels of zeros.
 
     Args:
         inputs: input channels.
-        outputs: channels that go out, at least `inputs`.
+        outputs: number of output channels, at least `inputs`.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -163,7 +164,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Axes (rows, channels, height, width) in and out."""
+        """Return the block's output, axes (rows, channels, height, width), as the input's axes."""
         shortcut = pictures[:, :, :: self.stride, :: self.stride]
         if self.new_channels:
             before = self.new_channels // 2
@@ -172,7 +173,7 @@ class Residual(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """3x3, batch norm, initialised for ReLU (He et al. 2015, eq 14)."""
+    """Return a 3x3 convolution with batch norm, initialised for ReLU (He et al. 2015, eq 14)."""
     layer = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(layer, nn.BatchNorm2d(outputs))
@@ -182,14 +183,14 @@ FEATURES = 1280
 
 
 class EfficientNetB0Bottom(Bottom):
-    """torchvision's network up to its 1,280 pooled features, and a linear layer to another width.
+    """torchvision's network up to its 1,280 pooled features, and a linear layer to the cut.
 
     Tan and Le 2019, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks",
-    table 1, without the dropout and the layer of 1,000 classes.
+    table 1, without dropout and the layer of 1,000 classes.
 
     Args:
-        pretrained: whether to start from torchvision's weights, learned on ImageNet; they are
-            downloaded, or taken from torch's cache.
+        pretrained: whether to start with torchvision's ImageNet weights, which are downloaded or
+            taken from torch's cache.
 
     >>> module = EfficientNetB0Bottom().build(shape=(3, 32, 32), width=1280)
     >>> sum(p.numel() for p in module.parameters())  # torchvision's 5,288,548 - 1281 * 1000
@@ -211,7 +212,7 @@ class EfficientNetB0Bottom(Bottom):
                 fix="use resnet20 for grey pictures",
             )
         module: nn.Module = efficientnet_b0()
-        if self.pretrained and not next(module.parameters()).is_meta:  # shapes alone need none
+        if self.pretrained and not next(module.parameters()).is_meta:  # shapes need no weights
             module.load_state_dict(_published_weights())
         head = nn.Identity() if width == FEATURES else nn.Linear(FEATURES, width)
         module.classifier = head
@@ -222,7 +223,7 @@ def _published_weights() -> dict[str, object]:
     """Return the weights that torchvision publishes, after a check of their hash.
 
     Raises:
-        MissingDataError: the weights cannot be downloaded and are not in torch's cache.
+        MissingDataError: the weights are not in torch's cache and cannot be downloaded.
     """
     from torchvision.models import EfficientNet_B0_Weights
 
@@ -238,7 +239,7 @@ def _published_weights() -> dict[str, object]:
         ) from None
 
 
-#: Blocks of torchvision's largest network have 32 layers and tokens of 1,280.
+#: Largest sizes: torchvision's largest network has 32 layers and tokens of width 1,280.
 _MOST_LAYERS = 64
 _MOST_TOKENS = 2**14
 
@@ -247,15 +248,16 @@ class ViTBottom(Bottom):
     """torchvision's vision transformer, trained from scratch, and a linear layer to the cut.
 
     Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image Recognition at
-    Scale", section 3.1. The defaults are the thesis' (section 4.4.6), for pictures of 128 x 128.
+    Scale", section 3.1. The defaults are those of the thesis (section 4.4.6), for pictures of 128 x
+    128 pixels.
 
     Args:
-        patch: pixels a side of the squares that become tokens.
+        patch: side length, in pixels, of the squares that become tokens.
         tokens: width of a token.
         layers: encoder blocks.
-        heads: attention heads of a block.
-        hidden: width of a block's hidden layer; 0 takes four times that of a token.
-        dropout: probability in the encoder, 0 to below 1.
+        heads: number of attention heads in a block.
+        hidden: width of a block's hidden layer; 0 means four times the width of a token.
+        dropout: dropout probability in the encoder, from 0 to below 1.
 
     >>> module = ViTBottom(patch=4, tokens=8, layers=1, heads=2).build(shape=(1, 8, 8), width=3)
     >>> embed, block = 8 * 17 + 8 + 8 * (4 + 1), 4 * (8 * 9) + 32 * 9 + 8 * 33 + 2 * 16
@@ -263,7 +265,7 @@ class ViTBottom(Bottom):
     True
 
     Raises:
-        BadOptionError: an option is out of range, or the heads do not divide the tokens evenly.
+        BadOptionError: an option is out of range, or `heads` does not divide `tokens`.
     """
 
     def __init__(
@@ -302,22 +304,22 @@ class ViTBottom(Bottom):
         module: nn.Module = VisionTransformer(
             side, self.patch, self.layers, self.heads, self.tokens, self.hidden, self.dropout
         )
-        if channels != 3:  # torchvision's model expects colour pictures
+        if channels != 3:  # torchvision's model expects three channels
             module.conv_proj = nn.Conv2d(channels, self.tokens, self.patch, self.patch)
-        module.heads = nn.Linear(self.tokens, width)  # torchvision's starts at zero
+        module.heads = nn.Linear(self.tokens, width)  # torchvision's initial weights are zero
         return module
 
 
 class HOGBottom(FixedBottom):
     """Histograms of oriented gradients (Dalal and Triggs 2005): a bottom without weights.
 
-    Each square cell of pixels has a histogram of unsigned gradient directions, weighted by the
-    gradients' lengths; blocks of two by two neighbouring cells are normalised to length 1. Channels
-    are added. Pixels beyond the last whole cell are not used.
+    Each square cell of pixels gets a histogram of unsigned gradient directions, weighted by the
+    gradients' lengths. Blocks of two by two neighbouring cells are normalised to length 1. The
+    histograms of all channels are added. Pixels beyond the last complete cell are ignored.
 
     Args:
-        cell: pixels of a cell's side.
-        orientations: orientations of a histogram, over half a turn.
+        cell: side length of a cell, in pixels.
+        orientations: number of directions in a histogram, over half a turn.
 
     >>> HOGBottom(cell=7).columns(shape=(1, 28, 28))  # 3 * 3 blocks of 4 cells
     324
@@ -366,7 +368,7 @@ class _OrientedGradients(nn.Module):
         down = F.pad(flat[:, 2:] - flat[:, :-2], (0, 0, 1, 1)) if sides[0] > 2 else 0 * flat
         lengths = (across.square() + down.square() + 1e-12).sqrt()
         bins = torch.arange(self._orientations, device=flat.device).view(-1, 1, 1)
-        with torch.no_grad():  # a vector of length 0 has no direction
+        with torch.no_grad():  # the direction of a zero vector has no gradient
             turns = torch.atan2(down, across)[:, None] / math.pi * self._orientations
             apart = (turns - bins).remainder(self._orientations)
             shares = (1 - torch.minimum(apart, self._orientations - apart)).relu()

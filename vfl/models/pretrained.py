@@ -1,8 +1,9 @@
-"""Transformers and their tokenizers from a folder in the Hugging Face layout, without network.
+"""Reads transformers and tokenizers from a folder in the Hugging Face layout, without network.
 
-The folder has `config.json`, `model.safetensors` (or its parts and their index) and
-`tokenizer.json`. `vfl.models.layouts` describes the settings and names of each published family. A
-setting that these models cannot compute is refused, and so is a weight that nothing uses.
+Such a folder contains `config.json`, `model.safetensors` (or several parts and an index), and
+`tokenizer.json`. `vfl.models.layouts` describes the settings and weight names of each published
+family. The module refuses a setting that vfl's models cannot compute, and a weight that no module
+uses.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ _PICTURES = "preprocessor_config.json"
 _INDEX = f"{WEIGHTS}.index.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _MOST_JSON_BYTES = 1 << 24
-#: Tensors that hold no weight: masks, and tables that follow from the configuration.
+#: Names of stored tensors that are not weights: masks, and tables that follow from the
+#: configuration.
 _NO_WEIGHT = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
 )
 
-#: Advice for a model that the models of this package cannot compute.
+#: Suggested fix for a model that vfl's models cannot compute.
 _ELSEWHERE = (
     "load it with the package `transformers` (AutoModel.from_pretrained): vfl.split cuts its models"
 )
@@ -69,25 +71,25 @@ Pretrained = Decoder | Encoder | PictureEncoder | Vectors
 
 
 def models_folder() -> Path:
-    """Return the folder of models: VFL_MODELS, or ``~/.cache/vfl/models``."""
+    """Return the folder of all models: VFL_MODELS, or ``~/.cache/vfl/models``."""
     return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl" / "models")
 
 
 def model_folder(name: str) -> Path:
-    """Return a model's folder by its name in experiment files; a name is never a path.
+    """Return a model's folder for its name in experiment files; a name is never a path.
 
     Raises:
-        BadOptionError: the name is unknown.
+        BadOptionError: the name is not a valid name.
     """
     require("pretrained", name, "a name such as reviews", bool(_NAME.fullmatch(name)))
     return models_folder() / name
 
 
 def existing_model(name: str) -> Path:
-    """Folder of a model that is on this machine.
+    """Return the folder of a model that is on this machine.
 
     Raises:
-        MissingDataError: the model is not stored on this machine.
+        MissingDataError: this machine does not have the model.
     """
     folder = model_folder(name)
     if not (folder / CONFIG).is_file():
@@ -100,27 +102,27 @@ def existing_model(name: str) -> Path:
 
 
 def family_of(folder: Path) -> str:
-    """The `model_type` of a folder's configuration."""
+    """Return the `model_type` in a folder's configuration."""
     return str(_json(folder / CONFIG).get("model_type"))
 
 
 def parts_of(folder: Path) -> tuple[Part, ...]:
-    """Return the whole model of a folder, or both towers of a CLIP model."""
+    """Return ("whole",), or the names of both towers if the folder has a CLIP model."""
     return ("text", "vision") if family_of(folder) == "clip" else ("whole",)
 
 
 @dataclass(frozen=True, eq=False)
 class Described:
-    """A folder's model before its weights are read.
+    """The description of a folder's model, before its weights are read.
 
     Attributes:
         folder: folder of the model.
         family: its `model_type`.
-        layout: layout of the family.
+        layout: layout of the model's family.
         shape: the architecture.
-        names: names of the model's weights; None means the names of vfl's own state dictionary.
-        weights: files with the weights.
-        unused: prefixes of weights that this part of the model leaves out.
+        names: the family's names of the model's weights; None means vfl's own names.
+        weights: the weights in the folder's files.
+        unused: prefixes of weights that this part of the model does not use.
     """
 
     folder: Path
@@ -132,13 +134,13 @@ class Described:
     unused: Sequence[str]
 
     def empty(self) -> Pretrained:
-        """The model on torch's meta device."""
+        """Return the model on torch's meta device, without values."""
         with torch.device("meta"):
             return self.layout.model(self.shape)  # type: ignore[arg-type]
 
 
 def describe(folder: Path, part: Part = "whole") -> Described:
-    """A folder's model without its weights; arguments and errors as of `load_pretrained`."""
+    """Describe a folder's model without its weights; arguments and errors as `load_pretrained`."""
     found = _json(folder / CONFIG)
     family, settings, layout, others = _layout(folder, found, part)
     weights = Weights(folder, layout.prefixes)
@@ -157,23 +159,23 @@ def describe(folder: Path, part: Part = "whole") -> Described:
 def load_pretrained(
     folder: Path, part: Part = "whole", wanted: Callable[[str], bool] | None = None
 ) -> Pretrained:
-    """The model of a folder, in evaluation and in float32.
+    """Return the model of a folder, in evaluation mode and in float32.
 
-    Families of `vfl.models.layouts` are read. A setting that changes the computation, and that
-    these models do not support, is refused by name (such as rotary positions stretched by
-    "longrope").
+    The function reads the families of `vfl.models.layouts`. It refuses a setting that changes the
+    computation and that vfl's models do not support, such as rotary positions stretched by
+    "longrope"; the error names the setting.
 
     Args:
         folder: folder in the Hugging Face layout.
-        part: "whole" includes the head for tokens or classes; "body" leaves the head out, and the
-            folder may contain weights of any head; "text" and "vision" are the body of one tower of
-            CLIP.
-        wanted: returns whether to read a weight of this name; the others stay on torch's meta
-            device, so that a party loads only its own part. None reads all.
+        part: "whole" includes the head for tokens or classes. "body" leaves the head out, and the
+            folder may contain weights of any head. "text" and "vision" are the body of one tower of
+            a CLIP model.
+        wanted: function that returns whether to read the weight with this name. Other weights stay
+            on torch's meta device, so that a party loads only its own part. None reads all weights.
 
     Raises:
         MissingDataError: a file is missing.
-        DataError: a layout, setting or weight that is not what these models have; it is named.
+        DataError: the models of vfl have no such layout, setting or weight; the error names it.
     """
     found = describe(folder, part)
     shape, weights, tied = found.shape, found.weights, _tied(found.shape)
@@ -200,12 +202,12 @@ def load_pretrained(
 
 
 def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Iterator[Tensor]:
-    """Yield the vectors of a model's tokens in order, a few at a time, to save memory.
+    """Yield the vectors of a model's tokens in order, some at a time, to save memory.
 
     Args:
         folder: see `load_pretrained`.
         part: see `load_pretrained`.
-        rows: number of vectors in one piece; a piece has axes (rows, width), float32.
+        rows: number of vectors in a piece; a piece has axes (rows, width), float32.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.
@@ -221,7 +223,7 @@ def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Itera
 
 @contextmanager
 def _refusing(folder: Path, family: str) -> Iterator[None]:
-    """Convert errors of a folder whose settings or weights do not fit its family."""
+    """Turn errors within the block into one that says what the folder lacks or has wrong."""
     try:
         yield
     except KeyError as missing:
@@ -238,10 +240,11 @@ def _refusing(folder: Path, family: str) -> Iterator[None]:
 
 
 def save_decoder(folder: Path, model: Decoder) -> None:
-    """Write a decoder's folder; a tied head is not written twice.
+    """Write a decoder's folder; if its head uses the embedding's weights, they are written once.
 
     Raises:
-        StorageError: the disk is full, or the folder is not writable; an earlier model stays whole.
+        StorageError: the disk is full, or the folder is not writable; an existing model stays
+            unchanged.
     """
     state = {name: each.contiguous() for name, each in model.state_dict().items()}
     if model.shape.tied:
@@ -259,10 +262,11 @@ def save_decoder(folder: Path, model: Decoder) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a file of tensors, which are not in memory twice.
+    """Replace a file of tensors; the tensors are not copied in memory.
 
     Raises:
-        StorageError: the disk is full, or the folder is not writable; an earlier file stays whole.
+        StorageError: the disk is full, or the folder is not writable; an existing file stays
+            unchanged.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -278,10 +282,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def names_of(folder: Path) -> dict[str, list[Any]]:
-    """Return names of a model's outputs: `labels` of the classes, `end_tokens` of an answer.
+    """Return names of outputs: `labels` for classes, `end_tokens` for the end of an answer.
 
     Raises:
-        MissingDataError, DataError: config.json is missing, or lacks these numbers and names.
+        MissingDataError, DataError: config.json is missing, or has malformed numbers or names.
     """
     config = _json(folder / CONFIG)
     labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
@@ -295,7 +299,7 @@ def names_of(folder: Path) -> dict[str, list[Any]]:
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Require a tokenizer in a folder with another layout than vfl's own.
+    """Refuse a folder without a tokenizer, unless it has vfl's own layout.
 
     Raises:
         MissingDataError: the model has no tokenizer.
@@ -305,10 +309,10 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the model's tokenizer, with `encode(text).ids` and `decode(ids)`.
+    """Return the model's tokenizer, which has `encode(text).ids` and `decode(ids)`.
 
     Raises:
-        MissingPackageError: the extra "llm" is not installed.
+        MissingPackageError: the packages of the extra "llm" are not installed.
         MissingDataError, DataError: tokenizer.json is missing or is not a tokenizer.
     """
     try:
@@ -324,18 +328,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise _missing(path)
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as problem:  # the package raises no more specific error
+    except Exception as problem:  # the package raises no specific error
         raise _refused(path, type(problem).__name__, "the file of the tokenizers package") from None
 
 
-#: Weights of heads that a body leaves out.
+#: Prefixes of weights of heads, which a body leaves out.
 _HEADS = ("lm_head.", "embed_out.", "score.", "classifier.", "pre_classifier.", "pooler.")
 
 
 def _layout(
     folder: Path, found: Mapping[str, Any], part: Part
 ) -> tuple[str, Mapping[str, Any], Layout, Sequence[str]]:
-    """Family, its settings and layout, and prefixes of weights that another tower has."""
+    """Return family, settings, layout, and prefixes of weights that belong to the other tower."""
     kind = found.get("model_type")
     if kind == "clip":
         if part not in TOWERS:
@@ -353,7 +357,7 @@ def _layout(
 
 
 def _headless(shape: BlockShape) -> BlockShape:
-    """The same body; a decoder's head shares the embedding's weights."""
+    """Return the shape without a head; in a decoder, a tied head needs no weights."""
     if isinstance(shape, EncoderShape | PictureShape):
         return replace(shape, classes=0)
     if isinstance(shape, VectorShape):
@@ -367,7 +371,7 @@ def _tied(shape: BlockShape) -> bool:
 
 
 def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) -> Tensor:
-    """One of our model's weights, from those that a folder calls otherwise."""
+    """Return a weight of vfl's model, made from weights that the folder names differently."""
     if names is None:
         return weights.take(key)
     module, _, kind = key.rpartition(".") if "." in key else (key, "", "weight")
@@ -380,7 +384,7 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) 
         else:
             part = weights.take_of(name, kind)
             parts.append(part.t().contiguous() if turned and kind == "weight" else part)
-    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # a weight stays mapped from its file
+    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # no copy of a single weight
     if names.plus_one and module.endswith("norm"):
         made = made + 1
     if names.interleaved and module.endswith("attention_in"):
@@ -392,11 +396,11 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) 
 
 
 class Weights:
-    """Tensors of a folder by name; each is read from its file once.
+    """Tensors of a folder by name; each can be read once.
 
     Args:
-        folder: folder with the weight files.
-        prefixes: prefixes removed from names.
+        folder: folder with the files of weights.
+        prefixes: prefixes to remove from the names.
     """
 
     def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
@@ -425,34 +429,34 @@ class Weights:
 
     @property
     def file_bytes(self) -> int:
-        """Size of the files."""
+        """Return the total size of the files in bytes."""
         return sum(path.stat().st_size for path in self._paths)
 
     def has(self, name: str) -> bool:
-        """Return whether a weight of this name has not been used yet."""
+        """Return whether there is a weight with this name that was not taken yet."""
         return name in self._files
 
     def take(self, name: str) -> Tensor:
-        """Return a weight in float32; each can be taken once."""
+        """Return a weight in float32; each weight can be taken once."""
         opened, whole = self._files.pop(name)
         found: Tensor = opened.get_tensor(whole).float()
         return found
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
-        """Yield a weight in float32, in pieces along its first axis; each can be taken once."""
+        """Yield a weight in float32, in pieces along its first axis; it can be taken once."""
         opened, whole = self._files.pop(name)
         path = self._path_of[name]
         for start in range(0, opened.get_slice(whole).get_shape()[0], rows):
-            # The file is opened again, because pages that are read from a mapped file stay in
-            # memory while it is open.
+            # Each piece opens the file again, because pages of a memory-mapped file stay in memory
+            # while the file is open.
             with safe_open(path, "pt") as again:
                 yield again.get_slice(whole)[start : start + rows].float()
 
     def take_of(self, module: str, kind: str) -> Tensor:
-        """Return a module's weight or bias; older files call them "gamma" and "beta".
+        """Return a module's weight or bias; in older files these are "gamma" and "beta".
 
         Raises:
-            KeyError: the file has no such tensor.
+            KeyError: the files have no such tensor.
         """
         older = {"weight": "gamma", "bias": "beta"}
         for name in (f"{module}.{kind}", f"{module}.{older[kind]}", module):
@@ -463,11 +467,11 @@ class Weights:
         raise KeyError(f"{module}.{kind}")
 
     def outputs(self, module: str, *, turned: bool) -> int:
-        """Return the number of outputs of a linear layer whose weight was taken."""
+        """Return the number of outputs of a linear layer whose weight was already taken."""
         return self._axes[module][1 if turned else 0]
 
     def left(self, unused: Sequence[str]) -> list[str]:
-        """Return the names of unused weights that begin with none of these prefixes."""
+        """Return the names of weights that were not taken and have none of these prefixes."""
         return sorted(
             name
             for name in self._files

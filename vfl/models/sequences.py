@@ -1,4 +1,4 @@
-"""Bottoms for rows of integers: items of a session, or words of a text."""
+"""Bottoms for rows of integers: the items of a session, or the words of a text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from vfl.models.base import (
 
 
 class GRU4RecBottom(Bottom):
-    """Embedded items and one layer of gated recurrent units; the cut is its last state.
+    """Embedded items and a layer of gated recurrent units; the cut is the last state.
 
-    Hidasi et al. 2016, "Session-based Recommendations with Recurrent Neural Networks", section 3,
-    with an embedding in place of one unit per item, and the state after the last item as the cut.
-    Zeros are padding at any position and have no effect; a row of padding alone gives zeros.
+    Hidasi et al. 2016, "Session-based Recommendations with Recurrent Neural Networks", section 3.
+    Here an embedding replaces the paper's one unit per item, and the cut is the state after the
+    last item. Zeros are padding at any position and have no effect; a row of zeros gives a cut of
+    zeros.
 
     Args:
-        items: largest item number; numbers start at 1.
-        embedding: numbers per item vector.
-        dropout: dropout probability of each of them, 0 to below 1.
+        items: largest item number; the smallest is 1.
+        embedding: width of an item's vector.
+        dropout: dropout probability of each number in an item's vector, from 0 to below 1.
 
     >>> module = GRU4RecBottom(items=9, embedding=4).build(shape=(5,), width=3)
     >>> sum(p.numel() for p in module.parameters())  # 10 * 4 + 3 * 3 * (4 + 3 + 2)
@@ -54,7 +55,7 @@ class GRU4RecBottom(Bottom):
 
 
 class LastState(nn.Module):
-    """Module that `GRU4RecBottom` builds, from axes (rows, steps) to axes (rows, width)."""
+    """The module that `GRU4RecBottom` builds; maps axes (rows, steps) to axes (rows, width)."""
 
     def __init__(self, items: int, embedding: int, dropout: float, width: int) -> None:
         super().__init__()
@@ -63,10 +64,10 @@ class LastState(nn.Module):
         self.gru = nn.GRU(embedding, width, batch_first=True)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Whole numbers as float32 in, the state after each row's last item out.
+        """Return the state after each row's last item; items are integers in float32.
 
         Raises:
-            SpecError: a number is outside the range of items.
+            SpecError: a number is not an item number.
         """
         items = whole_numbers(rows, self.items.num_embeddings - 1, "gru4rec", "items")
         real = items > 0
@@ -74,7 +75,7 @@ class LastState(nn.Module):
         places = torch.arange(rows.shape[1], device=rows.device)
         order = (real.logical_not() * rows.shape[1] + places).argsort(dim=1)  # items first
         together = items.gather(1, order)
-        if torch.compiler.is_exporting():  # a program cannot pack rows of several lengths
+        if torch.compiler.is_exporting():  # exported programs cannot pack rows
             states, _ = self.gru(self.dropout(self.items(together)))
             ends = (steps - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[2])
             found: Tensor = states.gather(1, ends)[:, 0] * (steps > 0)[:, None]
@@ -88,7 +89,7 @@ class LastState(nn.Module):
 
     @staticmethod
     def _lengths(steps: Tensor, most: int) -> Tensor:
-        """Return each row's number of items, on the CPU for torch; for shapes the maximum."""
+        """Return each row's number of items, on the CPU; for meta tensors, the largest number."""
         if steps.is_meta:
             return torch.full(steps.shape, max(1, most), device="cpu")
         return steps.clamp(min=1).cpu()
@@ -98,15 +99,15 @@ _WORDS_AT_ONCE = (3, 4, 5)
 
 
 class TextCNNBottom(Bottom):
-    """Embedded words, filters over 3, 4 and 5 of them, the maximum of each filter, ReLU.
+    """Embedded words, filters over 3, 4 and 5 words, the maximum of each filter, and ReLU.
 
-    Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2, with words'
-    vectors that are learned. Each kind of filter gets a third of the cut.
+    Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2, with learned
+    word vectors. Each of the three filter sizes gets a third of the cut.
 
     Args:
-        words: different numbers a word may have, 0 for padding included.
-        embedding: numbers per word vector.
-        dropout: probability for each column of the cut (section 2.1), 0 to below 1.
+        words: number of different words, including padding (number 0).
+        embedding: width of a word's vector.
+        dropout: dropout probability of each column of the cut (section 2.1), from 0 to below 1.
 
     >>> module = TextCNNBottom(words=10, embedding=2).build(shape=(7,), width=6)
     >>> sum(p.numel() for p in module.parameters())  # 10 * 2 + 2 * ((3 + 4 + 5) * 2 + 3)
@@ -138,12 +139,12 @@ class TextCNNBottom(Bottom):
 
 
 class LargestAnswers(nn.Module):
-    """Module that `TextCNNBottom` builds, from axes (rows, steps) to axes (rows, 3 x filters)."""
+    """The module that `TextCNNBottom` builds; maps axes (rows, steps) to (rows, 3 x filters)."""
 
     def __init__(self, words: int, embedding: int, dropout: float, filters: int) -> None:
         super().__init__()
         self.words = nn.Embedding(words, embedding, padding_idx=0)
-        with torch.no_grad():  # torch's scale of 1 is too noisy for training on few texts
+        with torch.no_grad():  # torch's deviation of 1 is too noisy for few texts
             self.words.weight.mul_(0.1)
         self.filters = nn.ModuleList(
             nn.Conv1d(embedding, filters, at_once) for at_once in _WORDS_AT_ONCE
@@ -151,10 +152,10 @@ class LargestAnswers(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Whole numbers as float32 in, each filter's largest answer out.
+        """Return each filter's largest output; word numbers are integers in float32.
 
         Raises:
-            SpecError: a number is no word's.
+            SpecError: a number is not a word number.
         """
         numbers = whole_numbers(rows, self.words.num_embeddings - 1, "textcnn", "words")
         vectors = self.words(numbers).transpose(1, 2)
