@@ -1,6 +1,7 @@
-"""Whole trainings: in one process, as a module inside autograd, or over a federation.
+"""Complete trainings: in one process, as a torch module, or over a federation.
 
-A run is one training with its folder: `train` makes a run; `evaluate` and `predict` use it.
+A run is one training with its folder: `train` trains a model and stores the run; `evaluate` and
+`predict` use a stored run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private alignment in one process; each party has its own file, keys and positions."""
+"""Private alignment, all parties in one process; each has its own file, keys, positions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _ANY = Bounds(min_ids=0, min_common=0)
 
 @dataclass(frozen=True)
 class Aligned:
-    """Result of an alignment, in counts.
+    """Result of an alignment, as counts.
 
     Attributes:
         common: number of rows that all parties have.
-        ids: number of rows of each party.
-        reused: whether the last version is still valid, so that no message was sent.
+        ids: number of rows of each party, by party.
+        reused: whether the last alignment is still valid, so that no message was sent.
         versions: version of each party's alignment, by party.
-        traffic: messages of the protocol; None if no message was sent.
+        traffic: messages of the protocol; None if no messages were needed.
     """
 
     common: int
@@ -52,10 +52,10 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of an id rule, in counts.
+    """Number of common ids that an id rule adds, with related counts.
 
     Attributes:
-        rules: spec of this rule and of the rules before it.
+        rules: spec of this rule together with the rules before it.
         common: number of distinct ids that all parties have.
         gained: number of common ids that this rule adds.
         changed: number of ids that the rules change, by party.
@@ -72,18 +72,19 @@ class Gain:
 def align(
     experiment: Experiment, protocol: str, folder: Path, tell: Tell = lambda report: None
 ) -> Aligned:
-    """Find the common rows of the parties' own files, and store each party's positions.
+    """Find the common rows of the parties' own files, and store each party's row positions.
 
     Args:
-        experiment: experiment whose parties have separate files; `data.id` and `data.id_rules`.
-        protocol: a spec of `vfl.datasets.alignment.protocols.PROTOCOLS`.
-        folder: folder in which each party gets a folder.
-        tell: function that receives the number of bytes sent so far.
+        experiment: experiment whose parties have separate files; the settings `data.id` and
+            `data.id_rules` are used.
+        protocol: spec of an alignment protocol from `vfl.datasets.alignment.protocols.PROTOCOLS`.
+        folder: folder that gets one subfolder per party.
+        tell: callback that receives the number of bytes sent so far.
 
     Raises:
-        ConfigError: the parties have no files of their own.
-        MisalignedError: ids are missing or repeated, or very few are common; the error contains
-            counts only.
+        ConfigError: a party has no file of its own.
+        MisalignedError: ids are missing or repeated, or very few ids are common; the error contains
+            only counts.
         DataError, SpecError: see `vfl.datasets` and `Registry.make`.
     """
     rules, place = experiment.data.id_rules, scratch()
@@ -131,7 +132,7 @@ def align(
 
 
 def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
-    """Return each rule's gain over the rules before it, in counts from the protocol.
+    """Return, for each id rule, how many common ids it adds; the counts come from the protocol.
 
     Raises:
         ConfigError, MisalignedError, DataError, SpecError: see `align`.
@@ -163,7 +164,7 @@ def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
 
 
 def _tables(experiment: Experiment) -> dict[str, OwnTable]:
-    """Return each party's own table; feature parties in merge order, then labels."""
+    """Return each party's own table; feature parties in merge order, then label parties."""
     check_one_process(experiment)
     tables = own_tables(experiment)
     if not tables:
@@ -175,7 +176,7 @@ def _tables(experiment: Experiment) -> dict[str, OwnTable]:
 
 
 def _still_good(ids: Mapping[str, OwnIds], agreed: Agreed, folder: Path) -> dict[str, Alignment]:
-    """Return each party's last version, if all belong to one alignment and no ids changed."""
+    """Return each party's last alignment, if all belong together and no ids have changed."""
     try:
         kept = {party: Alignment.newest(folder / party, party) for party in ids}
     except (MissingDataError, RunFolderError):

@@ -1,8 +1,9 @@
-"""Cut a model that exists into parts of several parties: `vfl.split`.
+"""`vfl.split`: split an existing model into parts of several parties.
 
-The model stays one module, and runs as written by its author. At a named cut, a hook sends the
-layer's output through frames and continues with the received values. One run on an example shows
-which operations each party computes, and which other values would cross between parties.
+The model stays one module, and runs as its author wrote it. At a named cut layer, a hook sends the
+layer's output through frames, and the model continues with the received values. One run on an
+example input shows which operations each party computes, and which values other than the cuts would
+cross between parties.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vfl.core.torch_internals import TorchDispatchMode
 from vfl.training.split import Addition, Crossings, arguments_of, taking
 
 _FEATURE, _LABEL, _SERVER = "feature", "label", "server"
-#: Hooks of defenses that build their own bottom or top.
+#: Hooks of defenses that build their own bottom or top model.
 _ON_MODELS = ("wrap_bottom", "wrap_top")
 
 
@@ -48,32 +49,35 @@ def split(
     seed: int = 0,
     observers: Sequence[Observer] = (),
 ) -> CutModel:
-    """Cut a model at layers, by name; its forward and backward passes then cross real frames.
+    """Split a model at named layers; forward and backward passes then send real frames.
 
-    Weights, dropout and the model's own code do not change: without a codec and a defense, a
-    training ends with the same weights as the same loop without a cut, bit for bit.
+    Weights, dropout and the model's own code do not change. Without codec and defense, a training
+    ends with bitwise the same weights as the same loop without a cut.
 
     Args:
-        model: any module; it is used, not copied.
-        at: the layer whose output crosses, by its name in `model.named_modules`; one layer for each
-            feature party, by party; or two layers, if the cut goes up at the first and comes back
+        model: any module; it is used itself, not copied.
+        at: name of the cut layer in `model.named_modules`. Alternatives: one layer per feature
+            party, as a dict by party; or two layers if the cut goes up at the first and comes back
             at the second (U-shape: Vepakomma et al. 2018, section 3).
-        example: the arguments of one forward pass: a tensor, a tuple, or a dict of names.
-        label_inputs: names of inputs that the label party has too, such as a mask.
-        row_axes: number of first axes of a cut that a codec counts as rows: 1 for (rows, ...), 2
-            for tokens of axes (rows, tokens, width).
-        untie: give the label party separate weights if both sides use the same ones.
-        codec: a spec, for every cut.
-        defense: a spec of a defense on cuts, gradients or outputs.
+        example: the arguments of one forward pass: a tensor, a tuple, or a dict by name.
+        label_inputs: names of inputs that the label party has as well, such as a mask.
+        row_axes: number of leading axes of a cut that a codec counts as rows: 1 for (rows, ...), 2
+            for tokens with axes (rows, tokens, width).
+        untie: whether to give the label party separate weights if both sides of the cut use the
+            same weights.
+        codec: spec of a codec, used for every cut.
+        defense: spec of a defense that acts on cuts, gradients or outputs.
         task: "classification", or "regression" for numeric labels.
-        seed: replaces the parties' secrets; secrets within one process would give no protection.
-        observers: objects that receive every frame besides the ledger, for example a `Trace`.
+        seed: seed from which the parties' secrets are derived; secrets within one process would
+            give no protection.
+        observers: objects that receive every frame in addition to the ledger, for example a
+            `Trace`.
 
     Raises:
         ConfigError: the layer does not exist, or the example's forward pass does not reach it.
-        SpecError: `SplitModule` refuses the settings, a defense builds models of its own, something
-            else than the cuts crosses between parties, or two parties use the same weights.
-        DataError: a tensor at a cut contains integers.
+        SpecError: `SplitModule` rejects the settings, a defense builds its own models, values other
+            than the cuts cross between parties, or two parties use the same weights.
+        DataError: a tensor at a cut has integers.
 
     >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> cut = split(model, at="1", example=torch.ones(2, 6), codec="topk:k=2")
@@ -120,15 +124,15 @@ def split(
 
 @dataclass(frozen=True)
 class _Cut:
-    """One tensor that crosses.
+    """One tensor that crosses between two parties.
 
     Attributes:
-        name: name in the ledger, and of the cut's codec.
-        layer: layer with the cut in its output.
-        position: among the tensors of that output.
-        row_axes: number of first axes that are rows.
-        width: width of a row.
-        back: whether the cut goes back to the feature party.
+        name: name in the ledger, which is also the key of the cut's codec.
+        layer: name of the layer whose output contains the cut.
+        position: position among the tensors in this output.
+        row_axes: number of leading axes that count as rows.
+        width: number of values per row.
+        back: whether the cut goes back to the feature party (U-shape).
     """
 
     name: str
@@ -140,15 +144,15 @@ class _Cut:
 
 
 class CutModel(Crossings):
-    """A model whose named layers send their outputs through frames; `split` makes one.
+    """A model whose named layers send their outputs through frames; the result of `split`.
 
     Attributes:
-        model: the model that was cut.
-        parts: names of the weights of each party.
-        label_inputs: names of the model's arguments that the label party has too.
+        model: the model that is split.
+        parts: names of the weights of each party, by party.
+        label_inputs: names of the model's arguments that the label party has as well.
         by_row: whether a row of a cut is an input row of the model, and not a token.
-        server: name of the party that returns a cut, as in a U-shape; None if there is none.
-        ledger: ledger of the frames that crossed.
+        server: name of the party that returns a cut in a U-shape; None if the model has no U-shape.
+        ledger: ledger of all frames that were sent.
     """
 
     def __init__(
@@ -208,21 +212,21 @@ class CutModel(Crossings):
     def forward(
         self, *inputs: Any, labels: Tensor | None = None, rows: Any = None, **named: Any
     ) -> Any:
-        """Outputs of the model.
+        """Return the outputs of the model.
 
         Args:
             *inputs: arguments of the model.
             **named: arguments of the model by name.
-            labels: labels of the rows. Defenses that read labels need them in training; the model
-                receives them if its `forward` has an argument of this name.
-            rows: position of each row in your table, integers of axes (rows,); needed in training
-                by codecs with state for each row. If the model has an argument of this name, only
-                the model receives it.
+            labels: labels of the rows. Defenses that read labels need them in training. The model
+                receives the labels only if its `forward` has an argument with this name.
+            rows: position of each row in your table, integers with axes (rows,). Codecs with state
+                for each row need it in training. If the model itself has an argument `rows`, only
+                the model receives the value.
 
         Raises:
             SpecError: see `SplitModule.forward`.
-            DataError: this forward pass does not reach a cut, or there are no inputs.
-            WidthError: a cut has other rows than the example's.
+            DataError: this forward pass does not reach a cut layer, or there are no inputs.
+            WidthError: a cut has a different number of rows per input row than in the example.
         """
         if not inputs and not named:
             raise DataError(
@@ -279,7 +283,7 @@ class CutModel(Crossings):
         return outputs
 
     def _called(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Run the model; if it lacks an argument, the error names its arguments."""
+        """Run the model; if its arguments do not fit, the error names the model's arguments."""
         try:
             return self.model(*inputs, **named)
         except TypeError:
@@ -295,15 +299,15 @@ class CutModel(Crossings):
             raise
 
     def layer_of(self, party: str) -> str:
-        """Return the layer whose output is a party's cut."""
+        """Return the name of the layer whose output is a party's cut."""
         return next(cut.layer for cut in self._cuts if cut.name == party)
 
     def inputs_of(self, party: str) -> Sequence[str]:
-        """Return the names of the model's arguments from which a party's cut is computed."""
+        """Return the names of the model's arguments that a party's cut is computed from."""
         return self._rows_of[party]
 
     def arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's arguments by name, without labels and rows that it does not accept."""
+        """Return the model's arguments by name; labels and rows only if the model accepts them."""
         left_out = {"labels": not self._takes_labels, "rows": not self._takes_rows}
         named = {name: one for name, one in named.items() if not left_out.get(name)}
         return dict(_named(self._signature, inputs, named))
@@ -318,16 +322,17 @@ class CutModel(Crossings):
         addition: Addition,
         kept: list[Tensor],
     ) -> Tensor:
-        """Return one tensor as the receiver reads it, with its original axes.
+        """Send one tensor; return it as the receiver decodes it, with its original axes.
 
         Args:
             cut: the cut.
             values: its values.
             rows: see `_send`.
             labels: see `_send`.
-            context: context of the forward pass.
-            addition: additional loss terms of the forward pass.
-            kept: receives the cut before and after the defense, for the one that comes back.
+            context: step context of the forward pass.
+            addition: collector of the additional loss terms of the forward pass.
+            kept: receives the cut before and after the defense, for use with the cut that comes
+                back.
         """
         axes = values.shape
         if prod(axes[cut.row_axes :]) != cut.width:
@@ -340,7 +345,8 @@ class CutModel(Crossings):
             )
         is_flat = len(axes) == 2 and cut.row_axes == 1
         flat = values if is_flat else values.reshape(prod(axes[: cut.row_axes]), cut.width)
-        # In a U-shape the feature party has the labels: it sends gradients of the returned cut.
+        # In a U-shape the feature party has the labels, and sends gradients of the cut that comes
+        # back.
         own = labels if cut.back or self.server is None else None
         if not cut.back:
             guarded = self._guarded(cut.name, flat, context)
@@ -352,7 +358,7 @@ class CutModel(Crossings):
         return sent if is_flat else sent.reshape(axes)
 
     def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
-        """Return the party's inputs, for defenses that use them."""
+        """Return the party's inputs as one tensor, for defenses that use them."""
         if cut.back or not self._gives_rows:
             return None
         (name,) = self._rows_of[cut.name]
@@ -360,11 +366,11 @@ class CutModel(Crossings):
         return rows
 
     def _refuse_defense(self, spec: str, outputs: Any, by_row: bool) -> None:
-        """Refuse a defense that could not act on this model.
+        """Raise an error for a defense that cannot act on this model.
 
         Raises:
-            SpecError: it needs a label a row, one tensor of inputs or each way, or a tensor of
-                logits.
+            SpecError: the defense needs one label per row, a single tensor of inputs or in each
+                direction, or a tensor of logits.
         """
         lacking = None
         if self._on_labels and not by_row:
@@ -387,27 +393,29 @@ class CutModel(Crossings):
             raise SpecError("this defense cannot act on this model", got=spec, want=lacking)
 
 
-# The run on the example: values that operations read and make.
+# Tracing of the example: which values each operation reads and creates.
 
 
 class _Given:
-    """The arguments of the example.
+    """The arguments of the example input.
 
     Args:
         example: see `split`.
-        label_inputs: names of the arguments that the label party has too.
+        label_inputs: names of the arguments that the label party has as well.
     """
 
     def __init__(self, example: Any, label_inputs: frozenset[str]) -> None:
-        # These are copies, because one tensor given as two arguments would be one value.
+        # The tensors are copied, because one tensor that is passed as two arguments would count as
+        # one value.
         self.args, self.named = mapped(arguments_of(example), torch.clone)
         self.label_inputs = label_inputs
 
     def by_name(self, model: nn.Module) -> list[tuple[str, Any]]:
-        """Return every argument under the model's name for it.
+        """Return every argument with the name that the model gives it.
 
         Raises:
-            ConfigError: the model has other arguments, or lacks one of `label_inputs`.
+            ConfigError: the model does not accept these arguments, or has no argument in
+                `label_inputs`.
         """
         try:
             found = list(_named(inspect.signature(model.forward), self.args, self.named))
@@ -426,15 +434,16 @@ class _Given:
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A record of the values that each operation reads and makes.
+    """A record of the values that each operation reads and creates.
 
-    A value has a number. Views of a tensor are the same value; an in-place operation makes a new
-    value from all that it reads.
+    A value is represented by a number. Views of a tensor have the number of the tensor; an in-place
+    operation gives the tensor a new number, which depends on all values that the operation reads.
 
     Attributes:
-        events: each computed value, the values read for it, and its layer, in order.
-        axes: the axes of each value's tensor.
-        layers: names of the running layers, the innermost last.
+        events: for each computed value in order: the value, the values that it was computed from,
+            and the layer.
+        axes: axes of the tensor of each value.
+        layers: names of the layers that are running, the innermost layer last.
     """
 
     def __init__(self) -> None:
@@ -456,13 +465,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def value(self, tensor: Tensor) -> int:
-        """Return the index of the value that contains a tensor."""
+        """Return the number of the value that a tensor contains."""
         found = self._value_at.get(self._memory(tensor))
         return self.new_value(tensor) if found is None else found
 
     def new_value(self, tensor: Tensor) -> int:
-        """Give a tensor's value a new number."""
-        self._alive.append(tensor)  # so that no other tensor gets this memory
+        """Assign a new number to a tensor's value."""
+        self._alive.append(tensor)  # kept, so that no other tensor reuses this memory
         self.axes.append(tuple(tensor.shape))
         found = self._value_at[self._memory(tensor)] = len(self.axes) - 1
         return found
@@ -475,13 +484,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class _TracedCut:
-    """One cut of the example.
+    """One cut, as seen when the example ran.
 
     Attributes:
         owner: party that sends the cut.
-        layer: layer with this output.
-        left, arrived: values of the tensors before and after the crossing.
-        axes: axes of each tensor.
+        layer: layer whose output is the cut.
+        left, arrived: values of the cut's tensors before and after they cross.
+        axes: axes of each of these tensors.
     """
 
     owner: str
@@ -491,10 +500,10 @@ class _TracedCut:
     axes: list[tuple[int, ...]]
 
     def tensors(self, row_axes: int) -> list[_Cut]:
-        """Return the tensors that are sent.
+        """Return a description of each tensor that the cut sends.
 
         Raises:
-            WidthError: a tensor has no axis after its rows.
+            WidthError: a tensor has no axis after its row axes.
         """
         if any(len(axes) <= row_axes for axes in self.axes):
             raise WidthError(
@@ -518,15 +527,16 @@ class _TracedCut:
 
 @dataclass
 class _Traced:
-    """The operations of one forward pass, by the party that computes each.
+    """The operations of one forward pass, with the party that computes each operation.
 
     Attributes:
         tape: its operations.
-        cuts: cuts in the order of their crossing.
-        inputs, weights: names of inputs and of weights (parameters and buffers), by value.
-        parameters: values of the parameters among the weights.
-        shared: inputs that the label party has too.
-        outputs: outputs of the model.
+        cuts: cuts in the order in which they cross.
+        inputs, weights: names of the model's inputs and of its weights (parameters and buffers), by
+            value.
+        parameters: values of those weights that are parameters.
+        shared: names of inputs that the label party has as well.
+        outputs: outputs of the model for the example.
     """
 
     tape: _Tape
@@ -547,16 +557,17 @@ class _Traced:
         self._arrived = {value: cut.owner for cut in self.cuts for value in cut.arrived}
         self._private = {value for value, name in self.inputs.items() if name not in self.shared}
         last = _FEATURE if any(cut.owner == _SERVER for cut in self.cuts) else _LABEL
-        # The values that each party's operations use, one entry for each computation.
+        # For each cut and for the outputs: the party that computes it, and all values that it
+        # depends on.
         self._stages = [(cut.owner, self._before(cut.left)) for cut in self.cuts]
         ends = list(map(self.tape.value, tensors_of(self.outputs)))
         self._stages.append((last, self._before(ends)))
 
     def parts(self) -> dict[str, list[str]]:
-        """Names of each party's weights.
+        """Return the names of each party's weights.
 
-        A weight that the example does not use belongs to the party of its layer's other weights, or
-        to that of the last operations.
+        A weight that the example does not use belongs to the party that has its layer's other
+        weights, or else to the party of the last operations.
         """
         owners: dict[str, list[str]] = {}
         for value, names in self.weights.items():
@@ -571,14 +582,14 @@ class _Traced:
         return parts
 
     def inputs_of_cuts(self) -> dict[str, list[str]]:
-        """Names of the inputs of each party's cut."""
+        """Return the names of the inputs that each party's cut is computed from."""
         return {
             owner: [self.inputs[value] for value in self.inputs if value in stage]
             for owner, stage in self._stages[:-1]
         }
 
     def tied(self) -> dict[int, list[str]]:
-        """Parameters that several parties use: their values, and the layers of the last user."""
+        """Return parameters that several parties use, with the layers of their last user."""
         found = {}
         for value in self.parameters:
             users = [owner for owner, stage in self._stages if value in stage]
@@ -588,10 +599,10 @@ class _Traced:
         return found
 
     def check_weights(self) -> None:
-        """Refuse a model in which two parties use the same weights.
+        """Raise an error if two parties use the same weights.
 
         Raises:
-            SpecError: two parties own some weights; the error names the weights.
+            SpecError: two parties use the same weights; the error names these weights.
         """
         if tied := self.tied():
             raise SpecError(
@@ -601,10 +612,10 @@ class _Traced:
             )
 
     def check_crossings(self) -> None:
-        """Refuse a model in which other values than the cuts cross between parties.
+        """Raise an error if values other than the cuts cross between parties.
 
         Raises:
-            SpecError: an operation of one party reads a value that another party computed or holds.
+            SpecError: an operation of one party reads a value that another party computed or owns.
         """
         private = self._behind_inputs()
         for at, (owner, stage) in enumerate(self._stages):
@@ -641,7 +652,7 @@ class _Traced:
         )
 
     def _before(self, keys: Iterable[int]) -> set[int]:
-        """Return these values and all values they depend on, back to received cuts."""
+        """Return some values and all values that they depend on, back to the received cuts."""
         found: set[int] = set()
         todo = list(keys)
         while todo:
@@ -652,7 +663,7 @@ class _Traced:
         return found
 
     def _behind_inputs(self) -> set[int]:
-        """Return values that depend on an input of one party alone, or on a cut."""
+        """Return the values that depend on a cut, or on an input that only one party has."""
         found = self._private | set(self._arrived)
         for made, read, _ in self.tape.events:
             if found & read:
@@ -661,7 +672,7 @@ class _Traced:
 
 
 def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the layer of each cut, by its sender."""
+    """Return the name of each cut layer, by the party that sends the cut."""
     if isinstance(at, str):
         return {_FEATURE: at}
     if isinstance(at, Mapping):
@@ -684,12 +695,12 @@ def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Traced:
-    """Run the example in evaluation mode, and note every operation.
+    """Run the example in evaluation mode, and record every operation.
 
     Raises:
-        ConfigError: the layer does not exist, or the example's forward pass does not reach it
-            exactly once.
-        DataError: a tensor at a cut contains integers.
+        ConfigError: a layer does not exist, or the example's forward pass does not reach it exactly
+            once.
+        DataError: a tensor at a cut has integers.
     """
     layers = dict(model.named_modules(remove_duplicate=False))
     for layer in owners.values():
@@ -765,7 +776,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
 
 
 def _untie(model: nn.Module, traced: _Traced) -> None:
-    """Give the layers after the cut separate weights if both sides use the same."""
+    """Give the layers after the cut separate weights where both sides use the same weights."""
     for key, users in traced.tied().items():
         for name in traced.weights[key]:
             layer, _, own = name.rpartition(".")
@@ -782,7 +793,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _named(
     signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Return arguments under the names that a signature gives them."""
+    """Return arguments by the names that a function signature gives them."""
     for name, value in signature.bind(*args, **named).arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
@@ -796,13 +807,13 @@ def _logits(outputs: Any) -> Tensor | None:
 
 
 def entry_of(outputs: Any, name: str) -> Tensor | None:
-    """Return a tensor of a model's outputs: an entry of a dict, or an attribute of an object."""
+    """Return a named tensor of a model's outputs, from a dict's entry or an object's attribute."""
     held = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
     return held if isinstance(held, Tensor) else None
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an argument or of an output, in order."""
+    """Yield all tensors in an argument or an output, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -817,7 +828,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same output with every tensor changed, in the order of `tensors_of`."""
+    """Return a copy of an output with every tensor replaced, in the order of `tensors_of`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

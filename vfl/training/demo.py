@@ -1,4 +1,4 @@
-"""The demo: digits cut in half between two parties, labels at a third, on a real federation."""
+"""The demo: halves of digit images at two parties, labels at a third, a real federation."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Say = Callable[[str], None]
 
 
 def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
-    """Write the demo's project: every party's folder, its data and its own file.
+    """Write the demo's project: a folder for every party, with its data and its own file.
 
-    Each party's table has its rows in a different order; they are joined by id.
+    Each party's table has the rows in a different order; rows are matched by id.
     """
     label_port, stream_port, *node_ports = free_ports(2 + len(_SIDES))
     superlink = f"127.0.0.1:{label_port}"
@@ -67,7 +67,8 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     label = write_project(folder, experiment, parties, "127.0.0.1")
     for name, table in _tables().items():
         write_bytes(folder / name / "digits.parquet", table.to_parquet(index=False))
-        # A secret of the seed makes the demo repeatable; real parties let vfl make theirs.
+        # The secret is derived from the seed, which makes the demo repeatable; real parties let vfl
+        # generate their secrets.
         Secret.of_simulation(experiment.seed, name).keep_at(
             folder / name / "store" / INJECTED_SECRET
         )
@@ -75,7 +76,7 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
 
 
 def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> Path:
-    """Start SuperLink and SuperNodes, train, and end all started processes."""
+    """Start SuperLink and SuperNodes, train, and stop all processes that were started."""
     with ExitStack() as services:
         say("starting the SuperLink (TLS, node authentication, database file)")
         services.callback(deployment.start_superlink(label).stop)
@@ -98,7 +99,7 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
 def run_in_process(
     folder: Path, label: LabelFolder, on_epoch: Any, overrides: Sequence[str] = ()
 ) -> Path:
-    """Run the same experiment on the same files, with all parties in this process."""
+    """Run the same experiment on the same files with all parties in this process."""
     experiment = label.experiment(overrides)
     parties = {
         side: party.model_copy(update={"source": str(folder / side / "digits.parquet")})
@@ -114,7 +115,7 @@ def run_in_process(
 
 
 def _tables() -> dict[str, pd.DataFrame]:
-    """Return left halves, right halves and labels of the digits, each in a different order."""
+    """Return left halves, right halves and labels of the digits, in different row orders."""
     pictures, digits = read_digits()
     rows = len(digits)
     ids = [f"image-{row:04d}" for row in range(rows)]

@@ -1,9 +1,9 @@
-"""One party's part of a model as a file for other programs: ONNX, or `torch.export`.
+"""Export of one party's part of a model for other programs, as ONNX or with `torch.export`.
 
-Models other than networks have their own forms, see `SecureMode.exports`.
+Models other than neural networks have their own export formats, see `SecureMode.exports`.
 
-Nothing of another party is needed. The file computes what the party computes at inference, except
-the codec of a feature party, which would convert the cut to bytes.
+The export needs no files of other parties. The exported file computes what the party computes at
+inference. For a feature party it leaves out the codec, which would convert the cut to bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from vfl.transport.link import local_pair
 # ONNX Runtime 1.29 and later send telemetry unless this variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-#: Largest difference of a file's answers to torch's: float32 sums in another order.
+#: Largest accepted difference of an exported file's outputs from torch's, because float32 sums have
+#: another order.
 TOLERANCE = 1e-4
 _ROWS = 7
 _FORMS = ("onnx", "torch")  # of networks
@@ -57,24 +58,23 @@ def export_half(
     out: Path | None,
     bottom: str | None = None,
 ) -> dict[str, Any]:
-    """Write a half with its card and encoder.
+    """Export one party's part of a model, with its model card and data encoder.
 
     Args:
-        run: the run's folder, or a party's folder in it.
-        party: owner of the exported half.
-        to: "onnx" or "torch" for a network; a product's model has other forms.
-        out: destination folder; None is a folder next to the weights.
-        bottom: the party's own bottom, if its file named one.
+        run: folder of the run.
+        party: party that owns the exported part.
+        to: "onnx" or "torch" for a neural network; other models have other formats.
+        out: destination folder; None uses a folder next to the weights.
+        bottom: name of the party's own bottom model, if the party's file names one.
 
     Returns:
-        The result is the written path, and the largest difference between its answers and the
-        half's on random inputs, relative to the largest answer; None if the runtime is not
-        installed.
+        The written path, and the largest difference from torch's outputs on random inputs, relative
+        to the largest output. The difference is None if the runtime is not installed.
 
     Raises:
-        RunFolderError: the half is missing or damaged, or belongs to another run.
+        RunFolderError: the party's part is missing or damaged, or belongs to another run.
         MissingPackageError: the format needs a package that is not installed.
-        SpecError: no party has this half of the network, or the format cannot represent it.
+        SpecError: this party has no part of a network, or the format cannot represent the part.
     """
     own = PartyFolder(run / "parties" / party)
     if (written := _in_own_form(run, own, to, out)) is not None:
@@ -93,12 +93,12 @@ def export_half(
         expected = half(*sample)
         program = _program(half, sample)
         found = program.module()(*sample) if to == "torch" else None
-    with tempfile.TemporaryDirectory() as aside:  # for their owner alone, and gone afterwards
+    with tempfile.TemporaryDirectory() as aside:  # temporary files, readable only by their owner
         draft = Path(aside) / path.name
         if to == "onnx":
             _to_onnx(program, half, sample, draft)
         else:
-            program.example_inputs = None  # torch would store them by pickle
+            program.example_inputs = None  # torch would store these attributes with pickle
             torch.export.save(program, str(draft))
         content = draft.read_bytes()
     write_bytes(path, content)
@@ -123,10 +123,10 @@ def export_half(
 
 
 def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict[str, Any] | None:
-    """Write a model of a product in its own form; None for a network.
+    """Export a model that is no neural network in its own format; None for a neural network.
 
     Raises:
-        SpecError: the model cannot be written in this form.
+        SpecError: the model cannot be exported in this format.
     """
     terms = own.terms()
     forms = make(terms.secure).exports
@@ -149,7 +149,7 @@ def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict
 
 
 def _calibration(run: Path, own: PartyFolder) -> Calibration | None:
-    """Return the calibration of the label party's probabilities; None without calibration."""
+    """Return the calibration of the label party's probabilities; None without one."""
     label, classes = RunFolder.open(run).experiment().label, own.classes()
     task = Objective.of(label, 1 if classes is None else len(classes)).make_task()
     if task.calibration is not None:
@@ -161,12 +161,12 @@ def _calibration(run: Path, own: PartyFolder) -> Calibration | None:
 
 
 class _Half(nn.Module):
-    """Computation of a half at inference.
+    """Module that computes one party's part of a model at inference.
 
     Attributes:
-        inputs: axes of one row of each input, by name.
+        inputs: axes of one row of each input, by name of the input.
         output: name of the output.
-        stem: stem of the file's name.
+        stem: name of the file without its ending.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -174,13 +174,13 @@ class _Half(nn.Module):
     stem: str
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Draw random rows of every input; they are not rows of any party."""
+        """Draw random rows for every input; they are no rows of any party."""
         drawn = generator(0, "export")
         return tuple(torch.randn(_ROWS, *x, generator=drawn) for x in self.inputs.values())
 
 
 class _FeatureHalf(_Half):
-    """Module from rows of inputs to the cut that the codec encodes."""
+    """Module that maps rows of inputs to the cut that the codec would encode."""
 
     stem, output = "bottom", "cut"
 
@@ -190,11 +190,11 @@ class _FeatureHalf(_Half):
         self.model, self._defense = end.model, end.defense
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Draw random rows: numbers, or zeros and ones for a bottom of words or items."""
+        """Draw random rows: numbers, or zeros and ones for a bottom of tokens or items."""
         (rows,) = super().sample()
         try:
             self.model["bottom"](rows)
-        except SpecError:  # a bottom of words or items knows at least those two
+        except SpecError:  # 0 and 1 are valid for every bottom of tokens or items
             rows = (rows > 0).float()
         return (rows,)
 
@@ -202,14 +202,14 @@ class _FeatureHalf(_Half):
         return self.cut(columns, StepContext())
 
     def cut(self, columns: Tensor, context: StepContext) -> Tensor:
-        """Return the cut; the defense may draw from the context's secret."""
+        """Return the cut; the defense may draw random numbers from the context's secret."""
         cut = self._defense.embedding(self.model["bottom"](columns).float(), context)
         made: Tensor = self.model["codec"](cut) if "codec" in self.model else cut
         return made
 
 
 class _LabelHalf(_Half):
-    """A module from decoded cuts, and the party's own columns if it has any, to answers."""
+    """Module that maps decoded cuts, and the party's own columns if any, to predictions."""
 
     stem = "top"
 
@@ -250,11 +250,11 @@ class _LabelHalf(_Half):
 
 
 def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
-    """Return a party's half with the weights its training ended with.
+    """Return a party's part of the model, with its weights from the end of training.
 
     Raises:
         RunFolderError: the weights are missing, or belong to another run.
-        SpecError: no party has this half, or its output depends on the party's secret.
+        SpecError: this party has no part of a network, or its outputs depend on the party's secret.
     """
     terms, weights = own.terms(), own.weights()
     _check_run(run, terms, own, weights)
@@ -281,7 +281,8 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             else own_bottom(bottom).build(shape or (), terms.parties[name].width)
         )
         end = FeatureParty(data, terms, local_pair()[1], mine, bottom=asked, weights=weights).end
-    except RuntimeError:  # torch's error: names or shapes of weights differ; it would list them all
+    # torch's error is replaced, because it would list all names and shapes of weights
+    except RuntimeError:
         raise RunFolderError(
             "these weights belong to another model than the run's",
             where=str(own.path),
@@ -310,7 +311,7 @@ def _label_half(
 
 
 def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
-    """Refuse a half whose answers depend on a secret of its party.
+    """Raise an error if a feature party's outputs depend on a secret of that party.
 
     Raises:
         SpecError: they do.
@@ -326,7 +327,7 @@ def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
 
 
 def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:
-    """Refuse a half of another run, if all halves are here and their joint digest is known."""
+    """Reject weights of another run, if this host has all parts and their joint digest."""
     middle = [] if terms.middle is None else [terms.middle.party]
     everybody = list(dict.fromkeys([*terms.parties, *label_parties(terms), *middle]))
     folders = {name: PartyFolder(own.path.parent / name) for name in everybody}
@@ -343,7 +344,7 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
     shapes = tuple(axes) if isinstance(half, _FeatureHalf) else (tuple(axes),)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # GRU keeps its weights in a list too
+            warnings.simplefilter("ignore")  # torch's GRU also keeps its weights in a list
             return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
     except Exception as problem:
         raise SpecError(
@@ -358,7 +359,7 @@ def _to_onnx(
 ) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter's own parts
+            warnings.simplefilter("ignore")  # warnings about parts of the exporter itself
             torch.onnx.export(
                 program,
                 tuple(sample),

@@ -1,4 +1,4 @@
-"""A session over Flower from the label party's command line: submits and follows it."""
+"""Session over Flower from the label party's command: submits and follows the session."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from vfl.session.progress import ProgressReport, Tell
 _TICK_S = 0.1
 _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
-#: The line of a traceback that names the raised error.
+#: Pattern of the line in a traceback that names the error.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
-#: File that exists once a session has ended well, by mode; products add modes.
+#: For each mode, the file that exists once a session has ended well; products add modes.
 OUTCOMES = {
     "train": "summary.json",
     "predict": "predictions.csv",
@@ -45,7 +45,7 @@ OUTCOMES = {
 
 
 def label_folder_of(run: Path) -> LabelFolder:
-    """Return the label folder whose store holds a run.
+    """Return the label party's folder whose store contains a run.
 
     Raises:
         RunFolderError: the run is not in a project folder.
@@ -58,13 +58,13 @@ def label_folder_of(run: Path) -> LabelFolder:
 
 @contextmanager
 def simulation(folder: LabelFolder) -> Iterator[None]:
-    """Run a SuperLink of Flower's simulation engine, which runs all parties of a project.
+    """Run a SuperLink with Flower's simulation engine, which runs all parties of a project.
 
     Args:
-        folder: the label party's. The other parties' folders lie beside it.
+        folder: folder of the label party. The folders of the other parties must be next to it.
 
     Raises:
-        MissingDataError: a party's folder does not exist.
+        MissingDataError: the folder of a party does not exist.
         LostPeerError: the SuperLink did not start.
         MissingPackageError: Ray, Flower's engine, is not installed.
     """
@@ -91,10 +91,10 @@ def _folder_of_all(folder: LabelFolder) -> Path:
 
 
 def _a_node_each(count: int) -> str:
-    """Return Flower's configuration of a simulation in which all nodes run at once.
+    """Return Flower's configuration for a simulation in which all nodes run at once.
 
-    Ray makes a node wait while other nodes occupy all CPUs, so the configuration declares one CPU
-    for each node.
+    Ray lets a node wait while other nodes occupy all CPUs, so the configuration declares one CPU
+    per node.
     """
     return f"num-supernodes={count} init-args-num-cpus={count} client-resources-num-cpus=1"
 
@@ -111,24 +111,25 @@ def run_session(
     resume: bool = False,
     simulated: bool = False,
 ) -> Path:
-    """Submit one session and wait for its end.
+    """Submit one session, and wait until it ends.
 
     Args:
-        folder: the label party's.
-        mode: train, evaluate, predict, serve, align, or one that a product adds.
+        folder: folder of the label party.
+        mode: train, evaluate, predict, serve, align, or a mode that a product adds.
         run: name of the run.
-        overrides: changes to the experiment, as ``key=value``.
-        on_epoch: called with each epoch's record when it arrives.
-        on_note: called with one line about parties that join or leave, and the reaction.
-        on_progress: called with the session's progress, about once a second.
+        overrides: overrides of the experiment's settings, as ``key=value``.
+        on_epoch: callback that receives the record of each epoch.
+        on_note: callback that receives one line of text when parties join or leave, with the
+            reaction.
+        on_progress: callback that receives the session's progress, about once a second.
         resume: whether the run continues from its last checkpoint.
-        simulated: whether the SuperLink is that of `simulation`.
+        simulated: whether the SuperLink is the one of `simulation`.
 
     Returns:
-        The run's folder.
+        The folder of the run.
 
     Raises:
-        VFLError: the error that ended the session, in the words of the party that failed.
+        VFLError: the session failed; the error is the one that the failing party reported.
     """
     path = read_party_file(folder.party_file).run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
@@ -137,7 +138,8 @@ def run_session(
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
     if path.exists():
-        with locked(locked_for(path, mode)):  # another session is at work in it: nothing is touched
+        # another session is using the run, so nothing is changed
+        with locked(locked_for(path, mode)):
             for stale in (outcome, failure):
                 stale.unlink(missing_ok=True)
     followed: list[_FollowedFile | _FollowedProgress] = [
@@ -174,7 +176,7 @@ def _follow(
     followed: Sequence[_FollowedFile | _FollowedProgress],
     outcomes: Sequence[Path],
 ) -> None:
-    """Report the progress of a session until an outcome exists.
+    """Report the progress of a session until its outcome is known.
 
     Raises:
         PeerError: the session's process has ended without an outcome.
@@ -192,7 +194,7 @@ def _follow(
 
 
 class _FollowedFile:
-    """Reader that reports new lines of a growing file, but not the lines present at the start."""
+    """Reader that reports lines which are appended to a file after the reader was created."""
 
     def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:
         self._path = path
@@ -200,7 +202,7 @@ class _FollowedFile:
         self._reported = len(self._lines())
 
     def look(self) -> None:
-        """Report the lines that are new; after a restart a file may have lost some."""
+        """Report the new lines; a file may have lost lines after a restart."""
         lines = self._lines()
         for line in lines[self._reported :]:
             self._on_line(line)
@@ -213,14 +215,14 @@ class _FollowedFile:
 
 
 class _FollowedProgress:
-    """A file with a session's progress; contents from an earlier session are ignored."""
+    """Reader of a session's progress file that ignores progress from earlier sessions."""
 
     def __init__(self, path: Path, tell: Tell) -> None:
         self._path, self._tell = path, tell
         self._seen = self._written()
 
     def look(self) -> None:
-        """Report the file's present content if it is new."""
+        """Report the file's content if it has changed."""
         if (written := self._written()) != self._seen:
             self._seen = written
             if (report := read_progress(self._path)) is not None:
@@ -234,7 +236,7 @@ class _FollowedProgress:
 
 
 def read_progress(path: Path) -> ProgressReport | None:
-    """Return the content of a `progress.json`; None if the file is missing or incomplete."""
+    """Return the content of `progress.json`; None if the file is missing or incomplete."""
     try:
         record = read_json(path)
         known = {one.name: record[one.name] for one in fields(ProgressReport)}
@@ -252,7 +254,7 @@ def _record(line: str, run: Path) -> Any:
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:
-    """Wait until the run's own process ends, before vfl stops the SuperLink."""
+    """Wait until Flower has ended the run's own process, before vfl stops the SuperLink."""
     for _ in looks(_END_S, _TICK_S):
         if deployment.run_state(folder, run_id).startswith("finished"):
             return
@@ -273,7 +275,7 @@ def _check_alive(folder: LabelFolder, run_id: int, outcomes: Sequence[Path]) -> 
 
 
 def _last_error(log: str) -> str:
-    """Return vfl's last message in a log, or else the log's first exception, on one line."""
+    """Return vfl's last message in a log, or else the log's first exception, as one line."""
     lines = log.strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error[")]
     if not starts:
@@ -288,12 +290,13 @@ def _resume(run: Path) -> str:
 
 
 def _failure(file: Path) -> VFLError:
-    """Return the error that another process recorded, with its own code and exit status."""
+    """Return the error that another process recorded, with its error code and exit code."""
     record = read_json(file)
     texts = read_record(record, str(file), printable_lines)
     code, exit_code = texts.pop("code"), record.get("exit")
     error = PeerError(texts.pop("what"), **texts)
-    # The class is that of the other process's error; the exit code must not depend on the reporter.
+    # The class of the error is the one in the other process, so that the exit code does not depend
+    # on which process reports it.
     error.code = code  # type: ignore[misc]
     error.exit_code = exit_code if exit_code in range(1, 256) else 1  # type: ignore[misc]
     return error

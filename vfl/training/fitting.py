@@ -1,4 +1,4 @@
-"""Batches of a caller's loader, and a plain training loop for modules without one.
+"""Batches of a caller's loader, and a plain training loop for split modules.
 
 A batch is `(inputs, labels)`, `(image, table, labels)`, or a dict with `labels`.
 """
@@ -29,10 +29,10 @@ from vfl.training.split import Crossings, SplitModule, arguments_of, crossings_o
 
 
 def labelled(batch: Any) -> tuple[Any, Tensor]:
-    """Return a batch's inputs and labels: the last entry of a tuple, or the `labels` of a dict.
+    """Return a batch's inputs and labels: a tuple's last entry, or the `labels` of a dict.
 
     Raises:
-        DataError: the output has no logits.
+        DataError: the batch has no labels.
     """
     if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
         return {name: one for name, one in batch.items() if name != "labels"}, batch["labels"]
@@ -47,12 +47,12 @@ def labelled(batch: Any) -> tuple[Any, Tensor]:
 
 
 def one_a_row(labels: Tensor) -> Tensor:
-    """Return labels of axes (rows, 1) with axes (rows,), and other labels unchanged."""
+    """Return labels with axes (rows, 1) as axes (rows,), and other labels unchanged."""
     return labels[:, 0] if labels.dim() == 2 and labels.shape[1] == 1 else labels
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return the same value with its tensors on a device."""
+    """Return the same value with all of its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -63,7 +63,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's weights."""
+    """Return the device on which a model's weights are."""
     return next((one.device for one in model.parameters()), torch.device("cpu"))
 
 
@@ -72,9 +72,9 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
 
     Args:
         model: the module, compiled or not.
-        inputs: the module's inputs; a tuple has one entry for each party of a `SplitModule`, in its
-            order. In a dict, `rows` are positions of the rows in a table, unless the model has an
-            argument of that name.
+        inputs: the module's inputs; a tuple has one entry per party of a `SplitModule`, in the
+            module's order. In a dict, `rows` stands for positions of the rows in a table, unless
+            the model has an argument with this name.
         labels: labels of the rows.
     """
     (inputs, rows), core = apart(inputs), crossings_of(model)
@@ -85,14 +85,14 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
 
 
 def apart(inputs: Any) -> tuple[Any, Any]:
-    """Return inputs without `rows`, and `rows`; None if the inputs are no dict or lack `rows`."""
+    """Return inputs without their entry `rows`, and this entry or None."""
     if not isinstance(inputs, Mapping) or "rows" not in inputs:
         return inputs, None
     return {name: one for name, one in inputs.items() if name != "rows"}, inputs["rows"]
 
 
 def by_party(model: Crossings, inputs: Any) -> Any:
-    """Return a `SplitModule`'s inputs by party; a tuple has one entry per party, in its order."""
+    """Return a `SplitModule`'s inputs by party; a tuple has one entry per party, in order."""
     parties = list(model.experiment.parties)
     if isinstance(inputs, tuple) and len(inputs) == len(parties):
         return dict(zip(parties, inputs, strict=True))
@@ -102,7 +102,7 @@ def by_party(model: Crossings, inputs: Any) -> Any:
 def columns_of(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[dict[str | int, Tensor], dict[str, Tensor], bool]:
-    """Return one party's tensors of a batch by argument, and others' tensors for its layers.
+    """Return one party's tensors of a batch by argument, and other parties' tensors.
 
     Args:
         model: the module.
@@ -110,8 +110,8 @@ def columns_of(
         inputs: inputs of the module.
 
     Returns:
-        The result is the party's tensors with one row per input row; other parties' arguments of a
-        whole model; and whether the party gets further inputs, such as the edges of a graph.
+        The party's tensors with one row per input row; other parties' arguments, if the whole model
+        must run; and whether the party also gets inputs without rows, such as a graph's edges.
     """
     inputs, _ = apart(inputs)
     if isinstance(model, CutModel):
@@ -124,7 +124,7 @@ def columns_of(
         own, others = dict(enumerate(args)), {}
         own.update(named.items())
     tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
-    if not tensors:  # the server of a U-shape
+    if not tensors:  # a server of a U-shape has no columns
         return {}, {}, True
     rows = len(next(iter(tensors.values())))
     by_row = {name: one for name, one in tensors.items() if len(one) == rows and not one.is_sparse}
@@ -134,32 +134,32 @@ def columns_of(
 
 
 def row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
-    """Yield a 63-bit digest of each joint row of some tensors; it depends on the bytes only."""
+    """Yield a 63-bit digest of each row of several tensors; it depends only on the bytes."""
     joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
     for row in joined:
         yield int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big") >> 1
 
 
 def _bytes_of(values: Tensor) -> np.ndarray:
-    """Axes (rows, bytes)."""
+    """Return the bytes of each row, axes (rows, bytes)."""
     dense = values.to_dense() if values.layout is not torch.strided else values
     flat = dense.detach().cpu().reshape(len(dense), -1).contiguous()
     return flat.view(torch.uint8).numpy()
 
 
 def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
-    """Return the model's own loss, or the cross-entropy or mean squared error.
+    """Return the model's own loss, or else the cross-entropy or the mean squared error.
 
     Args:
-        outputs: logits of axes (rows, classes) or (rows, tokens, classes), or numbers of axes
-            (rows,) or (rows, 1); or an object or dict with `logits` and its own `loss`, as models
-            of Hugging Face return it.
-        labels: labels with the axes of the outputs except the last one; 0 or 1 for a single logit
-            per row.
+        outputs: logits with axes (rows, classes) or (rows, tokens, classes), or numbers with axes
+            (rows,) or (rows, 1). Also an object or dict with `logits` and its own `loss`, like the
+            outputs of Hugging Face models.
+        labels: labels with the axes of the outputs except the last axis; 0 or 1 if there is a
+            single logit per row.
         task: "classification" or "regression".
 
     Raises:
-        DataError: the outputs have no logits, or their axes differ from the labels'.
+        DataError: the outputs have no logits, or their axes do not fit the labels.
     """
     own = entry_of(outputs, "loss")
     if own is not None:
@@ -191,15 +191,15 @@ def logits_in(outputs: Any) -> Tensor:
 
 
 def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
-    """Return the values that quality is measured on: outputs of axes (labels, outputs), and labels.
+    """Return outputs, axes (labels, outputs), and labels, as quality metrics need them.
 
     Args:
-        logits: outputs of rows or tokens; a single output is a logit relative to 0.
-        labels: label of each row, of each token, or of each class.
+        logits: outputs for rows or tokens; a single output is a logit relative to 0.
+        labels: labels of rows, of tokens, or of classes.
         task: "classification" or "regression".
 
     Raises:
-        DataError: the axes of the outputs differ from the labels'.
+        DataError: the axes of the outputs do not fit the labels.
     """
     if task == "regression":
         return _like(logits, labels).reshape(-1, 1).float(), labels.flatten().float()
@@ -210,17 +210,18 @@ def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
 
 
 def _like(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return outputs with the axes of the labels."""
+    """Return outputs reshaped to the axes of the labels."""
     if logits.numel() != labels.numel():
         raise _other_axes(logits, labels, f"axes {tuple(labels.shape)}")
     return logits.reshape(labels.shape)
 
 
 def _by_label(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return outputs of axes (labels, outputs), one per class."""
+    """Return outputs with axes (labels, outputs), one output per class."""
     axes = labels.shape[:-1] if labels.dim() == logits.dim() > 1 else labels.shape
     if logits.shape[:-1] != axes and logits.shape[:1] + logits.shape[2:] == axes:
-        logits = logits.movedim(1, -1)  # classes stand second, as in torch's cross-entropy
+        # the class axis is the second one, as in torch's cross-entropy
+        logits = logits.movedim(1, -1)
     if logits.shape[:-1] != axes or labels.is_floating_point() or axes.numel() != labels.numel():
         raise _other_axes(logits, labels, "labels int64 of axes (rows,), outputs (rows, classes)")
     return logits.flatten(0, -2)
@@ -237,7 +238,8 @@ def _other_axes(logits: Tensor, labels: Tensor, want: str) -> DataError:
     )
 
 
-#: Settings of [train] for a module's training; the others belong to parties and sessions.
+#: Settings of [train] that the training of a module has; other settings belong to parties and
+#: sessions.
 RECIPE = (
     "epochs", "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "precision", "patience", "keep", "measure",
@@ -246,15 +248,15 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSettings:
-    """Settings of a module's training.
+    """Return the [train] settings for the training of a module.
 
     Args:
         settings: by name.
         validated: whether the training has validation rows.
 
     Raises:
-        ConfigError: a setting that it does not have, a value that it does not take, or a setting
-            that needs validation rows.
+        ConfigError: the training of a module has no such setting, a value is invalid, or a setting
+            needs validation rows.
     """
     for name in settings:
         if name not in RECIPE:
@@ -265,7 +267,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
                 fix=nearest(name, RECIPE),
             )
     found = check(settings, TrainSettings, where="the training of a module")
-    _ = Optimization(found).copies  # which tries it
+    _ = Optimization(found).copies  # building it detects invalid values
     if judges(found) and not validated:
         raise ConfigError(
             "patience and keep = 'best' need validation rows",
@@ -276,7 +278,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
 
 
 def judges(train: TrainSettings) -> bool:
-    """Return whether a training judges its epochs by validation rows."""
+    """Return whether a training selects its best epoch by validation rows."""
     return train.patience > 0 or train.keep == "best"
 
 
@@ -289,25 +291,26 @@ def fit(
     on_epoch: Callable[[dict[str, float]], None] = lambda record: None,
     **settings: Any,
 ) -> list[dict[str, float]]:
-    """Train a module by a recipe; the loss includes the terms of codec and defense.
+    """Train a module with given settings; the loss includes the terms of codec and defense.
 
     Args:
-        model: a `SplitModule`, or the result of `vfl.split`; also compiled by `torch.compile`.
-        loader: batches of the training rows; each epoch iterates over them again.
-        validation: batches of validation rows, evaluated at the end of each epoch.
-        loss: a spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels;
-            None selects the model's own loss, cross-entropy, or the mean squared error.
-        on_epoch: gets the record of each epoch.
-        settings: settings of [train] in an experiment file: epochs, optimizer, schedule,
-            warmup_steps, clip_norm (of each party's own weights), learning_rate, momentum,
-            weight_decay, precision, and with `validation` patience, keep and measure.
+        model: a `SplitModule` or the result of `vfl.split`, which may be compiled by
+            `torch.compile`.
+        loader: batches of the training rows, which every epoch iterates over again.
+        validation: batches of validation rows, which are evaluated at the end of each epoch.
+        loss: spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels. None
+            selects the model's own loss, cross-entropy, or the mean squared error.
+        on_epoch: callback that receives the record of each epoch.
+        settings: [train] settings as in an experiment file: epochs, optimizer, schedule,
+            warmup_steps, clip_norm (for each party's own weights), learning_rate, momentum,
+            weight_decay, precision; with `validation` also patience, keep and measure.
 
     Returns:
-        A record an epoch: `epoch`, `seconds`, `train_loss`, figures of the validation rows, and
-        bytes of both directions so far.
+        One record per epoch, with `epoch`, `seconds`, `train_loss`, metrics of validation rows,
+        and the bytes of both directions so far.
 
     Raises:
-        ConfigError: a module's training does not have this setting, or the setting needs
+        ConfigError: the training of a module has no such setting, or the setting needs
             `validation`.
         DataError: a batch has no labels, or the loader is empty.
 
@@ -366,7 +369,7 @@ def fit(
 def validated(
     model: nn.Module, rows: Iterable[Any], loss: Loss, precision: str = "float32"
 ) -> dict[str, float]:
-    """Return the loss and the figures of some rows, for example `validation_accuracy`."""
+    """Return loss and metrics of validation rows, named for example `validation_accuracy`."""
     model.eval()
     task, losses, answers, truths = crossings_of(model).task, 0.0, [], []
     for inputs, labels in _moved(rows, model):
@@ -412,7 +415,7 @@ def _autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
-    """Return each party's weights for a separate clip norm; the label party has the rest."""
+    """Return each party's weights for separate clip norms; the label party has the rest."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]
@@ -429,7 +432,7 @@ def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
 
 
 def _weights(model: Crossings) -> dict[str, Tensor]:
-    """Weights and buffers; neither the step nor draws, which never go back."""
+    """Return weights and buffers, without the step and random state."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

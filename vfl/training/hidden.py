@@ -1,8 +1,7 @@
 """Statistics over the common rows of two tables; no party learns which rows are common.
 
-The rows stay hidden (`vfl.mpc.three_party.intersection`): the label party learns the number of
-common rows and sums of products of inputs over all of them. It computes linear regressions of the
-label from these.
+The label party learns only the number of common rows and sums of products of inputs over these rows
+(`vfl.mpc.three_party.intersection`). From these sums it computes linear regressions of the label.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.trio import Trio
 from vfl.training.run import own_tables
 
-#: Smallest number of common rows per input; with fewer, sums would disclose values of single rows.
+#: Smallest number of common rows per input; with fewer rows, sums would disclose values of single
+#: rows.
 ROWS_AN_INPUT = 10
 _WAIT_S = 600.0
 _RCOND = 1e-6
@@ -41,12 +41,13 @@ class HiddenStatistics:
     """Statistics that the label party learns, and the results that it computes from them.
 
     Attributes:
-        common: number of rows that both parties have; the feature party learns it too.
-        inputs: number of each party's inputs in the regression.
-        left_out: number of inputs that too few of the party's rows have.
+        common: number of rows that both parties have; the feature party learns this number as well.
+        inputs: number of each party's inputs that the regression uses.
+        left_out: number of each party's inputs that were left out, because too few of its rows
+            differ in them.
         explained: share of the label's variance that a linear regression explains, adjusted for the
-            number of inputs, by the parties whose inputs it uses; the mean over the classes.
-        payload_bytes: number of sent bytes for each pair of sender and receiver.
+            number of inputs and averaged over classes, by the parties whose inputs are used.
+        payload_bytes: number of bytes that were sent, by sender and receiver.
     """
 
     common: int
@@ -58,7 +59,7 @@ class HiddenStatistics:
 
 @dataclass(frozen=True)
 class _Brought:
-    """A party's ids and standardised inputs, axes (rows, inputs); the labels come last."""
+    """A party's input: ids, and standardised inputs, axes (rows, inputs), with labels last."""
 
     keys: list[bytes]
     inputs: Tensor
@@ -67,16 +68,16 @@ class _Brought:
 
 
 def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
-    """Compute regressions of the label over hidden rows, with all three parties in this process.
+    """Compute regressions of the label over hidden common rows, all parties in this process.
 
     Args:
-        experiment: experiment of a label party and one feature party, each with its own file.
-        pad: rows that both tables seem to have.
+        experiment: experiment with a label party and one feature party, which have separate files.
+        pad: number of rows to which both tables are padded.
 
     Raises:
         ConfigError: the experiment has other parties.
         ConsentError: too few rows are common, in general or for this number of inputs.
-        UserError: see `vfl.datasets`; counts only.
+        UserError: see `vfl.datasets`; the error contains only counts.
     """
     refuse(of_own_sources(experiment))
     tables, label = own_tables(experiment), experiment.label.party
@@ -126,13 +127,13 @@ def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
 
 
 def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
-    """Adjusted R2 of least squares on some inputs and 1; the mean over the targets.
+    """Return the adjusted R2 of least squares on some inputs and a constant; mean over targets.
 
     Args:
-        sums: sums of the products of any two columns, of which the first is a column of ones; axes
-            (columns, columns).
-        inputs: indices of the known columns.
-        targets: indices of the columns to explain.
+        sums: sums of the products of each two columns, axes (columns, columns); column 0 is the
+            constant 1.
+        inputs: positions of the columns that explain.
+        targets: positions of the columns to be explained.
 
     >>> x = np.array([[1.0, 0, 1], [1, 1, 3], [1, 2, 5], [1, 3, 7]])
     >>> round(explained(x.T @ x, [1], [2]), 6)
@@ -148,7 +149,7 @@ def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
 
 
 def min_common(experiment: Experiment, party: str) -> int:
-    """Return the fewest common rows that a party's own file accepts, or the default."""
+    """Return the smallest number of common rows that a party's file accepts, or the default."""
     source = experiment.parties[party].source or ""
     consent = read_party_file(Path(source)).consent if is_file_of_party(source) else Consent()
     return consent.min_common
@@ -193,9 +194,9 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
 
 
 def _common_enough(inputs: np.ndarray, least: int) -> tuple[np.ndarray, int]:
-    """Standardised inputs, without nearly constant columns; how many were left out.
+    """Standardise inputs without nearly constant columns; also return how many were dropped.
 
-    The sums of an input that few rows have would say which of these are common.
+    If few rows have an input, its sums would disclose which of these rows are common.
     """
     inputs = inputs.astype(np.float64)
     alike = [np.unique(each, return_counts=True)[1].max(initial=0) for each in inputs.T]

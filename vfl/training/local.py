@@ -1,6 +1,6 @@
-"""All parties in one process: the same parties and frames, with function calls as links.
+"""All parties in one process: same code and frames as a federation, function calls as links.
 
-`vfl.training.whole_network` runs the parties of a secret-shared network as threads.
+`vfl.training.whole_network` runs the parties of a secret-shared network in threads.
 """
 
 from __future__ import annotations
@@ -52,32 +52,36 @@ if TYPE_CHECKING:
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 States = Mapping[str, Mapping[str, Any]]
-#: Two ends for a feature party's name: the label party's, and its own.
+#: Function that connects a feature party, given by name; returns the label party's link end and the
+#: feature party's.
 Connect = Callable[[str], tuple[TransportLink, TransportLink]]
 
 
 class Options(TypedDict, total=False):
-    """Inputs of the parties to a session in one process, and destinations of its results.
+    """Options of a session in one process: the parties' inputs, and destinations of results.
 
     Attributes:
-        secrets: each party's secret; a missing one is replaced by a repeatable one from the seed.
-        bottoms: modules to use instead of the experiment's specs, by party.
-        top: a module to use instead of the experiment's spec.
-        weights: trained weights by party.
-        adversaries: dishonest parties, by name.
-        device: device of all parties' models.
-        checkpoints: folder with a folder for each party's checkpoints, and its trace if requested;
-            training continues from the last checkpoint committed there. None saves nothing.
-        observers: objects that receive every frame besides the ledger, for example a `Trace`.
-        on_epoch: called with one record for each epoch.
-        on_progress: called with the session's progress, about once a second.
-        connect: function that makes the links; by default frames are delivered immediately.
+        secrets: secret of each party, by party; a missing secret is replaced by a repeatable one
+            from the seed.
+        bottoms: bottom modules that replace the experiment's specs, by party.
+        top: top module that replaces the experiment's spec.
+        weights: trained weights, by party.
+        adversaries: dishonest parties, by party name.
+        device: device on which all parties' models run.
+        checkpoints: folder with one subfolder per party for checkpoints, and for a trace if
+            requested. Training continues from the last committed checkpoint in it. None saves no
+            checkpoints.
+        observers: objects that receive every frame in addition to the ledger, for example a
+            `Trace`.
+        on_epoch: callback that receives one record per epoch.
+        on_progress: callback that receives the session's progress, about once a second.
+        connect: function that makes the links; by default, links deliver frames immediately.
         carry: function that wraps the streams of a session with a secret-shared network, for
-            example in simulated connections.
-        say: called with one line: the largest size of a trace before it starts, or a damaged
-            checkpoint.
-        serving: further label parties whose tasks are served.
-        explained: parties that learn the contributions of their columns; see `Terms`.
+            example in simulated network connections.
+        say: callback that receives a line of text: the largest size of a trace, before it starts,
+            or a warning about a damaged checkpoint.
+        serving: additional label parties whose tasks a service answers.
+        explained: parties that learn the Shapley values of their columns; see `Terms`.
     """
 
     secrets: Mapping[str, Secret] | None
@@ -98,20 +102,20 @@ class Options(TypedDict, total=False):
 
 
 class PartiesSession:
-    """Base of sessions with all parties in this process, with plain or secret-shared weights.
+    """Base class of sessions in one process, with or without secret sharing.
 
     Args:
-        experiment: experiment of the session.
+        experiment: the experiment to run.
         mode: train, evaluate or predict.
-        parties: values of some parties' own: a secret, a model, checkpoints.
-        options: the parties' inputs.
+        parties: private values of each party, such as a secret, a model, or checkpoints.
+        options: options of the session; see `Options`.
     """
 
     label: LabelParty | WholeNetworkLabel
 
     @property
     def beside(self) -> Sequence[FeatureParty | MiddleParty | WholeNetworkParty | LabelParty]:
-        """Return all parties with weights or shares of them, except the leading label party."""
+        """Return all parties with weights or shares of weights, except the leading label party."""
         raise NotImplementedError
 
     def __init__(
@@ -149,7 +153,7 @@ class PartiesSession:
     def _feature(
         self, data: PartyData, link: Link, bottoms: Mapping[str, nn.Module]
     ) -> FeatureParty:
-        """Make a feature party with its inputs and options."""
+        """Build a feature party with its inputs and options."""
         return FeatureParty(
             data,
             self.terms,
@@ -166,7 +170,7 @@ class PartiesSession:
         return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest())
 
     def _start(self) -> int:
-        """Return the exchange to resume from: the newest checkpoint intact at all parties."""
+        """Return the first exchange after the newest checkpoint that is intact at all parties."""
         committed = self._own[self.terms.label_party].checkpoints
         if committed is None:
             return 0
@@ -178,54 +182,54 @@ class PartiesSession:
         return start
 
     def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Return the same exchanges, and report progress if the caller gave a function for it."""
+        """Yield the same exchanges; report progress if the caller asked for it."""
         if self._tell is None:
             return iter(schedule)
         progress = SessionProgress(self.terms, self.label.split, self._tell)
         return progress.through(schedule)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return all parties' weights, or shares of them, by party."""
+        """Return the weights, or shares of weights, of all parties, by party."""
         return {one.name: one.weights() for one in (*self.beside, self.label)}
 
     def weights_digest(self) -> str:
-        """Return one digest of the parties' own digests in name order."""
+        """Return one digest, made from the parties' own digests in order of names."""
         return joint_digest(
             [(one.name, one.weights_digest()) for one in (*self.beside, self.label)]
         )
 
     def whole_ledger(self) -> Ledger:
-        """Return the ledger of all links."""
+        """Return a ledger of the traffic on all links."""
         return self.ledger
 
     def outputs(self) -> Tensor:
-        """Return the outputs of a prediction session, in row order; axes (rows, outputs)."""
+        """Return the predictions of a prediction session by row; axes (rows, outputs)."""
         return torch.cat(self.label.outputs)
 
 
 class LocalSession(PartiesSession):
     """One session of an experiment in this process, with every party in its role.
 
-    A feature party sends the same frame to every receiver of cuts, and uses the weighted sum of the
-    returned gradients. Receivers are one or several label parties, or the party in the middle.
+    A feature party sends the same frame to all receivers of cuts, and uses the weighted sum of the
+    gradients that come back. Receivers are one or more label parties, or the party in the middle.
 
     Args:
         experiment: experiment of the session.
-        data: each party's aligned rows, by party, the label parties' included.
+        data: aligned rows of each party, by party, including label parties.
         mode: train, evaluate or predict.
         outputs: number of classes of [label], or 1 for a regression.
-        options: the parties' inputs, and destinations of results; see `Options`. `bottoms` may hold
-            the middle's model, and the tops of further label parties.
+        options: options of the session; see `Options`. Its entry `bottoms` may also contain the
+            middle party's model, and the tops of additional label parties.
 
     Raises:
-        SpecError: a plug-in cannot be built, does not fit, or has no place here.
+        SpecError: a plug-in cannot be built, does not fit, or has no effect in this session.
 
     Attributes:
         clients: the feature parties.
-        middle: the party between the bottoms and the label party; None without one.
-        label: the label party that leads.
-        others: further label parties by name; in a service those whose tasks are served.
-        helper: a third party that only helps; None without.
+        middle: the party between bottom models and label party; None if there is no such party.
+        label: the label party that leads the session.
+        others: additional label parties by name; in a service, those whose tasks are served.
+        helper: a helper party without columns; None if there is no helper.
     """
 
     label: LabelParty
@@ -306,18 +310,19 @@ class LocalSession(PartiesSession):
 
     @property
     def next_step(self) -> int:
-        """Number of the exchange that would follow."""
+        """Return the number of the exchange that would come next."""
         return self.label.next_step
 
     def run(self) -> LocalSession:
-        """Run the whole session, or the rest of it."""
+        """Run the whole session, or the part of it that is left."""
         self.begin()
         start, split = self._start(), self.label.split
         if self.middle is not None:
             self.middle.resume(start)
         for party in self.others.values():
             party.resume(start)
-        self.label.resume(start)  # then, for its ledger has counted what was just sent again
+        # read only now, because the ledger then includes what was just sent again
+        self.label.resume(start)
         for client in self.clients:
             client.resume(start, rules.in_flight_at(self.terms, split, start))
         schedule = rules.schedule(self.terms, split, start)
@@ -333,7 +338,7 @@ class LocalSession(PartiesSession):
         return self
 
     def begin(self) -> None:
-        """Begin an attempt; if the mode needs keys, the parties' ends agree on new ones."""
+        """Begin an attempt; if the mode needs keys, the parties agree on new keys."""
         if not self._mode.needs_keys:
             return
         keys = self._mode.simulated_keys(self._secrets, self.terms, self._session, self._attempt)
@@ -347,12 +352,12 @@ class LocalSession(PartiesSession):
             self._mode.accept(end, keys[end.party], self.terms)
 
     def go_on(self, states: States | None, schedule: Iterable[Exchange]) -> LocalSession:
-        """Train by `schedule` from the `training_states` of an earlier session.
+        """Train on `schedule`, starting from the `training_states` of an earlier session.
 
         Args:
             states: training states of an earlier session, which may have had other rows; None
                 starts with new weights.
-            schedule: exchanges numbered on from `next_step` of that session.
+            schedule: exchanges, whose numbers continue from `next_step` of that session.
         """
         assert not self.terms.takers, "only if the label party alone receives cuts"
         self.begin()
@@ -367,11 +372,11 @@ class LocalSession(PartiesSession):
         return self
 
     def training_states(self) -> dict[str, dict[str, Any]]:
-        """Return the state that each party resumes from: weights, optimiser and counts."""
+        """Return the state from which each party resumes: weights, optimiser, counters."""
         return {one.name: one.training_state() for one in (*self.beside, self.label)}
 
     def leads(self, name: str) -> LabelParty:
-        """Return a label party; the feature parties then answer only to it."""
+        """Return a label party; after this call the feature parties answer only to this party."""
         for client in self.clients:
             client.end.link = self._ends[name][client.name]
         return self.label if name == self.label.name else self.others[name]
@@ -388,7 +393,7 @@ class LocalSession(PartiesSession):
     def _recorders_of(
         self, experiment: Experiment, data: Mapping[str, PartyData], folder: Path | None
     ) -> dict[str, list[Recorder]]:
-        """Return trace recorders by party; with several label parties there is no trace."""
+        """Return trace recorders by party; there is no trace with several label parties."""
         if self.terms.takers:
             return {}
         return {
@@ -401,12 +406,12 @@ class LocalSession(PartiesSession):
     def _links(
         self, takers: Sequence[str], connect: Connect, observers: Sequence[Observer]
     ) -> dict[str, dict[str, Link]]:
-        """Return the observed link ends of all receivers of cuts, by receiver and feature party."""
+        """Return observed link ends of all receivers of cuts, by receiver and feature party."""
         links = {taker: dict[str, Link]() for taker in takers}
         self._ends = {taker: dict[str, Link]() for taker in takers}
         for party in self.terms.feature_parties:
-            # Both ends of a feature party's link are in this process, and its recorders see the
-            # same frames.
+            # Both ends of a feature party's link are in this process, so the recorders of both
+            # parties see the same frames.
             recorders = [
                 one
                 for name in (party, self.terms.label_party)
@@ -421,7 +426,7 @@ class LocalSession(PartiesSession):
         return links
 
     def _link_of(self, party: str) -> Link:
-        """Return a feature party's own end, linked to all receivers of its cuts."""
+        """Return a feature party's own link end, which sends to all receivers of its cuts."""
         ends = [own[party] for own in self._ends.values()]
         return ends[0] if len(ends) == 1 else FanOut(ends)
 
@@ -439,43 +444,43 @@ class LocalSession(PartiesSession):
         )
 
     def _players(self) -> list[Beside]:
-        """Return the parties other than the label party, in their order of sending."""
+        """Return the parties other than the label party, in the order in which they send."""
         helping = [] if self.helper is None else [_Helper(self.helper)]
         between = [] if self.middle is None else [self.middle]
         return [*helping, *self.clients, *between]
 
 
 class _Helper:
-    """A third party without columns, which serves in its turn."""
+    """A helper party without columns, which serves requests when it is its turn."""
 
     def __init__(self, end: HelperRound) -> None:
         self._end = end
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing, because the party waits for requests."""
+        """Do nothing, because the helper waits for requests."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer the request."""
+        """Serve the request of this exchange."""
         self._end.serve()
 
     def finish(self, exchange: Exchange) -> None:
-        """Do nothing, because the party has served."""
+        """Do nothing, because the helper has served already."""
 
 
 class _Follower:
-    """A further label party, which starts the same exchanges at step one."""
+    """An additional label party, which runs the same exchanges."""
 
     def __init__(self, label: LabelParty, start: int) -> None:
         self._steps = label.steps(rules.schedule(label.terms, label.split, start))
 
     def begin(self, exchange: Exchange) -> None:
-        """Do nothing, because the party sends nothing before the cuts."""
+        """Do nothing, because this party sends nothing before the cuts arrive."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Do nothing, because the party relays nothing."""
+        """Do nothing, because this party relays nothing."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Take the cuts of the exchange and send their gradients."""
+        """Receive the cuts of the exchange, and send their gradients."""
         next(self._steps)
 
     def end(self) -> None:

@@ -1,9 +1,10 @@
-"""Privacy audit: train with canaries, each present by a coin toss, and guess the coins.
+"""Privacy audit: train with canary rows, each included by a coin flip, and guess the coins.
 
-The auditor sees everything that a statement of DP-SGD covers: every noisy gradient of every half,
-and the models. The auditor made the canaries, so it knows each one's gradient. The product of that
-gradient with a noisy sum measures the canary's part in the sum. One forward pass along the sum
-computes this product for all canaries.
+The auditor sees everything that a DP-SGD privacy statement covers: the noisy gradients of every
+party's model, and the models. The auditor made the canaries, so it knows the gradient of each
+canary. The inner product of this gradient with a noisy sum of gradients measures how much the
+canary is part of the sum. A single forward pass with weights moved along the sum computes this
+product for all canaries.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.session.exchange import FeatureEnd
 from vfl.training.local import LocalSession
 
-#: Bottoms that accept any number of columns.
+#: Bottom models that accept any number of columns.
 _OF_COLUMNS = ("mlp", "periodic")
-#: Inputs of a canary, in deviations of the training rows' own.
+#: Value of a canary's inputs, in standard deviations of the inputs of training rows.
 _SPREAD = 3.0
-#: Length of a step along a noisy gradient, over that of the weights.
+#: Length of the step along a noisy gradient, relative to the norm of the weights.
 _ALONG = 1e-3
-#: Smallest number of canaries, or of trainings if there are many, for a meaningful audit.
+#: Smallest number of canaries, or of trainings if there are several, for a meaningful audit.
 FEWEST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """Privacy that a training claims, and the lower bound that an audit proves.
+    """Epsilon that a training claims, and the lower bound that an audit proved.
 
     Attributes:
-        claimed: the training's privacy statement.
-        proved: the lower bound that the audit found.
-        refuted: whether the lower bound is above the claim.
+        claimed: privacy statement of the training.
+        proved: lower bound on epsilon that the audit proved.
+        refuted: whether the lower bound is above the claimed epsilon.
     """
 
     claimed: PrivacyStatement
@@ -54,7 +55,7 @@ class AuditReport:
 
     @property
     def refuted(self) -> bool:
-        """Return whether the claim is wrong, at the confidence of the bound."""
+        """Return whether the claim is refuted, at the confidence level of the bound."""
         return self.proved.epsilon > (self.claimed.epsilon or 0.0)
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class AuditReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a record for JSON; `text` is for readers."""
+        """Return the report as a record for JSON; the entry `text` is for people."""
         return {
             "claimed": self.claimed.as_dict(),
             "proved": self.proved.as_dict(),
@@ -87,20 +88,20 @@ def audit(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> AuditReport:
-    """Audit a private training, in this process.
+    """Audit a training with differential privacy, in this process.
 
     Args:
-        experiment: experiment with a table [dp].
-        data: every party's aligned rows; canaries replace some training rows.
-        canaries: number of canaries; with several trainings each training has one.
-        confidence: confidence of the lower bound.
-        trainings: 1 audits by one training (Steinke et al. 2023); a larger number audits by that
-            many trainings.
-        seed: seed of canaries and coin flips. Noise always comes from fresh secrets.
-        say: called with one line for each training.
+        experiment: experiment with a [dp] table.
+        data: aligned rows of every party; canaries replace some training rows.
+        canaries: number of canaries; with several trainings, each training has one canary.
+        confidence: confidence level of the lower bound.
+        trainings: 1 audits with a single training (Steinke et al. 2023); a larger number audits
+            with that many trainings.
+        seed: seed of the canaries and of the coin flips. Noise always comes from new secrets.
+        say: callback that receives one line of text per training.
 
     Raises:
-        PrivacyError: the experiment claims no epsilon, or the data are too few to prove anything.
+        PrivacyError: the experiment claims no epsilon, or there are too few data to prove anything.
     """
     label, dp = experiment.label.party, experiment.dp
     if dp is None or experiment.secure != "none":
@@ -142,12 +143,12 @@ def audit(
 def _train(
     experiment: Experiment, data: Mapping[str, PartyData], coins: np.ndarray, seed: int
 ) -> tuple[PrivacyStatement, dict[str, np.ndarray]]:
-    """Train once with canaries chosen by coins, and return all canaries' scores."""
+    """Train once, with canaries included by coin flips; return the scores of all canaries."""
     assert experiment.dp is not None, "checked"
     label = experiment.label.party
     split, paired = data[label].split, experiment.dp.sampling == "shuffled"
     order = torch.randperm(len(split.train), generator=generator(seed, "places")).numpy()
-    # If neighbouring data sets replace a row by another one, each coin selects one of the two.
+    # If neighbouring data sets differ by replacing a row, each coin selects one of two rows.
     places = split.train[order[: len(coins) * (2 if paired else 1)]]
     rest = split.train[order[len(places) :]]
     there = np.concatenate([coins, ~coins]) if paired else coins
@@ -173,10 +174,10 @@ def _train(
 def _with_canaries(
     own: PartyData, places: np.ndarray, split: Split, seed: int, bottom: str
 ) -> PartyData:
-    """Return a party's rows with unique inputs, or wrong labels, at the canaries' positions.
+    """Return a party's data in which canaries have unique inputs, or wrong labels.
 
-    A bottom for columns gets one more column for each canary. That column is zero in other rows, so
-    only the canary and the noise change its weights.
+    A bottom model that accepts any number of columns gets one additional column per canary. This
+    column is zero in all other rows, so only the canary and the noise change its weights.
     """
     inputs, labels, at = own.inputs, own.labels, torch.from_numpy(places)
     draw = generator(seed, "canaries", own.name)
@@ -184,10 +185,11 @@ def _with_canaries(
         inputs = inputs.flatten(1).clone()
         inputs[at] = 0
         columns = torch.zeros(len(inputs), len(at))
-        size = _SPREAD * (inputs.shape[1] + len(at)) ** 0.5  # first weights are as small
+        size = _SPREAD * (inputs.shape[1] + len(at)) ** 0.5  # as small as the initial weights
         columns[at, torch.arange(len(at))] = size
         inputs = torch.cat([inputs, columns], 1)
-    elif inputs is not None and not bool((inputs == inputs.round()).all()):  # numbers, no tokens
+    # only for numbers, not for tokens
+    elif inputs is not None and not bool((inputs == inputs.round()).all()):
         inputs = inputs.clone()
         spread = inputs[torch.from_numpy(split.train)].std(0)
         inputs[at] = _SPREAD * spread * torch.randn(len(at), *inputs.shape[1:], generator=draw)
@@ -199,12 +201,12 @@ def _with_canaries(
 
 
 class _Auditor:
-    """Observes every half's noisy gradients, and accumulates each canary's part in them.
+    """Observes all noisy gradients, and accumulates how much each canary is part of them.
 
     Args:
-        session: session that has not run yet.
-        data: every party's rows, with canaries.
-        places: indices of the canaries.
+        session: session that has not been run yet.
+        data: data of every party, with canaries.
+        places: positions of the canaries.
     """
 
     def __init__(
@@ -220,12 +222,11 @@ class _Auditor:
         self._label, self._truth = label, truth[at]
         ends = {client.name: client.end for client in session.clients}
         self._ends = {name: end for name, end in ends.items() if isinstance(end, FeatureEnd)}
-        # For each step and half, axes (canaries,): the part in the sum, and the part if the canary
-        # were present.
+        # For each step and party, axes (canaries,): how much each canary is part of the noisy sum,
+        # and how much it would be if included.
         self._parts: dict[str, list[Tensor]] = {}
         self._whole: dict[str, Tensor] = {}
-        # The same for the difference of a sum from the previous one, which contains no repeated
-        # noise.
+        # The same for the difference of consecutive sums, in which repeated noise cancels.
         self._jumps: dict[str, list[Tensor]] = {}
         self._before: dict[str, list[Tensor]] = {}
         self._waiting: dict[str, Callable[[Sequence[Tensor]], None]] = {}
@@ -234,7 +235,7 @@ class _Auditor:
             _private(end).watch = self._of_feature_party(name)
 
     def scores(self) -> dict[str, np.ndarray]:
-        """Return scores by name, axes (canaries,); a higher one means a likelier member."""
+        """Return scores by name, axes (canaries,); a higher score means "more likely included"."""
         label = self._label.data.name
         parts = {name: torch.stack(each).double() for name, each in self._parts.items()}
         senders = torch.stack([each for name, each in parts.items() if name != label]).sum(0)
@@ -254,7 +255,7 @@ class _Auditor:
         return {name: values.numpy() for name, values in found.items()}
 
     def _forward(self) -> Tensor:
-        """Return outputs of the canaries from the present models."""
+        """Return the current models' outputs for the canaries."""
         bottoms = {name: end.model["bottom"].eval() for name, end in self._ends.items()}
         return self._outputs({name: one(self._inputs[name]) for name, one in bottoms.items()})
 
@@ -270,7 +271,7 @@ class _Auditor:
         return outputs
 
     def _of_label(self, step: int, noisy: Sequence[Tensor]) -> None:
-        """Score canaries by the label party's sum; feature parties still have the same weights."""
+        """Score canaries by the label party's sum, before feature parties change weights."""
         label, cuts, calls = self._label, dict[str, Tensor](), {}
         for name, end in self._ends.items():
             with _private(end).recording() as calls[name]:
@@ -315,7 +316,7 @@ class _Auditor:
         calls: Any,
         again: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> Callable[[Sequence[Tensor]], None]:
-        """Records each canary's part in a noisy sum, in clip norms."""
+        """Return a callback that records each canary's part in a noisy sum, in clip norms."""
         named = {key: one for key, one in model.named_parameters() if one.requires_grad}
         weights = list(named.values())
         clipper = half.clipper
@@ -338,7 +339,7 @@ class _Auditor:
             self._jumps.setdefault(name, []).append(part_in(differ))
 
         def part_in(along: Sequence[Tensor]) -> Tensor:
-            """Return the product with each canary's own clipped gradient."""
+            """Return the inner product with each canary's own clipped gradient."""
             size = sum(float(one.square().sum()) for one in along) ** 0.5
             if not size:
                 return torch.zeros_like(length)
@@ -358,14 +359,14 @@ def _private(end: Any) -> PrivateHalf:
 
 
 class _Whole(nn.Module):
-    """The label party's half as a function of cuts, which can run with other weights."""
+    """The label party's model as a function of cuts, which can run with other weights."""
 
     def __init__(self, owned: nn.ModuleDict, parties: Sequence[str]) -> None:
         super().__init__()
         self.owned, self._parties = owned, parties
 
     def forward(self, sent: Mapping[str, Tensor], name: str, own: Tensor | None) -> Tensor:
-        """Compute outputs from cuts and, if the label party has columns, from its own."""
+        """Compute outputs from cuts, and from the label party's own columns if it has any."""
         cuts = dict(sent)
         if own is not None:
             cuts[name] = self.owned["bottom"](own)

@@ -1,9 +1,9 @@
-"""Promotion of runs: services answer with a folder's promoted run, now and after a restart.
+"""Promotion of runs: services answer with a folder's promoted run, now and later.
 
-`promoted.json` beside the runs lists the promoted runs in order. A service writes its address and
-its present run to `serving.json`, in the folder of the run that it started with. The file
-`serving.next` there requests a switch to another run, without a gap
-(`vfl.session.label.front.serve_in_turn`).
+The file `promoted.json` next to the runs lists the promoted runs in order. A service writes its
+address and its current run to `serving.json`, in the folder of the run with which the service
+started. The file `serving.next` in that folder requests a switch to another run, without
+interruption (`vfl.session.label.front.serve_in_turn`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vfl.core.storage import (
 from vfl.core.text import printable
 from vfl.federation.project import LabelFolder
 
-#: Files of a service, in the folder of the run with which it started.
+#: Files of a service, in the folder of the run with which the service started.
 STATE_FILE, NEXT_FILE, STOP_FILE = "serving.json", "serving.next", "serving.stop"
 _PROMOTED_FILE, _KIND = "promoted.json", "promoted runs"
 
@@ -42,10 +42,11 @@ class RunningService:
     """A service whose process is running.
 
     Attributes:
-        began: folder of the run that the service started with.
-        address: address at which it listens.
-        run: name of the run that answers; None before the first.
-        refused: the run to which it could not switch last, and the reason; empty without one.
+        began: folder of the run with which the service started.
+        address: address at which the service listens.
+        run: name of the run that answers; None before the first run answers.
+        refused: the last run to which the service could not switch, with the reason; empty if there
+            is none.
     """
 
     began: Path
@@ -55,7 +56,7 @@ class RunningService:
 
 
 def running_service(began: Path) -> RunningService | None:
-    """Return the service that began with the run of a folder; None if its process has ended."""
+    """Return the service that started with a folder's run; None if its process has ended."""
     try:
         told = read_json(began / STATE_FILE)
         lives = _lives(int(told["process"]))
@@ -69,13 +70,13 @@ def running_service(began: Path) -> RunningService | None:
 
 
 def services_of(runs: Path) -> list[RunningService]:
-    """Return all services that began with a run of a folder."""
+    """Return all services that started with a run in this folder."""
     found = [running_service(state.parent) for state in sorted(runs.glob(f"*/{STATE_FILE}"))]
     return [service for service in found if service is not None]
 
 
 def promoted_runs(runs: Path) -> list[str]:
-    """Return the names of a folder's promoted runs; the current one is last.
+    """Return the names of a folder's promoted runs in order; the current one is last.
 
     Raises:
         RunFolderError: the record is damaged.
@@ -87,17 +88,17 @@ def promoted_runs(runs: Path) -> list[str]:
 
 
 def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
-    """Have a run answer in every service of its folder, now and in later ones; those of now.
+    """Make all services of a folder answer with a run, now and later; return the services.
 
     Args:
-        run: the folder of a training that ended well.
-        wait_s: seconds that a service may take for the switch.
+        run: folder of a training that ended well.
+        wait_s: seconds within which each service must switch.
 
     Raises:
         RunFolderError: the run did not end well, or its record is damaged.
-        UserError: a service cannot open the run, and continues with the earlier one.
+        UserError: a service cannot open the run; all services continue with the earlier run.
         LostPeerError: a service does not report in time whether it can open the run.
-        StorageError: the disk is full; no service has changed its run.
+        StorageError: the disk is full; no service has switched.
     """
     folder = RunFolder.open(run.resolve())
     folder.summary()
@@ -111,15 +112,15 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
 
 
 def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningService]]:
-    """Have the run answer that was promoted before; its folder, and the services of now.
+    """Return to the previously promoted run; return its folder and the services.
 
     Args:
-        runs: folder of the runs.
-        wait_s: seconds that a service may take for the change.
+        runs: folder that contains the runs.
+        wait_s: seconds within which each service must switch.
 
     Raises:
-        UserError: no run was promoted before, or a service cannot open it.
-        RunFolderError: the run's folder does not exist, or the record is damaged.
+        UserError: no run was promoted before, or a service cannot open the earlier run.
+        RunFolderError: the earlier run's folder does not exist, or the record is damaged.
         LostPeerError: a service does not report in time whether it can open the run.
     """
     with locked(runs):
@@ -137,10 +138,10 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
 
 
 def runs_of(path: Path) -> Path:
-    """Return the folder of the runs: this folder, or the store of a project's label party.
+    """Return the folder of runs: the given folder, or the store of a project's label party.
 
     Raises:
-        RunFolderError: the folder is neither of these.
+        RunFolderError: the folder is neither a folder of runs nor a project.
     """
     if any(path.glob("*/run.json")):
         return path.resolve()
@@ -149,7 +150,7 @@ def runs_of(path: Path) -> Path:
 
 @contextmanager
 def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
-    """Record the promoted runs if the block, which changes the services, ends well."""
+    """Record the promoted runs, if the block that switches the services succeeds."""
     path, now = folder.path.parent / _PROMOTED_FILE, datetime.now(UTC).isoformat(timespec="seconds")
     known = {}
     if path.exists():
@@ -164,7 +165,7 @@ def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
 
 
 def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
-    """Switch every service of the folder to a run; if one cannot, switch all back."""
+    """Switch every service of the folder to a run; if one service cannot, switch all back."""
     changed = list[RunningService]()
     for service in services_of(run.parent):
         if service.run == run.name:
@@ -181,7 +182,7 @@ def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
 
 
 def _ask(service: RunningService, run: Path, wait_s: float) -> None:
-    """Ask one service to switch to a run; wait until it has, or reports why not."""
+    """Request one service to switch to a run; wait until it has switched or reports an error."""
     write_text(service.began / NEXT_FILE, f"{run}\n")
     for _ in looks(wait_s):
         now = running_service(service.began)
@@ -207,7 +208,7 @@ def _ask(service: RunningService, run: Path, wait_s: float) -> None:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except PermissionError:  # it is alive, and belongs to another user
+    except PermissionError:  # the process exists, and belongs to another user
         return True
     except ProcessLookupError:
         return False

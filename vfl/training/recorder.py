@@ -1,9 +1,8 @@
-"""Recording the training of a module that its caller trains: `vfl.record`.
+"""`vfl.record`: recording of the training of a module in the caller's own loop.
 
-Frames are stored as sent bytes, as in a trace of a run. A frame's row is identified by a digest of
-its party's inputs, so that a loader finds it in any order of batches; if inputs change in each
-pass, as for augmented pictures, the caller's positions `rows` identify it. Epochs are counted by
-repeated rows.
+Frames are stored as the sent bytes, as in the trace of a run. A row is identified by a digest of
+its party's inputs, so the order of batches does not matter. If inputs change in each pass, as with
+augmented images, the caller's positions `rows` identify it. A new epoch begins when rows repeat.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from vfl.training.cutting import CutModel
 from vfl.training.fitting import columns_of, row_digests
 from vfl.training.split import Crossings, crossings_of
 
-#: Position of a row that is of no interest, after all others.
+#: Position that stands for all rows of no interest; it is after all other positions.
 _ELSEWHERE = 2**62
 
 
@@ -38,8 +37,8 @@ class _Step:
     """The rows of one forward pass.
 
     Attributes:
-        inputs: digests of each party's inputs, a row each, by party.
-        rows: positions of the rows in the caller's table; None if the caller gave none.
+        inputs: digest of each row of each party's inputs, by party.
+        rows: positions of the rows in the caller's table; None if the caller gave no positions.
     """
 
     inputs: Mapping[str, Sequence[int]]
@@ -51,10 +50,11 @@ class ModuleTrace:
 
     Args:
         model: the module.
-        limit_bytes: recording more than this is refused rather than filling the memory.
+        limit_bytes: largest size of the recording in bytes; a longer recording raises an error
+            before memory is full.
 
     Attributes:
-        frames: frames of the training, as the bytes that crossed.
+        frames: all frames of the training, as the bytes that were sent.
     """
 
     def __init__(self, model: nn.Module, limit_bytes: int = 2**31) -> None:
@@ -66,7 +66,7 @@ class ModuleTrace:
         self._ended_with = ""
 
     def __enter__(self) -> Self:
-        """Begin to record.
+        """Start recording.
 
         Raises:
             SpecError: rows of the module's cuts are tokens, which do not have one label each.
@@ -81,7 +81,7 @@ class ModuleTrace:
         self._open = ExitStack()
 
         def note(called: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if called is model and model.training:  # a copy of the module has this hook as well
+            if called is model and model.training:  # copies of the module have this hook as well
                 self._note(args, named)
 
         hook = model.register_forward_pre_hook(note, with_kwargs=True)
@@ -90,16 +90,16 @@ class ModuleTrace:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Record no more, and keep the digest of the weights that the training ended with."""
+        """Stop recording, and store the digest of the weights at the end of training."""
         if self._open is not None:
             self._open.close()
         self._ended_with = _weights_of(self._model)
 
     def require_of(self, model: Crossings) -> None:
-        """Refuse a module that is neither the recorded one nor a copy, and has other weights.
+        """Reject a module unless it is the recorded one, a copy, or has the same weights.
 
         Raises:
-            DataError: the trace is of another module's training.
+            DataError: the trace belongs to another module's training.
         """
         if model.lineage != self._model.lineage and _weights_of(model) != self._ended_with:
             raise DataError(
@@ -115,7 +115,7 @@ class ModuleTrace:
 
     @property
     def digest(self) -> str:
-        """Digest of all recorded frames."""
+        """Return a digest of all recorded frames."""
         digest = hashlib.sha256()
         for one in self.frames:
             digest.update(f"{one.party}|{one.direction}|{one.step}|{len(one.payload)}|".encode())
@@ -125,18 +125,18 @@ class ModuleTrace:
     def decoded(
         self, party: str, inputs: Sequence[int], rows: Sequence[int] | None = None
     ) -> list[tuple[Replayed, Tensor]]:
-        """Return the frames of one party's cut, with their rows and decoded values.
+        """Return the frames of one party's cuts, with rows and decoded values.
 
-        A forward pass without a backward pass is left out.
+        Forward passes without a backward pass are left out.
 
         Args:
             party: the feature party.
-            inputs: digests of the party's inputs for the rows of interest, in order; a frame's rows
-                are counted in that order, and other rows follow after these.
-            rows: positions in the caller's table of the same rows.
+            inputs: digests of the party's inputs for the rows of interest; the position in this
+                list becomes the row's number in the result. All other rows get a larger number.
+            rows: positions of the same rows in the caller's table.
 
         Raises:
-            DataError: the training had none of these rows.
+            DataError: the training used none of these rows.
         """
         frames = [one for one in self.frames if one.party == party]
         ended = {one.step for one in frames if one.kind is Kind.GRAD}
@@ -154,13 +154,14 @@ class ModuleTrace:
         return found
 
     def _note(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Keep which rows a forward pass is about."""
+        """Store which rows a forward pass uses."""
         model = self._model
         inputs, rows = _given(model, args, named)
         own: dict[str, list[int]] = {}
         for party in model.experiment.parties:
             columns = columns_of(model, party, inputs)[0]
-            # The server of a U-shape sees the rows of the feature party, which comes first.
+            # For the server of a U-shape, the rows are those of the feature party, which comes
+            # first.
             own[party] = list(row_digests(columns.values())) if columns else own[next(iter(own))]
         positions = None if rows is None else torch.as_tensor(rows).long().cpu().numpy()
         self._steps[model.step] = _Step(own, positions)
@@ -168,7 +169,7 @@ class ModuleTrace:
     def _places(
         self, party: str, steps: Iterable[int], inputs: Sequence[int], rows: Sequence[int] | None
     ) -> dict[int, tuple[int, np.ndarray]]:
-        """Epoch and positions of each step's rows, by step."""
+        """Return the epoch and the positions of the rows of each step, by step."""
         keys = {step: self._steps[step].inputs[party] for step in steps}
         known = _positions(inputs)
         by_rows = all(self._steps[step].rows is not None for step in keys) and rows is not None
@@ -200,7 +201,7 @@ class ModuleTrace:
 
 
 def _weights_of(model: Crossings) -> str:
-    """Return the digest of a module's weights and buffers."""
+    """Return a digest of a module's weights and buffers."""
     state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
     return weights_digest(state)
 
@@ -210,7 +211,7 @@ def _listed(rows: np.ndarray | None) -> list[int]:
 
 
 def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
-    """Return the places of each key among `keys`."""
+    """Return the positions at which each key occurs in `keys`."""
     found: dict[int, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         found[key].append(place)
@@ -218,7 +219,7 @@ def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
 
 
 def _given(model: Crossings, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Inputs and rows of a call of the module."""
+    """Return the inputs and the rows with which the module was called."""
     if isinstance(model, CutModel):
         return model.arguments(args, named), named.get("rows")
     inputs, _, rows = (*args, None, None, None)[:3]
@@ -226,10 +227,10 @@ def _given(model: Crossings, args: tuple[Any, ...], named: Mapping[str, Any]) ->
 
 
 class _Replay:
-    """Decodes the frames of one cut as the module did, in their original order.
+    """Decodes the frames of one cut in their original order, as the module did.
 
     Args:
-        codec: codec in its state at the start of the recording.
+        codec: codec with its state at the start of the recording.
         width: width of the cut.
     """
 
@@ -254,12 +255,13 @@ class _Replay:
 def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
     """Record the frames between parties while a module is trained in a `with` block.
 
-    `vfl.attack(model, loader, trace=trace, pack=...)` attacks with it: an attacker gets its view of
-    the training, as its threat model grants it.
+    With the trace, `vfl.attack(model, loader, trace=trace, pack=...)` runs attacks; each attacker
+    sees the part of the training that its threat model grants.
 
     Args:
-        model: a `SplitModule`, or the result of `vfl.split`, possibly in a torch wrapper.
-        limit_bytes: most bytes of all recorded frames; a training that sends more is refused.
+        model: a `SplitModule` or the result of `vfl.split`, possibly inside a torch wrapper.
+        limit_bytes: largest total size of the recorded frames in bytes; a training that sends more
+            raises an error.
 
     >>> from vfl.training.cutting import split
     >>> rows, labels = torch.eye(4), torch.tensor([0, 1, 0, 1])
@@ -270,7 +272,7 @@ def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
     2
 
     Raises:
-        SpecError: rows of the cuts are tokens; raised when the block is entered.
+        SpecError: rows of the cuts are tokens; the error is raised when the block is entered.
     """
     return ModuleTrace(model, limit_bytes)
 

@@ -1,4 +1,4 @@
-"""Train, evaluate and predict in one process, each with its run folder."""
+"""Train, evaluate and predict in one process; each run has its own folder."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ from vfl.training.specs import mistakes_here
 from vfl.training.whole_network import WholeNetworkSession
 
 AnySession = LocalSession | WholeNetworkSession
-#: Subfolder with the knowledge that a dishonest party got from a training, in its part of the run.
+#: Subfolder with what a dishonest party learned in a training, within this party's part of the run.
 _ADVERSARY = "adversary"
 
 
 def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, PartyData]:
-    """Load every party's aligned rows from the experiment's sources.
+    """Load the aligned rows of every party from the experiment's data sources.
 
     Args:
-        experiment: `data.source`, or a `source` of each party.
-        download: fetch a bundled data set that is not here.
+        experiment: experiment with `data.source`, or with a `source` for each party.
+        download: whether to download a bundled data set that is not on this machine.
 
     Raises:
-        ConfigError: a setting has no effect on these rows or on their training.
+        ConfigError: a setting has no effect on these data or on their training.
         DataError: see `vfl.datasets`.
     """
     refuse(mistakes_here(experiment))
@@ -78,7 +78,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
 
 
 def load_again(folder: RunFolder) -> dict[str, PartyData]:
-    """Load every party's present rows, encoded as in a finished run.
+    """Load every party's current rows, encoded as in a finished run.
 
     Raises:
         DataError: see `vfl.datasets`.
@@ -150,7 +150,7 @@ def _of_cells(table: OwnTable) -> OwnTable:
 
 
 def load_rows(folder: RunFolder) -> dict[str, PartyData]:
-    """Load every party's rows that can test a finished run; see `PartyFolder.rows_left`.
+    """Load rows on which a finished run can be tested; see `PartyFolder.rows_left`.
 
     Raises:
         DataError: see `load_data` and `PartyFolder.rows_left`.
@@ -160,10 +160,10 @@ def load_rows(folder: RunFolder) -> dict[str, PartyData]:
 
 
 def training_rows(folder: RunFolder) -> dict[str, PartyData]:
-    """Load every party's rows of a finished run, with the split of its training.
+    """Load the rows of a finished run for every party, with the split of its training.
 
     Raises:
-        TrainedRowsError: the tables have different rows now.
+        TrainedRowsError: the tables contain different rows now.
         DataError: see `load_rows`.
     """
     data = load_rows(folder)
@@ -180,12 +180,12 @@ def training_rows(folder: RunFolder) -> dict[str, PartyData]:
 def _rows_apart(
     experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
 ) -> dict[str, PartyData]:
-    """Return different rows for each party: of its own table, or an even share of one table.
+    """Return different rows for each party, from its own table or as a share of one table.
 
-    The test rows are the label party's.
+    The test rows belong to the label party.
 
     Raises:
-        ExposedCutError: the mode refuses a row set, for example a label party without rows.
+        ExposedCutError: the mode rejects the rows, for example if the label party has none.
         DataError: see `load_data`.
     """
     label = experiment.label
@@ -224,7 +224,7 @@ def _own_rows(
 
 
 def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[str]:
-    """Return warnings on the rows of a one-process experiment; see `vfl.datasets.doubts`."""
+    """Return warnings about the data of a one-process experiment; see `vfl.datasets.doubts`."""
     found = doubts(data)
     if not experiment.is_table:
         return found
@@ -242,7 +242,7 @@ def data_doubts(experiment: Experiment, data: Mapping[str, PartyData]) -> list[s
 
 
 def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
-    """Return each party's table, if parties have their own tables or party files with tables."""
+    """Return each party's table, if the parties have separate tables or party files."""
     data, sources = experiment.data, experiment.own_sources
     if any(map(is_file_of_party, sources.values())):
         return {name: _own_table(name, source) for name, source in sources.items()}
@@ -257,18 +257,18 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
 def sources_read(experiment: Experiment) -> dict[str, str]:
     """Return the tables that `load_data` reads, by party, or one entry for all parties.
 
-    Settings that parties' own tables replace are excluded.
+    Settings that the parties' own tables replace are left out.
     """
     tables = own_tables(experiment) if experiment.is_table else {}
     found = {name: str(table.source) for name, table in tables.items()}
     found = found or {"all parties": experiment.data.source}
-    return {  # the address of a database may contain a password
+    return {  # a database address may contain a password
         name: "a database" if is_database(source) else source for name, source in found.items()
     }
 
 
 def _own_table(name: str, source: str) -> OwnTable:
-    """Return a party's table, as its own file describes it."""
+    """Return a party's table, as the party's own file describes it."""
     party = read_party_file(Path(source))
     own = party.table
     if own.memory is not None:
@@ -284,10 +284,10 @@ def _own_table(name: str, source: str) -> OwnTable:
 def session_of(
     experiment: Experiment, data: Mapping[str, PartyData], mode: Mode, **options: Unpack[Options]
 ) -> AnySession:
-    """Make a session with every party in this process, ready to run; see `LocalSession`.
+    """Build a session with every party in this process, ready to run; see `LocalSession`.
 
     Raises:
-        SpecError: a plug-in cannot be built, or does not fit the rows or the cut.
+        SpecError: a plug-in cannot be built, or does not fit the data or the cut.
     """
     kind: type[AnySession] = LocalSession
     if secure_mode.make(experiment.secure).whole_network:
@@ -306,20 +306,20 @@ def trained(
     explained: Sequence[str] = (),
     adversaries: Mapping[str, Adversary] | None = None,
 ) -> AnySession:
-    """Make a session of a finished run with its weights, ready to evaluate or predict.
+    """Build a session with the weights of a finished run, ready to evaluate or predict.
 
     Args:
         folder: folder of the run.
-        data: every party's rows.
+        data: data of every party.
         mode: evaluate, predict or serve.
-        device: device of the models.
-        tell: called with the progress, which the folder receives too.
+        device: device on which the models run.
+        tell: callback that receives the progress; the run's folder receives it too.
         serving: see `Options`.
         explained: see `Options`.
         adversaries: see `Options`.
 
     Raises:
-        RunFolderError: the weights belong to another run, or are damaged.
+        RunFolderError: the weights are damaged, or belong to another run.
     """
     experiment = folder.experiment()
     owners = _with_middle(experiment, data)
@@ -333,7 +333,7 @@ def trained(
 
 
 def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
-    """Records the progress of a session, and passes it on."""
+    """Return a callback that stores the progress of a session, and passes it on."""
 
     def note(report: ProgressReport) -> None:
         folder.progress(report.record())
@@ -344,7 +344,7 @@ def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
 
 
 def _with_middle(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return all parties with weights: the parties with rows, and the middle without rows."""
+    """Return data of all parties with weights, including a middle party, which has no rows."""
     if experiment.middle is None:
         return dict(data)
     name, split = experiment.middle.party, data[experiment.label.party].split
@@ -362,24 +362,24 @@ def train(
     data: Mapping[str, PartyData] | None = None,
     **options: Unpack[Options],
 ) -> dict[str, Any]:
-    """Train in this process; return the summary, whose `run` is the run's folder.
+    """Train in one process; return the run's summary, in which `run` is the run's folder.
 
     Args:
-        experiment: experiment to train.
-        root: folder of the run folders.
+        experiment: the experiment to train.
+        root: parent folder of the run's folder.
         name: name of the run's folder.
-        command: command that repeats the run, for the record.
-        resume: go on with that run from its last committed checkpoint.
-        download: fetch a bundled data set that is not here.
-        data: rows from `load_data` for this experiment; None loads them.
-        options: options of a `LocalSession`; the knowledge of an adversary is stored beside its
-            weights.
+        command: command that repeats the run, to be stored in the record.
+        resume: whether to continue this run from its last committed checkpoint.
+        download: whether to download a bundled data set that is not on this machine.
+        data: result of `load_data` for this experiment; None loads the data.
+        options: options of `LocalSession`; what an adversary learned is stored with its weights.
 
     Raises:
-        VFLError: the training failed; failure.json in the run folder contains the same error.
+        VFLError: the training failed; the file failure.json in the run folder contains the same
+            error.
     """
     begun = experiment.train.warm_start
-    if begun is not None:  # rows as the earlier run encoded them
+    if begun is not None:  # data encoded as in the earlier run
         data, options["weights"] = _as_left_by(RunFolder.open(root / begun), experiment)
     data = load_data(experiment, download=download) if data is None else data
     found: list[str] = []
@@ -427,7 +427,7 @@ def _save_parties(
     data: Mapping[str, PartyData],
     figures: Mapping[str, Any],
 ) -> None:
-    """Store each party's part of a trained model, with the leading label party's figures."""
+    """Store each party's part of a trained model, and the leading label party's metrics."""
     weights, label, tasks = session.weights(), session.label, _tasks(session)
     for party, own in data.items():
         leads = party == label.name
@@ -445,11 +445,11 @@ def _save_parties(
 def _as_left_by(
     earlier: RunFolder, experiment: Experiment
 ) -> tuple[dict[str, PartyData], dict[str, dict[str, torch.Tensor]]]:
-    """Return every party's rows, encoded as in an earlier run, and that run's final weights.
+    """Return every party's data, encoded as in an earlier run, and that run's final weights.
 
     Raises:
         ConfigError, DataError: see `load_data`.
-        DisagreementError: the earlier run had a different network or different parties.
+        DisagreementError: the earlier run had a different network or other parties.
     """
     refuse(mistakes_here(experiment))
     require_same_top(earlier.experiment(), experiment)
@@ -469,7 +469,7 @@ def _as_left_by(
 
 
 def accounts_of(session: AnySession) -> dict[str, Any]:
-    """Return figures of all parties that only a process which runs every party can collect."""
+    """Return metrics that only a process which runs all parties can collect."""
     if tasks := _tasks(session):
         return {"tasks": tasks}
     if not isinstance(session, WholeNetworkSession):
@@ -482,7 +482,7 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
 
 
 def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
-    """Return a training's metrics for one party's part of the model."""
+    """Return the training metrics of one party's part of the model."""
     if not isinstance(session, WholeNetworkSession):
         return {}
     everybody = {one.name: one.figures() for one in session.clients}
@@ -490,7 +490,7 @@ def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
 
 
 def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
-    """Return metrics and bytes of further label parties."""
+    """Return metrics and bytes of additional label parties."""
     if not isinstance(session, LocalSession):
         return {}
     found = {}
@@ -502,10 +502,10 @@ def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
-    """Restore in a started adversary the state that it had at the end of this run.
+    """Restore a started adversary to the state that it had at the end of this run.
 
     Raises:
-        RunFolderError: that party had no adversary, or another version of vfl wrote the run.
+        RunFolderError: the party had no adversary, or another version of vfl wrote the run.
     """
     adversary.load_training_state(_learned(folder, party, folder.experiment()).load(0))
 
@@ -521,10 +521,10 @@ def evaluate(
     tell: Tell | None = None,
     explained: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Evaluate a run's weights on its test rows, and on rows that it has never seen.
+    """Evaluate a run on its test rows, and on rows that the run has never used.
 
     Raises:
-        TrainedRowsError: no such row is left, or it is not known which rows the run trained on.
+        TrainedRowsError: no such row is left, or the rows of the training are not known.
     """
     data = load_rows(folder)
     with locked(folder.path):
@@ -542,17 +542,17 @@ def evaluate_together(
 ) -> list[dict[str, Any]]:
     """Evaluate several runs on common rows that none of them trained or validated on.
 
-    Each run stores its metrics as another evaluation; `common_rows` is the number of rows and
-    `beside` names the other runs.
+    Each run stores its metrics as one more evaluation; `common_rows` is the number of rows, and
+    `beside` lists the other runs.
 
     Args:
-        folders: folders of runs that this process trained.
-        device: device of the models.
-        tell: called with the progress.
+        folders: folders of runs that were trained in one process.
+        device: device on which the models run.
+        tell: callback that receives the progress.
 
     Raises:
-        TrainedRowsError: no such row is left, or it is not known which rows a run trained on.
-        DisagreementError: the runs read different rows.
+        TrainedRowsError: no such row is left, or the rows of a training are not known.
+        DisagreementError: the runs read different data.
     """
     loaded = [load_again(folder) for folder in folders]
     labels = [
@@ -594,7 +594,7 @@ def evaluate_together(
 
 
 def _keep_explained(folder: RunFolder, session: AnySession, data: Mapping[str, PartyData]) -> None:
-    """Store the contributions of columns at their owners."""
+    """Store the Shapley values of columns in the folders of their owners."""
     if not isinstance(session, WholeNetworkSession):
         return
     everybody: list[WholeNetworkParty | WholeNetworkLabel] = [*session.clients, session.label]
@@ -609,7 +609,7 @@ def predict(
     tell: Tell | None = None,
     explained: Sequence[str] = (),
 ) -> Path:
-    """Predict the rows that `evaluate` tests; the CSV file with the answers."""
+    """Predict the rows that `evaluate` tests; return the CSV file's path."""
     experiment = folder.experiment()
     data = load_rows(folder)
     path = folder.path / "predictions.csv"

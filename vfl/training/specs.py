@@ -1,6 +1,6 @@
-"""The plug-ins that an experiment names; each can refuse settings before anything runs.
+"""Checks of the plug-ins that an experiment names, before anything runs.
 
-`vfl.config.validate` has all other rules, and maps settings to families.
+`vfl.config.validate` has all other rules, and maps settings to plug-in families.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from vfl.session.trace import trace_of_masked_cuts
 
 
 def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
-    """Read an experiment file that one process can train, and the position of each setting.
+    """Read an experiment file that one process can train, with the position of each setting.
 
     Raises:
-        ConfigError, SpecError: the experiment has mistakes; the error lists all of them.
+        ConfigError, SpecError: the experiment has mistakes; the error lists all mistakes.
     """
     experiment = read_experiment(path, overrides, spec_mistakes)
     locations = Locations.of(path, overrides)
@@ -64,7 +64,7 @@ def checked(content: Mapping[str, Any], where: str) -> Experiment:
 
     Args:
         content: the settings.
-        where: name of the arguments in messages.
+        where: name of the arguments for error messages.
 
     Raises:
         ConfigError, SpecError: see `read_checked`.
@@ -75,15 +75,15 @@ def checked(content: Mapping[str, Any], where: str) -> Experiment:
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> None:
-    """Build every plug-in the experiment names, to report wrong specs before anything runs.
+    """Build every plug-in that an experiment names, to report wrong specs before a run.
 
     Args:
-        experiment: experiment to check.
-        locations: file and line of each setting, for messages.
+        experiment: the experiment to check.
+        locations: file and line of each setting, for error messages.
 
     Raises:
-        SpecError: a spec is wrong; the error names the nearest known name or option, or the widths
-            that would fit.
+        SpecError: a spec is wrong; the error names the most similar valid name or option, or the
+            widths that would fit.
         ConfigError: several specs are wrong; the error lists all of them.
     """
     locations = locations or Locations()
@@ -91,12 +91,12 @@ def check_specs(experiment: Experiment, locations: Locations | None = None) -> N
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
-    """Build every codec for a cut of one width, to report all wrong specs at once.
+    """Build every codec for a cut of this width, to report all wrong specs at once.
 
     Args:
         specs: the codecs.
         width: width of the cut.
-        setting: name of the setting, for messages.
+        setting: name of the setting for error messages.
 
     Raises:
         SpecError, ConfigError: see `check_specs`.
@@ -111,7 +111,7 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
 
 
 def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistake]:
-    """Yield the wrong specs of an experiment, each with the name of its setting in the file."""
+    """Yield the wrong specs of an experiment, each with the name of the setting in the file."""
     content, written = experiment.model_dump(), locations.lines
     if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
         content["model"] = content.pop("secure")
@@ -119,7 +119,7 @@ def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistak
 
 
 def mistakes_here(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield mistakes, other than wrong specs, for one process that runs every party."""
+    """Yield mistakes other than wrong specs, for one process that runs all parties."""
     from vfl.session import secure_mode
 
     apart = False
@@ -147,23 +147,23 @@ def _check_codec(spec: str, widths: Sequence[object]) -> None:
 
 
 def _check_merger(spec: str, widths: Sequence[object]) -> None:
-    """Check a merger, and that it can merge cuts of the known widths."""
+    """Check that a merger exists, and that it can merge cuts of the known widths."""
     merger, known = models.make_merger(spec), [one for one in widths if isinstance(one, int)]
     if known == [*widths] and known:
         merger.width(known)
 
 
 def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
-    """Try the optimiser; the check of each setting reports values that are wrong by themselves."""
+    """Build the optimiser with the settings; single invalid values are reported elsewhere."""
     try:
         settings = TrainSettings.model_validate({**table_in(content, "train"), **changed})
     except ValueError:
         return
-    _ = Optimization(settings).copies  # which tries it
+    _ = Optimization(settings).copies  # building it detects mistakes
 
 
 def _check_schedule(content: Mapping[str, Any]) -> None:
-    """Try the schedule of learning rates; `_check_steps` reports a wrong optimiser."""
+    """Build the learning-rate schedule; `_check_steps` reports a wrong optimiser."""
     try:
         _check_steps(content, schedule=NO_SCHEDULE)
     except SpecError:
@@ -172,7 +172,7 @@ def _check_schedule(content: Mapping[str, Any]) -> None:
 
 
 def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
-    """Check a secure mode with the other settings; "none" fits all settings."""
+    """Check a secure mode together with the other settings; "none" fits all settings."""
     if spec == "none":
         return
     from vfl.session import secure_mode
@@ -188,7 +188,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     parties, names = table_in(content, "parties"), ("codec", "defense", "merge")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
     named["secure"] = spec
-    # It is built from unchecked settings; other checks report mistakes in the rest of the
+    # The mode is built from unchecked settings; other checks report mistakes in the rest of the
     # experiment.
     chosen = Experiment.model_construct(
         **named,
@@ -210,14 +210,14 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
     except ExposedCutError:
         raise
     except SpecError:
-        return  # the checks of codec, defense and bottom report this
+        return  # the checks of codec, defense and bottom report this error
     trace = table_in(content, "trace")
     if trace.get("phases") or trace.get("snapshots"):
         raise trace_of_masked_cuts()
 
 
 def _check_model(spec: str, content: Mapping[str, Any]) -> None:
-    """Check a model that replaces the network; secure modes apply to networks."""
+    """Check a model that replaces the neural network; secure modes apply to neural networks."""
     from vfl.session.secure_mode import SECURE
 
     name, _ = parse(spec)
@@ -237,7 +237,7 @@ def _check_model(spec: str, content: Mapping[str, Any]) -> None:
 
 
 def _check_linear(party: str, bottom: str) -> None:
-    """Check a bottom that a feature party shares with another."""
+    """Check a bottom model that feature parties share."""
     recipe = models.make_bottom(bottom)
     if not isinstance(recipe, MLPBottom) or recipe.hidden or recipe.last != "none":
         raise ExposedCutError(
@@ -248,7 +248,7 @@ def _check_linear(party: str, bottom: str) -> None:
 
 
 def _check_attack(spec: str) -> None:
-    """Check an attack, or the name of a pack of attacks."""
+    """Check the spec of an attack, or the name of a pack of attacks."""
     if spec in PACKS:
         return
     from vfl import attacks
@@ -275,19 +275,21 @@ def _check_augmentation(spec: str) -> None:
 
 def _check_defense(spec: str, numbers: bool) -> None:
     defense = defenses.make(spec)
-    if numbers:  # the number of classes is known only when the labels are read
+    if numbers:  # the number of classes is unknown until labels are read
         defense.prepare(defenses.LabelKind(classes=None))
 
 
-#: Hooks that need cuts and labels, or agreed values, at parties without a common link.
+#: Defense hooks that need cuts and labels, or agreed values, at parties without a link to each
+#: other.
 _JOINING = ("batch", "fit", "loss")
 
 
 def check_beside_middle(spec: str) -> None:
-    """Refuse a defense that would have to look at both sides of a middle.
+    """Raise an error for a defense that would need data from both sides of a middle party.
 
     Raises:
-        SpecError: the defense cannot be built, or needs a hook that a party in the middle excludes.
+        SpecError: the defense cannot be built, or needs a hook that a party in the middle makes
+            impossible.
     """
     if found := defenses.uses(defenses.make(spec), *_JOINING):
         raise SpecError(
@@ -300,13 +302,13 @@ def check_beside_middle(spec: str) -> None:
 
 
 def _check_known_beside_middle(spec: str) -> None:
-    """Check a defense beside a middle party; another check reports a spec that cannot be built."""
+    """Check a defense with a middle party; another check reports specs that cannot be built."""
     with suppress(UnknownNameError, UnknownOptionError, BadOptionError):
         check_beside_middle(spec)
 
 
 def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> None:
-    """Report only [dp]'s refusals; other checks report specs that cannot be built or do not fit."""
+    """Report only errors due to [dp]; other checks report specs that cannot be built."""
     try:
         refuse(spec, beside)
     except PrivacyError:
@@ -315,10 +317,11 @@ def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> 
         return
 
 
-#: Checks of a plug-in by family; each receives the spec and the values that the plug-in must fit.
+#: Checks of a plug-in, by family; each check gets the spec and the values that the plug-in must
+#: fit.
 _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "codec": _check_codec,
-    # 1 replaces a number that is fitted later.
+    # 1 replaces a number that is found later.
     "wanted codec": lambda spec, widths: _check_codec(spec.replace(WANTED, "1"), widths),
     "defense": _check_defense,
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),

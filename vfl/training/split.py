@@ -1,7 +1,7 @@
 """A split network as one torch module, for your own training loop.
 
-`SplitModule` joins bottom models and a top model. `vfl.split` cuts a model that exists
-(`vfl.training.cutting`). Both send cuts and gradients through `Crossings`.
+`SplitModule` joins bottom models and a top model to one module. `vfl.split` splits an existing
+model (`vfl.training.cutting`). Both send cuts and gradients as frames, by the class `Crossings`.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from vfl.session.exchange import Draws, check_finite, check_shape, secret_of_end
 from vfl.training.specs import checked
 
 _LABEL = "label"
-#: Hooks in which a defense looks at the labels of a batch.
+#: Hooks in which a defense reads the labels of a batch.
 _ON_LABELS = ("loss", "gradient")
-#: Hooks that act outside this module.
+#: Hooks that act outside of this module, such as in the training loop.
 _ELSEWHERE = ("labels", "counts", "batch", "fit", "targets", "received")
-#: Beginning of torch's error of a batch normalisation in training.
+#: Beginning of the error message that torch's batch normalisation raises in training.
 _ONE_ROW = "Expected more than 1 value per channel"
-#: Directions of a cut and of its gradient, and those of a cut that comes back (U-shape).
+#: Directions of a cut and of its gradient, and directions of a cut that comes back (U-shape).
 _FORTH, _BACK = ("up", "down"), ("down", "up")
 
 
 class Crossings(nn.Module):
-    """Both ends of every cut: codecs, defenses and frames of a module that runs all parties.
+    """Codecs, defenses and frames at every cut, for a module that runs all parties.
 
     A subclass runs the models in its `forward`. `state_dict` contains all weights, the step, and
-    the state of codecs and defense, so that a training can resume from it. It does not contain the
-    ledger and the observers.
+    the state of codecs and defense, so that a training can resume. It does not contain the ledger
+    and the observers.
 
     Attributes:
-        experiment: the settings, as in an experiment file; without a codec if each party has its
-            own.
-        step: forward passes in training so far.
-        ledger: ledger of the frames that crossed.
+        experiment: the settings as in an experiment file; the codec is left out if parties have
+            different codecs.
+        step: number of forward passes in training so far.
+        ledger: ledger of all frames that were sent.
 
     Args:
-        widths: width of each feature party's cut, all axes of a row together.
+        widths: width of each feature party's cut: the number of values per row.
         codec, defense, merge, task, seed, observers: see `SplitModule`.
-        elsewhere: hooks of defenses that the subclass cannot run.
+        elsewhere: hooks of defenses that the subclass cannot call.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ class Crossings(nn.Module):
         self._defense = _reachable(defense, elsewhere)
         self._codecs = {name: compression.make(codecs[name]) for name in widths}
         self._specs = {name: codecs[name] for name in widths}
-        self._lineage = token_hex(8)  # the same in copies, as in an average of weights
+        # the same value in copies, for example in an average of weights
+        self._lineage = token_hex(8)
         self._secrets = {name: Secret.of_simulation(seed, name) for name in widths}
         self._label_secret = Secret.of_simulation(seed, _LABEL)
         self._end_secrets = {name: secret_of_end(self._label_secret, name) for name in widths}
@@ -103,7 +104,7 @@ class Crossings(nn.Module):
 
     @property
     def codecs(self) -> Mapping[str, Codec]:
-        """The codec of each cut, with its learned state."""
+        """Codec of each cut, with its learned state."""
         return self._codecs
 
     @property
@@ -113,19 +114,19 @@ class Crossings(nn.Module):
 
     @property
     def codec_text(self) -> str:
-        """The codec's spec; if parties have different codecs, the spec of each."""
+        """Spec of the codec; if parties have different codecs, all of their specs."""
         if len(self.codec_specs) == 1:
             return next(iter(self.codec_specs))
         return "; ".join(f"{name}: {spec}" for name, spec in self._specs.items())
 
     @property
     def lineage(self) -> str:
-        """Random name of this module, which its copies share."""
+        """Random name of this module; copies of the module have the same name."""
         return self._lineage
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
-        """Send every frame of the forward passes in a block to an observer; copies do not."""
+        """Send the frames of passes in a block to an observer; copies of the module do not."""
         self._watching = (*self._watching, observer)
         try:
             yield
@@ -133,13 +134,13 @@ class Crossings(nn.Module):
             self._watching = tuple(one for one in self._watching if one is not observer)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the defense's privacy statements; empty if it makes none."""
+        """Return the defense's privacy statements; empty if it makes no statement."""
         return self._defense.privacy()
 
     def extra_loss(self) -> Tensor:
-        """Return the terms that codec and defense add to the last forward pass's loss; 0 if none.
+        """Return the loss terms that codec and defense add in the last pass; 0 without any.
 
-        A training that omits them from its loss ends with an error in the backward pass.
+        If a training omits these terms from its loss, the backward pass raises an error.
         """
         taken = [one.taken() for one in self._additions]
         self._additions.clear()
@@ -171,7 +172,7 @@ class Crossings(nn.Module):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return an independent copy; forward passes that await gradients are not copied."""
+        """Return an independent copy; forward passes that wait for gradients are not copied."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         fresh: dict[str, Any] = {"_additions": [], "_observers": (), "_watching": ()}
@@ -179,15 +180,15 @@ class Crossings(nn.Module):
         copied._observers = (copied.ledger, *self._observers[1:])
         return copied
 
-    # What subclasses build from.
+    # Methods that subclasses use.
 
     def _add_ends(self, name: str, width: int) -> None:
-        """Add a codec's modules for both ends of one cut; the caller seeds the draws."""
+        """Add a codec's modules for both sides of one cut; the caller seeds the random draws."""
         self.encoders[name] = self._codecs[name].client_module(width) or nn.Identity()
         self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
 
     def _begin(self, labels: Tensor | None, rows: Any) -> tuple[StepContext, Addition]:
-        """Return the context of a forward pass, and the collector of its additional loss terms."""
+        """Return the context of a forward pass, and a collector of additional loss terms."""
         if self.training and labels is None and self._on_labels:
             raise SpecError(
                 "this defense reads the labels of each training batch, and received none",
@@ -200,7 +201,7 @@ class Crossings(nn.Module):
         return StepContext(self.step, self.training, rows=positions), Addition()
 
     def _guarded(self, name: str, cut: Tensor, context: StepContext) -> Tensor:
-        """Return a bottom's output as the defense changes it; axes (rows, width)."""
+        """Return a bottom model's output after the defense; axes (rows, width)."""
         return self._defense.embedding(cut, _with_secret(context, self._secrets[name]))
 
     def _send(
@@ -217,13 +218,14 @@ class Crossings(nn.Module):
         """Send a cut; return it as the receiver decodes it.
 
         Args:
-            name: name of the party that the cut belongs to.
-            cut: output of `_guarded` behind the codec's module.
+            name: name of the party to which the cut belongs.
+            cut: result of `_guarded`, after the codec's module.
             rows: the party's inputs, for defenses that use them.
             labels: labels of the rows.
-            context: context of the forward pass.
-            addition: additional loss terms of the forward pass.
-            back: whether the cut goes to the feature party and its gradient to the other party.
+            context: step context of the forward pass.
+            addition: collector of the additional loss terms of the forward pass.
+            back: whether the cut goes back to the feature party (U-shape), and its gradient to the
+                other party.
         """
         codec, own = self._codecs[name], self._context(context, self._secrets[name])
         check_finite(cut.detach(), "cut", name, context.step)
@@ -248,7 +250,7 @@ class Crossings(nn.Module):
         context: StepContext,
         addition: Addition,
     ) -> Tensor:
-        """Return the outputs for the caller."""
+        """Return the outputs after the defense, for the caller."""
         if self.training:
             self._check_labels(labels, outputs)
         here = self._context(context, self._label_secret)
@@ -258,7 +260,7 @@ class Crossings(nn.Module):
         return outputs
 
     def _count(self, addition: Addition) -> None:
-        """Count a finished forward pass."""
+        """Count a finished forward pass in training."""
         if self.training:
             self.step += 1
             if addition.total is not None:
@@ -268,7 +270,7 @@ class Crossings(nn.Module):
         return _with_secret(context, secret if context.training else None)
 
     def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
-        """Check labels as in an experiment of this task; inform the defense of their kind."""
+        """Check labels as in an experiment with this task; give their kind to the defense."""
         if self._prepared and not self._on_labels:
             return
         classes = None
@@ -282,28 +284,31 @@ class Crossings(nn.Module):
 
 
 class SplitModule(Crossings):
-    """Bottoms, cut and top in one module; every forward and backward pass sends real frames.
+    """Bottom models, cut and top model in one module; each pass sends real frames.
 
     The top's inputs and the bottoms' gradients are decoded from real frames, so a loop around this
-    module trains what a federation would train. `ledger` counts the frames. A defense acts as it
-    does there, or a step ends in an error: A defense that reads labels needs them in the forward
-    pass of a training, and the loss must include `extra_loss`. The caller computes the loss;
-    defenses expect the gradient of a mean over the batch with equal row weights.
+    module trains the same model as a federation. `ledger` counts the frames. A defense acts as in a
+    federation, or else the step raises an error. A defense that reads labels needs them in the
+    forward pass of a training, and the loss must include `extra_loss`. The caller computes the
+    loss; defenses expect the gradient of a mean over the batch in which all rows have the same
+    weight.
 
-    Frames carry float32: a cut of another floating-point type is converted, and converted back.
+    Frames carry float32. A cut of another floating-point type is converted before sending, and
+    converted back after receiving.
 
     Args:
-        bottoms: each feature party's model, from its inputs to axes (rows, its width).
-        top: the label party's model from the merged cuts to outputs, one per class.
+        bottoms: model of each feature party, by party; maps inputs to axes (rows, width).
+        top: the label party's model, which maps merged cuts to outputs, one per class.
         widths: width of each party's cut, or the axes of one row, such as (64, 8, 8); merger and
-            top receive a cut of several axes unchanged.
-        codec: a spec, or a spec for each party.
-        defense: a spec, as everywhere.
-        merge: spec of a merger, as everywhere.
-        task: "classification", or "regression" where labels are numbers.
-        seed: replaces the parties' secrets; secrets within one process would give no protection.
-            Dropout and random layers of a defense depend on it too.
-        observers: objects that receive every frame besides the ledger, for example a `Trace`.
+            top receive cuts with several axes unchanged.
+        codec: spec of a codec, or one spec per party.
+        defense: spec of a defense.
+        merge: spec of a merger.
+        task: "classification", or "regression" if labels are numbers.
+        seed: seed from which the parties' secrets are derived; secrets within one process would
+            give no protection. Dropout and random layers of a defense depend on the seed too.
+        observers: objects that receive every frame in addition to the ledger, for example a
+            `Trace`.
 
     >>> bottoms = {"bank": nn.Linear(3, 4), "shop": nn.Linear(5, 4)}
     >>> model = SplitModule(bottoms, nn.Linear(8, 2), {"bank": 4, "shop": 4}, codec="topk:k=2")
@@ -311,8 +316,8 @@ class SplitModule(Crossings):
     torch.Size([6, 2])
 
     Raises:
-        ConfigError, SpecError: an experiment file with these settings is refused, or a defense
-            needs the training loop, the task's loss or all the training rows.
+        ConfigError, SpecError: an experiment file with these settings would be rejected, or a
+            defense needs the training loop, the task's loss or all training rows.
     """
 
     def __init__(
@@ -360,20 +365,20 @@ class SplitModule(Crossings):
     def forward(
         self, inputs: Mapping[str, Any], labels: Tensor | None = None, rows: Any = None
     ) -> Tensor:
-        """Outputs for a batch.
+        """Return the outputs for a batch.
 
         Args:
-            inputs: rows of each party in the same order: a tensor of axes (rows, ...), or a tuple
-                or dict of arguments of the bottom, whose first has axes (rows, ...).
-            labels: axes (rows,); needed in training by defenses that look at labels.
-            rows: position of each row in your table, whole numbers of axes (rows,); needed in
-                training by codecs that keep state for each row.
+            inputs: rows of each party in the same order: a tensor with axes (rows, ...), or a tuple
+                or dict of arguments of the bottom, the first of which has axes (rows, ...).
+            labels: labels, axes (rows,); defenses that read labels need them in training.
+            rows: position of each row in your table, integers with axes (rows,); codecs with state
+                for each row need it in training.
 
         Raises:
-            SpecError: the defense looks at labels, and there are none, or they are of a kind that
-                it means nothing for; or the codec needs `rows`.
-            DataError: a party's rows are missing; labels that are no class of the outputs, or of
-                another number of rows.
+            SpecError: the defense reads labels and there are none, or labels of this kind have no
+                meaning for it; or the codec needs `rows`.
+            DataError: a party's rows are missing; or labels are no classes of the outputs, or have
+                a different number of rows.
         """
         _check_inputs(inputs, self.widths)
         context, addition = self._begin(labels, rows)
@@ -390,7 +395,7 @@ class SplitModule(Crossings):
         return outputs
 
     def is_flat(self, party: str) -> bool:
-        """Return whether a party's cut has exactly one axis after its rows."""
+        """Return whether a party's cut has exactly one axis besides its rows."""
         return len(self._shapes[party]) == 1
 
     def _cut(
@@ -423,7 +428,7 @@ class SplitModule(Crossings):
 
 
 def _with_secret(context: StepContext, secret: Secret | None) -> StepContext:
-    """Return the context with a secret; `dataclasses.replace` is slower, several times a step."""
+    """Return the context with a secret; much faster than `dataclasses.replace`."""
     return StepContext(context.step, context.training, secret, context.rows)
 
 
@@ -432,7 +437,7 @@ class Addition:
 
     Attributes:
         total: sum of the terms; None if there are none.
-        arrived: whether a backward pass has reached these terms.
+        arrived: whether a backward pass has passed through these terms.
     """
 
     def __init__(self) -> None:
@@ -440,14 +445,15 @@ class Addition:
         self.arrived = False
 
     def add(self, term: Tensor | None) -> None:
-        """Add a term."""
+        """Add a term to the sum; None adds nothing."""
         if term is not None:
             self.total = term if self.total is None else self.total + term
 
     def taken(self) -> Tensor | None:
-        """Return the sum, for the caller's loss.
+        """Return the sum of the terms, for the caller's loss.
 
-        It is a node made after the forward pass, which autograd visits before any cut.
+        The result is an autograd node that was created after the forward pass, so the backward pass
+        visits it before any cut.
         """
         if self.total is None or not self.total.requires_grad:
             return self.total
@@ -459,7 +465,7 @@ class Addition:
         self.arrived = True
 
     def require(self, party: str, step: int) -> None:
-        """Refuse a gradient for which a value is missing."""
+        """Reject a gradient if the loss did not include these terms."""
         if self.total is not None and self.total.requires_grad and not self.arrived:
             raise SpecError(
                 "codec or defense add a term to the loss, which this loss lacks",
@@ -470,7 +476,7 @@ class Addition:
 
 @dataclass(eq=False)
 class _Crossing:
-    """The way of one cut to the other party, and of its gradient back."""
+    """Transfer of one cut to the other party, and of its gradient back."""
 
     party: str
     codec: Codec
@@ -485,7 +491,7 @@ class _Crossing:
     went_back: bool = False
 
     def forth(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
-        """Return the decoded cut, and the state of both ends for its gradient."""
+        """Return the decoded cut, and the codec states of both sides for the gradient."""
         payload, kept = self.codec.encode(self._for_codec(cut), self.here)
         kind = Kind.CUT if self.here.training else Kind.QUERY
         self._report(self.ways[0], Frame(kind, self.here.step, payload))
@@ -494,7 +500,7 @@ class _Crossing:
         return decoded if _alike(decoded, cut) else decoded.to(cut), kept, saved
 
     def back(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
-        """Return the gradient as the receiver decodes it."""
+        """Return the gradient as its receiver decodes it."""
         self._require_first()
         self.addition.require(self.party, self.there.step)
         sent = self._defended(self._for_codec(grad))
@@ -507,14 +513,14 @@ class _Crossing:
         return received if _alike(received, grad) else received.to(grad)
 
     def _for_codec(self, values: Tensor) -> Tensor:
-        """Convert values for codecs: float32, on the CPU unless the codec runs elsewhere."""
+        """Convert values for codecs: float32, and on the CPU unless the codec runs elsewhere."""
         values = values.detach()
         if values.dtype is not torch.float32:
             values = values.float()
         return values if self.codec.on_card else values.cpu()
 
     def _require_first(self) -> None:
-        """Refuse a gradient of a gradient, or a second gradient, which no party could request."""
+        """Reject a gradient of a gradient, or a second gradient; no party can request them."""
         where = f"step {self.there.step}, at the gradient of party '{self.party}'"
         if torch.is_grad_enabled():
             raise SpecError(
@@ -532,7 +538,7 @@ class _Crossing:
         self.went_back = True
 
     def _defended(self, grad: Tensor) -> Tensor:
-        """Return the gradient to encode; a defense acts in training steps only."""
+        """Return the gradient after the defense, which acts only in training steps."""
         if self.acting and not self.there.training:
             raise SpecError(
                 "this defense acts in training steps, but this gradient belongs to an evaluation",
@@ -540,7 +546,7 @@ class _Crossing:
                 got=f"model.eval() before it, where '{self.acting[0]}' does not act",
                 fix="model.train() before the forward pass; single layers may be in eval()",
             )
-        if self.labels is None:  # in this case no hook reads them
+        if self.labels is None:  # for an evaluation, no hook reads them
             return grad
         return self.defense.gradient(grad, self.labels, self.there)
 
@@ -555,7 +561,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 class _Cross(torch.autograd.Function):
-    """A cut and its gradient as an autograd function."""
+    """Autograd function that sends a cut, and its gradient in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, cut: Tensor, crossing: _Crossing) -> Tensor:
@@ -570,11 +576,11 @@ class _Cross(torch.autograd.Function):
 
 
 def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
-    """Return the split module inside a torch wrapper, such as a compiled or averaged one.
+    """Return the split module inside a torch wrapper, for example a compiled module.
 
     Args:
-        module: a split module, or a wrapper of one.
-        averaged: whether an average of weights, or a replica of several processes, will do.
+        module: a split module, or a wrapper of a split module.
+        averaged: whether averages of weights, and replicas of several processes, are allowed.
 
     Raises:
         DataError: the module contains no split module.
@@ -595,12 +601,13 @@ def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
 
 
 def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
-    """Return the defense; refuse a defense that acts outside this module."""
+    """Build a defense; raise an error if it acts outside of this module."""
     defense = defenses.make(spec)
     missed = defenses.uses(defense, *_ELSEWHERE, *elsewhere)
     members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
     for member in members:
-        # Noise in the loss that is as large as a row's part of the task's own, which is not ours.
+        # Such a defense adds noise to the loss in proportion to a row's part of the task's loss,
+        # which this module does not compute.
         if defenses.uses(member, "loss") and any(
             one.epsilon is not None for one in member.privacy()
         ):
@@ -623,14 +630,14 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
 
 
 class taking:
-    """Name in an error the model that rejected its inputs, and their axes and types, but no value.
+    """Context that names, in errors, the model that rejected its inputs, and axes and types.
 
     Args:
-        whose: the model, in words.
-        given: its inputs: a tensor, or a sequence or a dict with some.
+        whose: text that names the model.
+        given: inputs of the model: a tensor, or a sequence or dict that contains tensors.
 
     Raises:
-        DataError: an index, an axis or a type is wrong.
+        DataError: the model raised an error for an index, an axis or a type.
     """
 
     __slots__ = ("given", "whose")
@@ -639,13 +646,14 @@ class taking:
         self.whose, self.given = whose, given
 
     def __enter__(self) -> None:
-        """Do nothing; this object is cheaper than a generator and is used three times a step."""
+        """Do nothing; this class is faster than a generator, and is used three times per step."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Add the model's name to its error."""
+        """Replace the model's error by one that names the model."""
         if error is None or isinstance(error, VFLError | torch.OutOfMemoryError):
             return
-        if isinstance(error, IndexError):  # its text holds the index, which is a value of a row
+        # the error's text contains the index, which is a value of a row
+        if isinstance(error, IndexError):
             raise DataError(
                 f"{self.whose} got an index that it has no entry for",
                 got=_described(self.given),
@@ -664,7 +672,7 @@ class taking:
 
 
 def _described(given: Any) -> str:
-    """Axes and types of inputs."""
+    """Return axes and types of inputs as text."""
     if isinstance(given, Tensor):
         return f"axes {tuple(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
     values = given.values() if isinstance(given, Mapping) else given
@@ -674,7 +682,7 @@ def _described(given: Any) -> str:
 
 
 def _require_same_rows(cuts: Mapping[str, Tensor], labels: Tensor | None) -> None:
-    """Refuse parties or labels with different numbers of rows."""
+    """Raise an error if parties or labels have different numbers of rows."""
     rows = {name: len(cut) for name, cut in cuts.items()}
     if labels is not None and labels.dim():
         rows["the labels"] = len(labels)
@@ -686,7 +694,7 @@ def _require_same_rows(cuts: Mapping[str, Tensor], labels: Tensor | None) -> Non
 
 
 def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
-    """Refuse labels that are not those of the batch and the task."""
+    """Raise an error if labels do not fit the batch or the task."""
     if labels.shape != (rows,):
         got = f"axes {tuple(labels.shape)}"
         raise DataError("a defense needs one label for each row", got=got, want=f"axes ({rows},)")
@@ -710,10 +718,10 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
 
 
 def _positions(rows: Any) -> np.ndarray:
-    """Return the positions of a batch's rows, as codecs take them.
+    """Return the positions of a batch's rows as an array for codecs.
 
     Raises:
-        DataError: the values are not positions.
+        DataError: the values are no positions.
     """
     found = torch.as_tensor(rows)
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.lt(0).any():
@@ -761,7 +769,7 @@ def _check_inputs(inputs: Any, parties: Collection[str]) -> None:
 
 
 def _require_names(what: str, given: Collection[str], parties: Collection[str]) -> None:
-    """Refuse an argument with a missing or an unknown party."""
+    """Raise an error if an argument lacks a party, or names an unknown party."""
     if set(given) != set(parties):
         raise DataError(
             "an argument names other parties than the module",
@@ -772,7 +780,7 @@ def _require_names(what: str, given: Collection[str], parties: Collection[str]) 
 
 
 def arguments_of(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return inputs of a bottom, as arguments by position and by name."""
+    """Return the inputs of a bottom model as positional and as named arguments."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, tuple | list) and inputs:

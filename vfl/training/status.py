@@ -1,4 +1,4 @@
-"""Status of a run or a project, from its folder and its SuperLink."""
+"""Status of a run or of a project, from its folder and its SuperLink."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vfl.session.terms import AlignTerms
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 from vfl.training.promotion import promoted_runs, services_of
 
-#: Exit codes of `vfl status`, in addition to those of the error that ended a run.
+#: Exit codes of `vfl status`, in addition to those of errors that end a run.
 AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
 _STATES = {
     "train": "training",
@@ -40,8 +40,9 @@ _STATES = {
     "align": "aligning",
     "serve": "serving",
 }
-_RUNS = 5  # of a project that are shown
-#: Why a training did not begin: its settings, which it keeps where it is resumed.
+#: Largest number of a project's runs that are shown.
+_RUNS = 5
+#: Error codes of a training that its settings prevented; a resumed run keeps its settings.
 _REFUSED = (DisagreementError.code, RunFolderError.code)
 
 
@@ -51,20 +52,22 @@ class RunStatus:
 
     Attributes:
         run: its folder.
-        state: waiting, starting, training, evaluating, predicting, aligning, serving, ended,
-            failed or interrupted.
-        created: time of the start.
-        progress: progress of the session; None if no session runs, or none has reported yet.
-        silent_s: seconds since the last report of progress.
+        state: one of: waiting, starting, training, evaluating, predicting, aligning, serving,
+            ended, failed, interrupted.
+        created: time at which the run was started.
+        progress: progress of the session; None if no session is running, or it has not reported
+            yet.
+        silent_s: seconds since the session last reported its progress.
         epochs: number of finished epochs.
-        figures: figures of the last epoch, or of the run that has ended.
-        bytes: bytes in both directions by party; during the run only their sum under "all".
-        erased: rows used in training, validation and test that were erased later.
-        failure: error record of the last session that failed, in the form of `VFLError.record`.
-        address: address of the service.
+        figures: metrics of the last epoch, or of the whole run if it has ended.
+        bytes: bytes in both directions by party; while the run is going on, only their sum under
+            "all".
+        erased: number of rows of training, validation and test that were erased after their use.
+        failure: error record of the last session that failed, in the format of `VFLError.record`.
+        address: address of the service that answers with this run.
         promoted: whether services answer with this run.
-        then: commands that go on from here.
-        exit_code: exit code of `vfl status`.
+        then: commands with which the user can continue.
+        exit_code: exit code that `vfl status` returns.
     """
 
     run: str
@@ -83,7 +86,7 @@ class RunStatus:
     exit_code: int = 0
 
     def record(self) -> dict[str, Any]:
-        """Return a record for `--json`."""
+        """Return the status as a record for `--json`."""
         progress = None if self.progress is None else self.progress.record()
         return asdict(self) | {"progress": progress, "then": list(self.then)}
 
@@ -93,12 +96,12 @@ class ProjectStatus:
     """Status of a project.
 
     Attributes:
-        project: its label folder.
-        superlink: address of the SuperLink; None if none runs.
-        parties: whether each party with a node is connected; empty without a SuperLink.
-        runs: the last runs, and runs that are promoted or answer; the newest comes first.
-        then: commands that go on from here.
-        exit_code: exit code of `vfl status`.
+        project: folder of the label party.
+        superlink: address of the SuperLink; None if no SuperLink is running.
+        parties: whether each party that runs a node is connected; empty without a SuperLink.
+        runs: the last runs, and all runs that are promoted or answer, newest first.
+        then: commands with which the user can continue.
+        exit_code: exit code that `vfl status` returns.
     """
 
     project: str
@@ -109,21 +112,21 @@ class ProjectStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """Return a record for `--json`."""
+        """Return the status as a record for `--json`."""
         return asdict(self) | {"runs": [run.record() for run in self.runs]}
 
 
 @dataclass(frozen=True)
 class PartyStatus:
-    """Status of a party with a node, at that party.
+    """Status of a party that runs a node, as seen on the party's own host.
 
     Attributes:
         party: its name.
         keys: whether the party has its own keys.
-        table: whether the table named in the party's file exists.
-        up: whether its SuperNode runs.
-        then: the next command.
-        exit_code: exit code of `vfl status`.
+        table: whether the table that the party's file names exists.
+        up: whether the party's SuperNode is running.
+        then: the next command to run.
+        exit_code: exit code that `vfl status` returns.
     """
 
     party: str
@@ -134,15 +137,15 @@ class PartyStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """Return a record for `--json`."""
+        """Return the status as a record for `--json`."""
         return asdict(self)
 
 
 def run_status(path: Path) -> RunStatus:
-    """Return the status of a run, whether it has ended or not.
+    """Return the status of a run, finished or not.
 
     Raises:
-        RunFolderError: there is no run, or its record is damaged.
+        RunFolderError: the folder contains no run, or its record is damaged.
     """
     folder = RunFolder.open(path)
     about, worker = folder.about(), worker_of(path)
@@ -161,7 +164,7 @@ def run_status(path: Path) -> RunStatus:
         )
     if worker is not None:
         progress, silent_s, by = _progress(path)
-        if by != worker:  # of an earlier session
+        if by != worker:  # the file is from an earlier session
             return RunStatus(**known, state="starting", exit_code=AT_WORK)
         state = "waiting" if progress and progress.waits_for else ""
         state = state or _STATES.get(progress.mode if progress else "", "starting")
@@ -190,7 +193,7 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
     """Return the status of a project.
 
     Raises:
-        VFLError: the files cannot be read, or the SuperLink refuses to list the nodes.
+        VFLError: files cannot be read, or the SuperLink refuses to list its nodes.
     """
     try:
         parties = deployment.connected(folder)
@@ -210,7 +213,7 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
 
 
 def party_status(folder: Path) -> PartyStatus:
-    """Return the status of a party with a node.
+    """Return the status of a party that runs a node.
 
     Raises:
         ConfigError: the party's file cannot be read, or has mistakes.
@@ -229,7 +232,7 @@ def party_status(folder: Path) -> PartyStatus:
 
 
 def has_table(party: PartyFile) -> bool:
-    """Return whether the table named in a party's file exists; databases are not checked."""
+    """Return whether the table that a party's file names exists; databases are not checked."""
     if party.data is None:
         return True
     source = party.source_path
@@ -239,7 +242,7 @@ def has_table(party: PartyFile) -> bool:
 def _before_sessions(
     folder: LabelFolder, superlink: str | None, parties: Mapping[str, bool]
 ) -> tuple[str, ...]:
-    """Return commands needed before a session: a table, all keys, and all parties connected."""
+    """Return commands needed before a session: set a table, exchange keys, connect parties."""
     project = _quoted(folder.path)
     if not has_table(read_party_file(folder.party_file)):
         return (f"vfl join {project} --table TABLE",)
@@ -266,7 +269,7 @@ def _before_sessions(
 
 
 def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]:
-    """Return the commands to use when all parties are connected: align, train, use the run."""
+    """Return the next commands if all parties are connected: align, train, or use the run."""
     project = _quoted(folder.path)
     newest = runs[0] if runs else None
     if newest is not None and newest.exit_code == AT_WORK:
@@ -280,7 +283,7 @@ def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]
 
 
 def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
-    """Return whether a project's alignment does not yet include its present parties."""
+    """Return whether a project's alignment lacks some of its current parties."""
     name = experiment.data.alignment
     if name is None:
         return False
@@ -295,7 +298,7 @@ def _only_aligned(run: RunStatus) -> bool:
 
 
 def _erased(run: Path) -> dict[str, int]:
-    """Largest numbers of trained, validated and tested rows that a party here erased since."""
+    """Return the largest number of used rows, by split, that a party here has erased."""
     found: Counter[str] = Counter()
     for part in (run / "parties").glob("*/forgotten.json"):
         found |= Counter(PartyFolder(part.parent).forgotten())
@@ -303,10 +306,10 @@ def _erased(run: Path) -> dict[str, int]:
 
 
 def _figures(folder: RunFolder) -> dict[str, Any]:
-    """Epochs that are done, the last figures, and bytes."""
+    """Return the number of finished epochs, the last metrics, and bytes."""
     try:
         epochs = list(read_lines(folder.path / "metrics.jsonl"))
-    except VFLError:  # an alignment has no such metrics
+    except VFLError:  # an alignment has no metrics
         epochs = []
     last: Mapping[str, Any] = epochs[-1] if epochs else {}
     sent: dict[str, int] = {}
@@ -328,7 +331,7 @@ def _figures(folder: RunFolder) -> dict[str, Any]:
 
 
 def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | None]:
-    """Return the content of `progress.json`, its age in seconds, and the writer's process."""
+    """Return the content of `progress.json`, its age in seconds, and the id of its writer."""
     report = read_progress(path / PROGRESS)
     if report is None:
         return None, None, None

@@ -1,4 +1,4 @@
-"""All parties of a secret-shared network in one process: one thread each, the same frames."""
+"""All parties of a secret-shared network in one process, one thread per party."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class WholeNetworkSession(PartiesSession):
 
     Args:
         experiment: experiment of the session.
-        data: each party's aligned rows, by party, the label party's included.
+        data: aligned rows of each party, by party, including the label party.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
         options: see `LocalSession`; the secure mode makes the links. Adversaries, devices and
-            bottoms are refused, because no party holds a model to tamper with.
+            bottom modules are rejected, because no party has a whole model.
     """
 
     clients: list[WholeNetworkParty]
@@ -60,7 +60,7 @@ class WholeNetworkSession(PartiesSession):
         self._streams = carry(self._mode.local_streams(self.terms))
         outer: Mapping[str, Link] = self._streams.outer
         inner: Mapping[str, SharedLink] = self._streams.inner
-        if mode == "serve":  # each party answers a request immediately, in one thread
+        if mode == "serve":  # in one thread, each party answers a request immediately
             pairs = {name: local_pair() for name in peers}
             outer = {name: there for name, (_, there) in pairs.items()}
             inner = {name: here for name, (here, _) in pairs.items()}
@@ -102,7 +102,7 @@ class WholeNetworkSession(PartiesSession):
     middle = None
 
     def begin(self) -> None:
-        """Prepare all parties for requests, in a session that serves."""
+        """Prepare all parties for requests, in a session of a service."""
         for one in self.clients:
             one.get_ready()
         self.label.begin()
@@ -124,7 +124,7 @@ class WholeNetworkSession(PartiesSession):
         return self.clients
 
     def run(self) -> WholeNetworkSession:
-        """Go through the whole session, or the rest of it."""
+        """Run the whole session, or the part of it that is left."""
         start = self._start()
         programs: dict[str, Callable[[], object]] = {
             one.name: partial(one.play, start) for one in self._everybody
@@ -134,7 +134,7 @@ class WholeNetworkSession(PartiesSession):
         return self
 
     def revealed(self) -> list[Revealed]:
-        """Return what each party learned; only a process that runs all parties has this."""
+        """Return what each party learned; only a process that runs all parties knows this."""
         found = [each for one in self._everybody for each in one.revealed()]
         return found + self.label.revealed()
 

@@ -1,7 +1,7 @@
-"""Figures of a run for TensorBoard and MLflow.
+"""Export of a run's metrics to TensorBoard and MLflow.
 
-Both write only to this machine's disk. They write settings, figures of epochs and bytes of parties,
-all of which the run's folder already has. They write nothing about a row.
+Both write only to the disk of this machine. They write settings, metrics of epochs and bytes of
+parties, all of which the run's folder already contains. They write no data of single rows.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PARAMETER, _MOST_RUNS = 500, 10_000  # characters of a setting; runs that are l
 
 
 class RunWriter(ABC):
-    """Writes one run to another tool's store; each call replaces the earlier output."""
+    """Writes one run to another tool's store; each call replaces earlier output for the run."""
 
     @abstractmethod
     def check(self) -> None:
-        """Require the tool before anything is written.
+        """Raise an error if the tool is not installed, before anything is written.
 
         Raises:
             MissingPackageError: the tool is not installed.
@@ -36,7 +36,7 @@ class RunWriter(ABC):
 
     @abstractmethod
     def write(self, folder: RunFolder) -> Path:
-        """Write the present results of the run; return the written folder or file.
+        """Write the current results of a run; return the written folder or file.
 
         Raises:
             MissingPackageError: the tool is not installed.
@@ -67,13 +67,13 @@ class TensorBoard(RunWriter):
 
 
 class MLflow(RunWriter):
-    """A run in an SQLite store; the default store is `mlflow.db` beside the run folders.
+    """Writes to an SQLite store, by default `mlflow.db` next to the run folders.
 
-    MLflow no longer maintains its store of plain files and refuses to open one. Its telemetry is
-    switched off before the import.
+    MLflow no longer maintains its file store and refuses to open one. Its telemetry is switched off
+    before it is imported.
 
     Args:
-        store: file of the store.
+        store: path of the store's file.
     """
 
     def __init__(self, store: str = "") -> None:
@@ -107,7 +107,7 @@ class MLflow(RunWriter):
         now = int(time.time() * 1000)
         settings = _flat(folder.experiment().model_dump(mode="json", exclude_none=True))
         parameters = [entities.Param(key, str(text)[:_PARAMETER]) for key, text in settings]
-        for start in range(0, len(parameters), 100):  # limit for one call
+        for start in range(0, len(parameters), 100):  # MLflow's limit for one call
             client.log_batch(run, params=parameters[start : start + 100])
         for step, figures in _points(folder):
             metrics = [entities.Metric(key, value, now, step) for key, value in figures.items()]
@@ -138,7 +138,7 @@ def write_run(folder: RunFolder, spec: str) -> Path:
 
 
 def _points(folder: RunFolder) -> Iterator[tuple[int, dict[str, float]]]:
-    """Return metrics by step: those of each epoch, and at the end bytes per party and speed."""
+    """Yield metrics by step: those of each epoch, and finally bytes per party and speed."""
     last = 0
     for record in read_lines(folder.path / "metrics.jsonl"):
         last = int(record["epoch"])
