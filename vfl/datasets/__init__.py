@@ -1,4 +1,4 @@
-"""Data: tables and pictures become one `PartyData` for each party, with aligned and encoded rows.
+"""Data: tables and pictures become one `PartyData` per party, with aligned and encoded rows.
 
 >>> data = load_bundled("digits", ["bank", "shop"], "lender", Dealing(seed=0))
 >>> data["bank"]

@@ -1,16 +1,16 @@
-"""Rows of a session by a protocol: rows that all parties have, or also rows that some party lacks.
+"""The rows of a session: those that all parties have, or also those that some party lacks.
 
-In the second case the label party runs the protocol separately with each other party, and orders
-the results:
+If a session also has rows that some party lacks, the label party runs the protocol separately with
+each other party. Then it orders the results:
 
     label party, each other   the protocol of two parties, which finds their common ids
     label party -> each       number of rows of the session, and of those that all parties have
     each -> label party       whether it accepts this number of rows that all parties have
     label party -> each       positions of its rows, once all parties have accepted
 
-The label party thus learns which of its rows each other party has. Another party learns which of
-its rows the label party has, which of those all parties have, and the two counts; it learns nothing
-more about a third party's rows.
+The label party thus learns which of its rows each other party has. Each other party learns which of
+its rows the label party has, which of these rows all parties have, and the two counts. It learns
+nothing more about the rows of a third party.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vfl.datasets.alignment.protocols import (
     Send,
 )
 
-#: Treatment of rows that some feature party lacks.
+#: Treatment of rows that a feature party lacks: leave them out, or keep them with a placeholder.
 MissingRows = Literal["intersection", "token"]
 _COUNTS = struct.Struct("<II")
 _SLOT = np.dtype("<u4")
@@ -42,15 +42,15 @@ _YES, _NO = b"\x01", b"\x00"
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A party's result: the rows of the session.
+    """A party's result of the protocol: the rows of the session.
 
     Attributes:
-        positions: positions of the party's own rows in the session's order, int64, axes (rows,); -1
-            for a missing row.
-        complete: number of rows that all parties have, which come first; None if all rows are of
-            this kind.
-        held: at the label party, the rows that each other party has; at another party, its own
-            rows; bool, axes (rows,).
+        positions: for each row of the session, its position in the party's table, int64, axes
+            (rows,); -1 if the party lacks the row.
+        complete: number of rows that all parties have, which come first; None if the session has no
+            other rows.
+        held: for the label party, the rows of the session that each other party has; for another
+            party, its own rows; bool, axes (rows,).
     """
 
     positions: np.ndarray = field(repr=False)
@@ -64,10 +64,10 @@ FoundRole = Generator[Send | Receive, Message, Found]
 def role_of(
     protocol: Protocol, own: Own, parties: Sequence[str], label_party: str, rows: MissingRows
 ) -> FoundRole:
-    """Run the role of a party with ids, which returns the rows of the session.
+    """Run the role of a party with ids, and return the session's rows.
 
     Raises:
-        BadOptionError: the protocol has a helper, which would see which sets are equal.
+        BadOptionError: the protocol has a helper; a helper would see which of the sets are equal.
         ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
     """
     if rows == "intersection":
@@ -137,6 +137,6 @@ def _lead(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str
 
 
 def _shuffled(chosen: np.ndarray) -> np.ndarray:
-    """Return positions of the chosen rows in an order that other parties cannot predict."""
+    """Return positions of the chosen rows in a random order, which other parties cannot predict."""
     found = np.flatnonzero(chosen)
     return found[np.argsort(np.frombuffer(os.urandom(8 * len(found)), "<u8"), kind="stable")]

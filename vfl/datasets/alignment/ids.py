@@ -1,8 +1,8 @@
-"""Normalisation of the ids of several parties, by rules that all of them agree on.
+"""Normalisation of ids by rules that all parties agree on.
 
-A spec of rules is ``case+decimal+zeros``; the rules apply from left to right, to each column of a
-composite id. Before any rule, a cell is converted to text in Unicode's normal form C, without
-blanks at its ends; a whole number stored as a float loses its decimal point.
+A spec joins rules, as in ``case+decimal+zeros``. The rules apply from left to right, to each column
+of a composite id. Before any rule, a cell becomes text in Unicode's normal form C, without blanks
+at its ends. A whole number that is stored as a float loses its decimal point.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vfl.datasets.table import (
 
 #: All rules, in the order in which a preview adds them.
 PREVIEW = "plain+space+case+decimal+zeros+date"
-_UNIT = "\x1f"  # between the texts of a composite id
+_UNIT = "\x1f"  # separates the columns of a composite id
 _DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")
 _DATE = re.compile(r"(\d{1,4})([-/. ])(\d{1,2})\2(\d{1,4})(?:[T ]00:00(?::00(?:\.0*)?)?Z?)?", re.A)
@@ -46,14 +46,14 @@ _DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)", re.A)
 
 
 class IdRule(ABC):
-    """A rule that maps different spellings of an id to one.
+    """Base class of rules that map different spellings of an id to one spelling.
 
-    Applying it twice has the same effect as once.
+    Applying a rule twice has the same effect as applying it once.
     """
 
     @abstractmethod
     def apply(self, text: str) -> str:
-        """Apply the rule to one column of an id."""
+        """Apply the rule to one column of an id, and return the result."""
 
 
 class Plain(IdRule):
@@ -68,7 +68,7 @@ class Plain(IdRule):
 
 
 class Space(IdRule):
-    """Remove white space, also inside an id.
+    """Removes all white space, also inside an id.
 
     >>> Space().apply("DE 12 34")
     'DE1234'
@@ -79,7 +79,7 @@ class Space(IdRule):
 
 
 class Case(IdRule):
-    """Ignore case, and the width of letters (NFKC).
+    """Ignores the case and the width of letters (NFKC).
 
     >>> Case().apply("Ab-7")
     'ab-7'
@@ -92,7 +92,7 @@ class Case(IdRule):
 
 
 class Decimal(IdRule):
-    """Remove the plus sign and a zero fraction of a whole number.
+    """Removes the plus sign and a zero fraction of a whole number.
 
     >>> Decimal().apply("79499.0"), Decimal().apply("+7"), Decimal().apply("7.5")
     ('79499', '7', '7.5')
@@ -104,7 +104,7 @@ class Decimal(IdRule):
 
 
 class Zeros(IdRule):
-    """Remove leading zeros of a whole number.
+    """Removes leading zeros of a whole number.
 
     >>> Zeros().apply("00050379"), Zeros().apply("0"), Zeros().apply("007a")
     ('50379', '0', '007a')
@@ -116,7 +116,7 @@ class Zeros(IdRule):
 
 
 class Date(IdRule):
-    """Write a date as year-month-day; text that is no date in this order stays.
+    """Writes a date as year-month-day; a text that is not a date in this order stays unchanged.
 
     Args:
         order: order of day, month and year in dates that do not begin with the year.
@@ -164,7 +164,7 @@ ID_RULES = Registry(
 
 
 def make_rules(spec: str) -> list[IdRule]:
-    """Make the rules that a spec joins with plus signs.
+    """Make the rules that a spec joins by plus signs.
 
     Raises:
         SpecError: see `Registry.make`.
@@ -173,7 +173,7 @@ def make_rules(spec: str) -> list[IdRule]:
 
 
 def prefixes(spec: str) -> list[str]:
-    """The specs that a preview compares: the first rule, the first two, and so on.
+    """Return the specs that a preview compares: the first rule, the first two rules, and so on.
 
     >>> prefixes("plain+case+zeros")
     ['plain', 'plain+case', 'plain+case+zeros']
@@ -183,25 +183,25 @@ def prefixes(spec: str) -> list[str]:
 
 
 def read_ids(table: Table, name: str, where: str) -> np.ndarray:
-    """Read the ids of a table as text, in the order of its rows; axes (rows,), dtype object.
+    """Read the ids of a table as text, in the order of its rows; dtype object, axes (rows,).
 
     Args:
         table: the party's own table.
-        name: its id column, or several joined with plus signs.
-        where: owner of the table, for the message.
+        name: name of the id column, or names of several columns joined by plus signs.
+        where: owner of the table, for the error text.
 
     Raises:
         MissingColumnError: the table lacks the id column.
-        MisalignedError: rows have no id; the error states how many.
+        MisalignedError: some rows have no id; the error states how many.
     """
     blocks = list(id_blocks(table, name, where))
     return np.concatenate(blocks) if blocks else np.empty(0, dtype=object)
 
 
 def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
-    """Yield the ids of `read_ids`, some rows at a time.
+    """Yield the ids that `read_ids` returns, some rows at a time.
 
-    It reports missing ids in an error at the end.
+    After the last block, the function raises an error if ids were missing.
     """
     known = list(table.columns)
     names = id_columns(name, known)
@@ -230,7 +230,7 @@ def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
 
 
 def read_own_ids(source: Source, name: str, form: TableFormat, where: str) -> np.ndarray:
-    """Read the ids of a party's file as exact text, without its other columns; see `read_ids`."""
+    """Read the ids of a party's file as exact text, without other columns; see `read_ids`."""
     return read_ids(_id_table(source, name, form, where), name, where)
 
 
@@ -241,7 +241,7 @@ def _id_table(source: Source, name: str, form: TableFormat, where: str) -> Table
 
 
 class DiskIds(Sequence[bytes]):
-    """Normalised ids in a file; a slice of them is a list.
+    """Normalised ids in a file, as a sequence; a slice of it is a list in memory.
 
     Args:
         place: folder in which the file is stored.
@@ -284,11 +284,11 @@ class DiskIds(Sequence[bytes]):
 
 @dataclass(frozen=True, eq=False)
 class OwnIds:
-    """Ids of a party's own table.
+    """The ids of a party's own table.
 
     Attributes:
-        keys: normalised ids, each once, in the order of the table.
-        digest: digest of the ids as spelled in the table; see `ids_digest`.
+        keys: normalised ids without repetition, in the order of the table.
+        digest: digest of the ids in their original spelling; see `ids_digest`.
     """
 
     keys: Sequence[bytes] = field(repr=False)
@@ -298,13 +298,13 @@ class OwnIds:
     def read(
         cls, source: Source, name: str, form: TableFormat, where: str, rules: str, place: OnDisk
     ) -> OwnIds:
-        """Read the ids of a file in normalised form, with few of them in memory at a time.
+        """Read and normalise the ids of a file, with only few of them in memory at a time.
 
         Args:
             source: the file.
-            name: its id column, or several joined with plus signs.
+            name: name of the id column, or names of several columns joined by plus signs.
             form: format of the file.
-            where: owner of the file, for messages.
+            where: owner of the file, for error texts.
             rules: normalisation rules.
             place: folder in which the ids are stored.
 
@@ -324,7 +324,7 @@ class OwnIds:
 
 
 def normalise(ids: np.ndarray, spec: str) -> list[bytes]:
-    """Normalise ids for a protocol: UTF-8, each column after all rules.
+    """Normalise ids for a protocol: apply all rules to each column, and encode as UTF-8.
 
     >>> normalise(np.array(["0017", "18.0"], dtype=object), "decimal+zeros")
     [b'17', b'18']
@@ -348,18 +348,19 @@ def check_unique(
     spec: str,
     place: OnDisk | None = None,
 ) -> None:
-    """Refuse ids that do not identify rows uniquely.
+    """Refuse ids of which several rows have the same.
 
     Args:
         keys: normalised ids.
-        ids: yields the ids as spelled in the table, in blocks; called if a key repeats.
-        where: owner of the ids, for the message.
+        ids: function that yields the ids in their original spelling, in blocks; called only if a
+            normalised id repeats.
+        where: owner of the ids, for the error text.
         spec: the rules.
-        place: folder in which keys are compared.
+        place: folder in which normalised ids are compared.
 
     Raises:
-        MisalignedError: rows repeat an id; the error states how many, before and after the rules
-            for repeats.
+        MisalignedError: several rows have the same id; the error states how many, before and after
+            normalisation.
     """
     place = place or scratch()
     parts = (keys[start : start + BLOCK_ROWS] for start in range(0, len(keys), BLOCK_ROWS))

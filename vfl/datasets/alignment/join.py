@@ -1,8 +1,9 @@
-"""Join of several parties' tables: orders their rows by their ids.
+"""Join of several parties' tables: brings their rows into the order of their ids.
 
-In one process `align` joins all tables. In a federation each party sorts its own table with
-`sort_by_id` and the parties compare digests (`PartyData.row_digest`); no id leaves its owner. Ids
-are stored compactly: a text id of 8 characters takes 65 bytes as a Python object and 16 in Arrow.
+In one process, `align` joins all tables. In a federation, each party sorts its own table with
+`sort_by_id`, and the parties compare digests (`PartyData.row_digest`). No id leaves its owner.
+Arrow stores the ids, because a text id of 8 characters takes 65 bytes as a Python object and 16
+bytes in Arrow.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from vfl.datasets.table import (
 
 _WITH_POINT = re.compile(r"\d+(\.0*)?")
 Ids = np.ndarray | ExtensionArray  # int64, or text as a pandas array
-MIN_OVERLAP = 0.05  # of the smaller table; a smaller overlap means unrelated ids
+MIN_OVERLAP = 0.05  # share of the smaller table; below it, ids are unrelated
 
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Tables with their rows in one order.
+    """Tables of several parties with their rows in one order.
 
     Attributes:
-        frames: tables by party, each with the same number of rows; for a party that `held` names,
-            only the rows that it has.
-        ids: text (dtype object) or int64 in ascending order, axes (rows,).
-        held: mask of each party's rows, bool, axes (rows,); empty if every party has all rows.
-        others: rows of each party that are not among `ids`.
+        frames: tables by party, each with equally many rows; a party in `held` has only the rows
+            that its mask marks.
+        ids: ids in ascending order, text (dtype object) or int64, axes (rows,).
+        held: mask of the rows that each party has, bool, axes (rows,); empty if every party has all
+            rows.
+        others: rows of each party whose ids are not among `ids`.
     """
 
     frames: dict[str, Part]
@@ -64,17 +66,18 @@ def align(
     id_type: IdType = "text",
     whole: str | None = None,
 ) -> Aligned:
-    """Select the rows whose id every party has, sorted by id.
+    """Select the rows whose ids all parties have, sorted by id.
 
     Args:
         frames: tables by party.
-        id_column: name of the id column; by party if the tables use different names.
-        id_type: type in which ids are compared; see `TableFormat`.
-        whole: a party whose rows all stay if at least one other party has them.
+        id_column: name of the id column; names by party if the tables use different names.
+        id_type: type in which the ids are compared; see `TableFormat`.
+        whole: a party whose rows all stay if at least one other party has them; None selects only
+            rows that all parties have.
 
     Raises:
         MissingColumnError: a table lacks the id column.
-        MisalignedError: ids are missing or repeated, or very few are common.
+        MisalignedError: ids are missing or repeated, or the parties have very few common ids.
     """
     named = dict.fromkeys(frames, id_column) if isinstance(id_column, str) else id_column
     found = {
@@ -106,13 +109,13 @@ def align(
 def sort_by_id(
     frame: Table, id_column: str, where: str, id_type: IdType = "text"
 ) -> tuple[Part, Ids]:
-    """Sort one party's table in ascending order of its ids; returns rows and ids.
+    """Sort one party's table in ascending order of its ids; return the rows and the ids.
 
     Args:
         frame: the party's table.
-        id_column: name of its id column.
-        where: owner of the table, for the message ("party 'bank'").
-        id_type: type in which ids are compared; the same at every party.
+        id_column: name of the id column.
+        where: owner of the table, for the error text ("party 'bank'").
+        id_type: type in which the ids are compared; the same at every party.
 
     Raises:
         MissingColumnError: the table lacks the id column.
@@ -123,11 +126,12 @@ def sort_by_id(
 
 
 def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tuple[np.ndarray, Ids]:
-    """The order that sorts a table's rows by id, and the ids in it; both of axes (rows,).
+    """Return the order that sorts a table's rows by id, and the sorted ids; both of axes (rows,).
 
     Raises:
         MissingColumnError: the table lacks the id column.
-        MisalignedError: ids are missing or repeated, or are not the required whole numbers.
+        MisalignedError: ids are missing or repeated, or are not whole numbers although `id_type`
+            requires it.
     """
     check_column(frame.columns, id_column, f"the id column of {where}", "data.id")
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
@@ -145,8 +149,8 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
 
 
 def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray, pa.Array]:
-    """Sort by bytes of UTF-8, which is the order of Python's own texts."""
-    pool = pa.system_memory_pool()  # Arrow's own pool keeps memory freed by numpy
+    """Sort ids by their bytes in UTF-8, which is also the order of Python's texts."""
+    pool = pa.system_memory_pool()  # shares freed memory with numpy
     pieces = [pa.array(block, kind, memory_pool=pool) for block in blocks]
     ids = pa.concat_arrays(pieces or [pa.array([], kind)], memory_pool=pool)
     del pieces
@@ -159,21 +163,21 @@ def _text_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
 
 
 def _whole_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
-    """Ids as int64; those that a file stores as int64 need no parsing."""
+    """Return ids as int64; ids that a file stores as int64 need no parsing."""
     if block.dtype == np.int64:
         return block.to_numpy()
     return whole_numbers(id_texts(block), where, id_column)
 
 
 def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
-    """Convert texts of ids to int64.
+    """Convert ids from text to int64.
 
     Raises:
         MisalignedError: some texts are not whole numbers.
     """
     try:
         return np.array([int(text) for text in cells], dtype=np.int64)
-    except (ValueError, OverflowError):  # int() would quote the id
+    except (ValueError, OverflowError):  # int() would quote the id in its error
         raise MisalignedError(
             f"the ids of {where} are not all whole numbers of 64 bits",
             where=f"column '{id_column}'",
@@ -182,7 +186,7 @@ def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
 
 
 def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
-    """Make the error for missing or repeated ids."""
+    """Make the error for ids that are missing or repeated."""
     return MisalignedError(
         f"the ids of {where} do not identify its rows uniquely",
         where=f"column '{id_column}'",
@@ -195,7 +199,7 @@ def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
 def _mismatch(
     ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType, common: int
 ) -> MisalignedError:
-    """Make an error that names the two parties with the fewest common ids; it contains no id."""
+    """Make an error about the two parties with the fewest common ids; it contains no id."""
     matches = {
         (left, right): len(np.intersect1d(ids[left], ids[right], True))
         for left, right in combinations(ids, 2)
@@ -224,7 +228,7 @@ def _cure(formats: list[str], id_type: IdType) -> str:
 
 
 def id_format(column: pd.Series) -> str:
-    """Describe the format of ids, without showing one.
+    """Describe the format of ids without showing an id.
 
     >>> id_format(pd.Series(["A0000017", "B0000018"]))
     'text of 8 characters'

@@ -1,8 +1,9 @@
-"""Result of an alignment at a party: the positions of its own rows in the common order.
+"""A party's result of an alignment: the positions of its own rows in the common order.
 
-Each version is a sealed file in the party's own folder. The positions are valid while the ids of
-the table are unchanged; a table with other ids, or in another order, is refused. Rows that a party
-erases are withdrawn: Removed rows lose their positions at every party; all other rows stay.
+Each version of the result is a sealed file in the party's own folder. The positions are valid as
+long as the ids of the table do not change; a table with other ids, or with the ids in another
+order, is refused. If a party erases rows, these rows lose their positions at every party; all other
+rows stay.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
-_GAP = np.iinfo(_INDEX).max  # number stored in place of -1
+_GAP = np.iinfo(_INDEX).max  # stored instead of -1
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
-_BLOCK = 1 << 16  # positions written at a time
+_BLOCK = 1 << 16  # number of positions in one write
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """Facts of an alignment that all its parties know.
+    """Facts about an alignment that all of its parties know.
 
     Attributes:
-        name: name of the alignment, the same at every party.
-        parties: parties with ids, in an order that all agree on.
-        rules: normalisation rules of the ids.
-        protocol: protocol that found the common ids.
-        rows: "intersection": rows that all parties have; "token": also rows that some lack.
+        name: name of the alignment, equal at every party.
+        parties: all parties with ids, in an order that they agree on.
+        rules: normalisation rules of the ids, as a spec.
+        protocol: protocol that found the common ids, as a spec.
+        rows: "intersection": the session has the rows that all parties have; "token": it also has
+            rows that some party lacks.
     """
 
     name: str
@@ -54,18 +56,20 @@ class Agreed:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """One version of an alignment, at one party.
+    """One version of an alignment, as one party stores it.
 
     Attributes:
-        party: party that owns it.
-        agreed: facts that all its parties know.
-        version: number of the version at this party, from 1.
-        key: 32 bytes as hex that identify the common rows and their order, equal at all parties.
-        table: digest of the party's own ids in their order; it never leaves the party.
-        ids: number of these ids.
-        positions: int64, axes (rows,); -1 for a row of the session that the party lacks.
+        party: the party that stores it.
+        agreed: facts that all parties know.
+        version: number of the version at this party, counted from 1.
+        key: 32 bytes, as hex, that identify the common rows and their order; equal at all parties.
+        table: digest of the party's own ids in their order; the party never sends it.
+        ids: number of the party's own ids.
+        positions: for each row of the session, its position in the party's table, int64, axes
+            (rows,); -1 if the party lacks the row.
         complete, held: see `Found`.
-        withdrawn: positions in the original order whose rows were removed; ascending.
+        withdrawn: positions, in the original order of the session, of rows that were removed;
+            ascending.
     """
 
     party: str
@@ -83,13 +87,13 @@ class Alignment:
     def of(
         cls, party: str, agreed: Agreed, version: int, session: str, ids: OwnIds, found: Found
     ) -> Alignment:
-        """Make the record of a party's result.
+        """Make an alignment from a party's result of the protocol.
 
         Args:
             party: name of the party.
             agreed: facts that all parties know.
             version: number of the version at this party.
-            session: an identifier that is used once, the same at every party.
+            session: an identifier that is used only once, equal at all parties.
             ids: ids of the party's table.
             found: the party's result of the protocol.
         """
@@ -98,7 +102,7 @@ class Alignment:
         return cls(party, agreed, version, key, ids.digest, len(ids), *more)
 
     def require(self, rows: MissingRows) -> None:
-        """Refuse an alignment made for another treatment of missing rows.
+        """Refuse an alignment that was made with another treatment of missing rows.
 
         Raises:
             MisalignedError: the alignment was made with another `data.missing_rows`.
@@ -114,12 +118,12 @@ class Alignment:
 
     @property
     def absent(self) -> np.ndarray | None:
-        """Positions of the session's rows that the party lacks, ascending; None if none."""
+        """Return positions of the session's rows that the party lacks, ascending, or None."""
         lacking = np.flatnonzero(self.positions < 0)
         return lacking if len(lacking) else None
 
     def split(self, split: Callable[[int], Split]) -> Split:
-        """The split of the rows; `split` computes that of a number of rows. See `split_apart`."""
+        """Return the rows' split; `split` splits a number of rows. See `split_apart`."""
         if self.complete is None:
             return split(len(self.positions))
         everybody = np.arange(len(self.positions)) < self.complete
@@ -127,17 +131,17 @@ class Alignment:
 
     @property
     def digest(self) -> bytes:
-        """Digest of the order of the rows; see `PartyData.ids_digest`."""
+        """Return a digest of the order of the rows; see `PartyData.ids_digest`."""
         order = bytes.fromhex(self.key)
         if not self.withdrawn:
             return order
         return hashlib.sha256(order + np.array(self.withdrawn, _INDEX).tobytes()).digest()
 
     def without(self, places: Collection[int]) -> Alignment:
-        """Remove some positions, counted in the original order; earlier removals remain.
+        """Remove some rows, given by positions in the original order; earlier removals remain.
 
         Raises:
-            MisalignedError: a position does not exist in the order.
+            MisalignedError: a position is not in the original order.
         """
         whole = len(self.positions) + len(self.withdrawn)
         if places and (min(places) < 0 or max(places) >= whole):
@@ -159,24 +163,24 @@ class Alignment:
         )
 
     def places_of(self, rows: np.ndarray) -> list[int]:
-        """Return positions in the original order of some rows of the party's table."""
+        """Return the positions, in the session's original order, of rows of the party's table."""
         left = np.delete(np.arange(len(self.positions) + len(self.withdrawn)), self.withdrawn)
         found: list[int] = left[np.isin(self.positions, rows)].tolist()
         return found
 
     def of_shorter_table(self, gone: np.ndarray, table: str) -> Alignment:
-        """Adapt the positions to the party's table after a removal of rows outside the order.
+        """Adapt to the party's table after rows that are not in the session were removed from it.
 
         Args:
-            gone: positions of those rows, ascending.
-            table: digest of the remaining ids, in their order.
+            gone: positions of the removed rows in the table, ascending.
+            table: digest of the remaining ids in their order.
         """
         shift = np.searchsorted(gone, self.positions)
         positions = np.where(self.positions < 0, self.positions, self.positions - shift)
         return replace(self, positions=positions, table=table, ids=self.ids - len(gone))
 
     def applied(self, table: Table, id_column: str, where: str) -> tuple[Part, np.ndarray]:
-        """Return the table's rows in the session's order, and the party's ids of them.
+        """Return the table's rows in the session's order, and the party's ids of these rows.
 
         Raises:
             MisalignedError: the ids of the table have changed since the alignment.
@@ -188,14 +192,14 @@ class Alignment:
         return Part.of(table, has), own
 
     def holds(self, ids: OwnIds) -> bool:
-        """Return whether these are the ids of the alignment, in their order."""
+        """Return whether these are the alignment's ids, in the same order."""
         return (len(ids), ids.digest) == (self.ids, self.table)
 
     def check(self, count: int, digest: str, where: str) -> None:
-        """Refuse ids other than those of the alignment, by their number and `ids_digest`.
+        """Refuse other ids than those of the alignment, by their number and `ids_digest`.
 
         Raises:
-            MisalignedError: the ids have changed.
+            MisalignedError: the ids have changed since the alignment.
         """
         if (count, digest) != (self.ids, self.table):
             raise MisalignedError(
@@ -208,11 +212,11 @@ class Alignment:
 
     @property
     def common(self) -> int:
-        """Number of rows that all parties have."""
+        """Return the number of rows that all parties have."""
         return len(self.positions) if self.complete is None else self.complete
 
     def counts(self) -> str:
-        """The numbers of rows, as text."""
+        """Return the numbers of rows as text."""
         if self.complete is None:
             return f"{self.common} of {self.ids} rows are common"
         own = int((self.positions >= 0).sum())
@@ -222,15 +226,16 @@ class Alignment:
         )
 
     def keep(self, folder: Path) -> None:
-        """Write this version; earlier ones stay."""
+        """Write this version to a folder; earlier versions stay."""
         self.stage(folder)
         self.commit(folder)
 
     def stage(self, folder: Path) -> None:
-        """Write the file under a temporary name; remove an earlier staged file.
+        """Write this version under a temporary name, in place of an earlier staged file.
 
         Raises:
-            StorageError: the disk is full, or cannot be written; no part of the file remains.
+            StorageError: the disk is full, or the folder cannot be written; no part of the file
+                remains.
         """
         about = asdict(self.agreed) | {"key": self.key, "table": self.table, "ids": self.ids}
         if self.complete is not None:
@@ -252,24 +257,24 @@ class Alignment:
             yield np.packbits(one).tobytes()
 
     def commit(self, folder: Path) -> None:
-        """Make the staged file the last version; this takes no further disk space."""
+        """Make the staged file the last version, which takes no additional disk space."""
         (folder / _STAGED).replace(folder / f"{self.version:04d}.positions")
 
     @staticmethod
     def discard(folder: Path) -> None:
-        """Remove a staged file that will not be a version."""
+        """Remove a staged file that shall not become a version."""
         (folder / _STAGED).unlink(missing_ok=True)
 
     def _seal(self) -> Seal:
         return Seal("alignment", self.party, self.agreed.name, self.version)
 
     def lacking(self, party: str) -> Alignment:
-        """Return the same alignment as if another party had none of the rows."""
+        """Return the same alignment as if another party had none of the session's rows."""
         return replace(self, held={**self.held, party: np.zeros_like(self.held[party])})
 
     @classmethod
     def newest(cls, folder: Path, party: str) -> Alignment:
-        """The last version in a folder.
+        """Return the last version in a folder.
 
         Raises:
             MissingDataError: the folder has no version.
@@ -286,10 +291,10 @@ class Alignment:
 
     @classmethod
     def of_parties(cls, folder: Path, party: str, parties: Collection[str]) -> Alignment:
-        """The last version in a folder that exactly these parties made.
+        """Return the last version in a folder that exactly these parties made.
 
-        If parties enter or leave later, the new set has its own versions, so a run stays with the
-        order of its own parties.
+        If parties enter or leave later, the new set of parties has its own versions, so a run keeps
+        the order of its parties.
 
         Raises:
             MissingDataError: the folder has no version of exactly these parties.
@@ -312,10 +317,10 @@ class Alignment:
 
     @classmethod
     def read(cls, folder: Path, party: str, version: int) -> Alignment:
-        """One version in a folder.
+        """Return one version in a folder.
 
         Raises:
-            RunFolderError: it is missing or damaged, or belongs to another party.
+            RunFolderError: the version is missing or damaged, or belongs to another party.
         """
         path = folder / f"{version:04d}.positions"
         payload = read_sealed(path, Seal("alignment", party, None, version))
@@ -340,13 +345,15 @@ class Alignment:
 
 
 def versions(folder: Path) -> list[int]:
-    """Numbers of the versions in a folder, ascending."""
+    """Return the numbers of the versions in a folder, ascending."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
 
 
 def last_versions(folder: Path, party: str) -> list[Alignment]:
-    """The last version of each set of parties in a folder, which sessions use; newest last.
+    """Return, for each set of parties, the last version in a folder; sessions use these versions.
+
+    The newest version comes last.
 
     Raises:
         RunFolderError: a version is damaged, or belongs to another party.
@@ -357,21 +364,21 @@ def last_versions(folder: Path, party: str) -> list[Alignment]:
 
 
 def last_version(folder: Path) -> int:
-    """Number of the last version in a folder; 0 if it has none."""
+    """Return the number of the last version in a folder; 0 if there is none."""
     return max(versions(folder), default=0)
 
 
 def ids_digest(ids: np.ndarray) -> str:
-    """SHA-256 of ids in their order, as hex."""
+    """Return the SHA-256 digest of ids in their order, as hex."""
     return digest_of(ids).hex()
 
 
 def key_of(session: str, agreed: Agreed, common: int) -> str:
-    """Identifier of an alignment: a digest of the facts that all parties know.
+    """Return an alignment's identifier: a digest of the facts that all parties know.
 
     Args:
-        session: an identifier that is used once.
-        agreed: facts that all parties agreed on.
+        session: an identifier that is used only once.
+        agreed: facts that all parties have agreed on.
         common: number of common rows.
     """
     facts = [session, *map(str, asdict(agreed).values()), common]

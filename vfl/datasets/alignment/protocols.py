@@ -1,14 +1,15 @@
-"""Private set intersection of N parties: which of my rows all parties have, and in which order.
+"""Private set intersection of N parties: finds each party's common rows, and their order.
 
-A role of a protocol is a generator: it yields messages to send and requests to wait, and does not
-use the network itself. `play` runs all roles in one process; a session runs one of them over its
-stream. A role returns positions of the party's own rows, in an order that is the same at all
-parties. Sets are made, sent and compared in blocks, and are stored in unnamed files meanwhile.
+A party's role in a protocol is a generator. It yields messages to send, and requests to wait for a
+message; the role itself does not use the network. `play` runs all roles in one process; a session
+runs one role over its connection. A role returns the positions of the party's common rows, in an
+order that is the same at all parties. The roles make, send and compare sets of ids in blocks, and
+store them in unnamed files.
 
-The model is that all parties follow the protocol, except possibly the label party, which may put
-ids into its set for which it has no rows. No protocol therefore discloses anything to the label
-party before every other party has seen the number of common ids and has accepted it. The label
-party does not learn a number that was refused.
+The threat model assumes that all parties follow the protocol, with one exception: the label party
+may add ids to its set for which it has no rows. Therefore a protocol discloses nothing to the label
+party until every other party has received the number of common ids and has accepted it. If a party
+refuses, the label party does not learn the number.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ HELPER = "helper"
 _INDEX = np.dtype("<u4")
 _MOST_IDS = 2**28
 YES, NO = b"\x01", b"\x00"
-_LIMITS = struct.Struct("<II")  # limits of other parties' ids that a party accepts
+_LIMITS = struct.Struct("<II")  # accepted sizes of other parties' sets
 
 
-#: A message; large content is in a file, and is read in parts.
+#: Content of a message; large content is in a file and is read in parts.
 Message = bytes | DiskBytes
 
 
@@ -70,20 +71,22 @@ class Receive:
     most_bytes: int
 
 
-#: Yields messages, receives the payloads it waits for, and returns int64 positions.
+#: A role: yields messages and requests, receives the requested payloads, and returns int64
+#: positions.
 Role = Generator[Send | Receive, Message, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits that one party sets.
+    """Limits that one party sets for the protocol.
 
     Attributes:
-        min_ids, max_ids: size of every other party's set, padding included.
-        max_asked: another limit of every other party's set, from this party's own number of ids and
-            from earlier queries; a larger set could be a dictionary.
-        min_common: least number of common ids; a smaller number is disclosed only in this party's
-            own log.
+        min_ids, max_ids: smallest and largest accepted size of every other party's set, padding
+            included.
+        max_asked: another largest size of every other party's set, derived from this party's number
+            of ids and from earlier queries; a larger set could be a dictionary attack.
+        min_common: smallest accepted number of common ids; a smaller number appears only in this
+            party's own log.
     """
 
     min_ids: int = 1
@@ -93,7 +96,7 @@ class Bounds:
 
 
 def _counts_nothing(owner: str, ids: int) -> None:
-    """Default for roles without limits from a party's file."""
+    """Count nothing; the default of `Own.count` without limits from a party's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,15 @@ class Own:
     """One party's inputs to a protocol.
 
     Attributes:
-        party: its name.
+        party: name of the party.
         ids: normalised ids without repetition.
         bounds: limits of the party.
-        place: where sets are stored, with the memory limit for work on them.
-        count: receives each other party's name and the number of ids in its set, before anything
-            that depends on the set is sent; raises ConsentError if the total is too large.
-        keys: returns the kept keys of alignments with another party; None without a store.
+        place: where the party stores sets, and the memory limit for its work on them.
+        count: function of another party's name and the size of its set. The role calls it before
+            sending anything that depends on this set; it raises ConsentError if the total is too
+            large.
+        keys: function that returns the stored keys of alignments with another party; None if
+            nothing is stored.
     """
 
     party: str
@@ -118,12 +123,12 @@ class Own:
     keys: Callable[[str], Keys] | None = field(default=None, repr=False)
 
     def blocks(self) -> Iterator[Sequence[bytes]]:
-        """Yield the ids in their order, in blocks."""
+        """Yield the party's ids in their order, in blocks."""
         for start in range(0, len(self.ids), BLOCK_TAGS):
             yield self.ids[start : start + BLOCK_TAGS]
 
     def admit(self, owner: str, ids: int) -> None:
-        """Check the size of another party's set; before that, send nothing that depends on the set.
+        """Check the size of another party's set; earlier messages must not depend on the set.
 
         Raises:
             ConsentError: the set is smaller or larger than this party accepts.
@@ -136,17 +141,17 @@ class Own:
 
 
 class Protocol(ABC):
-    """A method to find the common rows.
+    """Base class of protocols that find the common rows.
 
     Args:
-        pad: apparent size of every set, unless it is 0: a party fills its set with random ids,
-            which never match.
+        pad: number of ids to which every party pads its set with random ids, which never match; 0
+            means no padding.
 
     Attributes:
-        helper: whether a party without ids of its own, `HELPER`, takes part.
-        refused: reason why a session cannot use it; empty if it can.
-        id_bytes: most bytes of a message for each id.
-        reuse: whether the parties keep their keys for the next alignment.
+        helper: whether a further party without ids, called `HELPER`, takes part.
+        refused: reason why sessions cannot use the protocol; empty if they can.
+        id_bytes: largest number of bytes per id in a message.
+        reuse: whether the parties store their keys for their next alignment.
     """
 
     helper = reuse = False
@@ -158,7 +163,7 @@ class Protocol(ABC):
         self.pad = pad
 
     def dummies(self, own: Own) -> int:
-        """Number of random ids that a party adds to its own."""
+        """Return the number of random ids that a party adds to its own ids."""
         if self.pad and len(own.ids) > self.pad:
             raise BadOptionError(
                 f"party '{own.party}' has more ids than the padding hides",
@@ -174,8 +179,8 @@ class Protocol(ABC):
 
         Args:
             own: the party's inputs.
-            parties: all parties with ids, in an order that all agree on; at least two.
-            label_party: the party that receives the result last.
+            parties: all parties with ids, in an order that they agree on; at least two.
+            label_party: the party that receives the result after all others.
         """
 
     def helping(
@@ -183,26 +188,28 @@ class Protocol(ABC):
     ) -> Role:
         """Run the role of the helper, if the protocol needs one.
 
-        Sets are stored in `place` or TMPDIR.
+        The helper stores sets in `place`, or in TMPDIR.
         """
         raise NotImplementedError
 
 
 class ServerAided(Protocol):
-    """Keyed hashes, which a helper without the key compares (Kamara et al. 2014, section 4.1).
+    """Keyed hashes of ids, compared by a helper without the key (Kamara et al. 2014, section 4.1).
 
-    The label party draws a key of 16 bytes and sends it to the other parties. The helper must not
-    read that message, and no party may read another party's tags. A tag is the keyed BLAKE2b hash
-    of an id (RFC 7693), 16 bytes. A party sends its tags in ascending order, which is a random
-    order of its rows. The helper answers with one bit for each tag. Common rows are in the order of
-    their tags.
+    The label party draws a key of 16 bytes, and sends it to all other parties with ids. The helper
+    must not be able to read this message, and no party may read the tags of another party. A tag is
+    a keyed BLAKE2b hash of an id (RFC 7693) with 16 bytes. Each party sends its tags in ascending
+    order, so they disclose nothing about the order of its rows. The helper answers with one bit for
+    each tag. The common rows are ordered by their tags.
 
-    Leakage: the helper learns how many tags each party sends, and how many each group of parties
-    shares; with `pad`, it learns only an upper bound of the former. The other parties learn the
-    common ids. A helper that colludes with a party can test any id.
+    Leakage: the helper learns the number of tags that each party sends, and the number of tags that
+    each group of parties has in common. With `pad`, it learns only an upper bound of the first
+    number. The parties learn their common ids. A helper that colludes with a party can test whether
+    another party has a given id.
 
-    Bytes of a party of n ids: 16 n + n / 8 + 11 with the helper, and 16 for the key. Messages: N -
-    1 keys, and with the helper N sets, N answers, N votes and N endings.
+    Traffic of a party with n ids: 16 n + n / 8 + 11 bytes with the helper, and 16 bytes for the
+    key. Messages of N parties: N - 1 keys, and with the helper N sets, N answers, N votes and N
+    final messages.
     """
 
     helper = True
@@ -223,7 +230,7 @@ class ServerAided(Protocol):
         if self.pad > most:
             raise too_many_ids(own.party, f"sets padded to {spaced(self.pad)} ids", most)
         sent, rows = DiskBytes(own.place), DiskColumn(own.place, np.int64)
-        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # limit for its own size
+        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # a padded set has this size
         for tags, order in sorted_tags(self._tags(own, key), total, own.place):
             sent.write(tags.tobytes())
             rows.write(order)
@@ -284,30 +291,35 @@ class ServerAided(Protocol):
 class EcdhPsi(Protocol):
     """Diffie-Hellman on ristretto255 (Meadows 1986; Huberman et al. 1999, section 4).
 
-    Every id is hashed to a point, and every point is multiplied by the secret scalar of each party
-    in turn; equal ids end at equal points. A set passes through all other parties and ends at the
-    first one that is not the label party. That party compares 16 bytes of each point and sends all
-    parties the positions, the label party last. Owners send their points shuffled. No party may
-    read the messages between two others: it could compare sets under the same scalars.
+    Every id is hashed to a point, and each party in turn multiplies every point by its secret
+    scalar. Equal ids therefore end as equal points. Each set passes through all other parties. The
+    first party in the list that is not the label party is the comparing party, where all sets end.
+    The comparing party compares 16 bytes of each point. It sends all parties the positions of their
+    common rows, the label party last. Each owner shuffles its points before sending them. No party
+    may read the messages between two other parties, because it could compare two sets that were
+    multiplied by the same scalars.
 
-    Leakage: the comparing party learns how many ids each party's set has, how many each group of
-    parties shares, and which of its own are among them; with two parties these are the common ids.
-    Each party that multiplies learns the sizes; with `pad`, only an upper bound. The others learn
-    the common ids. No party alone can test an id (decisional Diffie-Hellman).
+    Leakage: the comparing party learns the size of each set, the number of ids that each group of
+    parties has in common, and which of its own ids are among these. (With two parties these are
+    just the common ids.) Every party that multiplies a set learns the set's size, or with `pad`
+    only an upper bound. The other parties learn the common ids. No party alone can test whether
+    another party has a given id (decisional Diffie-Hellman assumption).
 
-    With `reuse` two parties keep their scalars and points, and later send only ids that are new.
-    The comparing party then also learns which of the other's ids recur, and which of its own ids,
-    past ones included, are or were among them; the other party learns how many of its ids are new.
-    Limits apply to all ids that were ever sent under these keys. See `Keys`.
+    With `reuse`, two parties store their scalars and points, and later send new ids only. Then the
+    comparing party also learns which of the other party's ids occur again, and which of its own
+    present or past ids were ever common. The other party learns how many of the comparing party's
+    ids are new. The limits apply to all ids ever sent with these scalars. See `Keys`.
 
-    Bytes of two parties with n ids each: 32 n + 16 n in one direction, 32 n in the other, and 4 for
-    each common id; with `reuse`, n is the number of new ids, and the other party sends one bit for
-    each earlier one. Messages: N - 1 for each set, one more for the comparing party's, and N - 1
-    answers, votes and endings; two more with `reuse`. Multiplications: N for each id.
+    Traffic of two parties with n ids each: 32 n + 16 n bytes in one direction, 32 n bytes in the
+    other, and 4 bytes for each common id. With `reuse`, n is the number of new ids, and the other
+    party also sends one bit for each earlier id. Messages of N parties: N - 1 for each set, one
+    more for the comparing party's set, and N - 1 answers, votes and final messages; two more with
+    `reuse`. Each id costs N multiplications.
 
     Args:
         pad: see `Protocol`.
-        reuse: whether to keep scalars and points; for two parties with a store each, without `pad`.
+        reuse: whether to store scalars and points for later alignments; only for two parties that
+            can store them, and without `pad`.
     """
 
     def __init__(self, pad: int = 0, reuse: bool = False) -> None:
@@ -340,7 +352,7 @@ class EcdhPsi(Protocol):
         finals: dict[str, Iterable[np.ndarray]] = {}
         for hop in range(1, len(parties)):
             for owner in (owner for owner, route in routes.items() if route[hop] == me):
-                most = ristretto.POINT_BYTES * _MOST_IDS  # a session sets its own limit
+                most = ristretto.POINT_BYTES * _MOST_IDS  # a session sets a smaller limit
                 payload = yield Receive(routes[owner][hop - 1], most)
                 before = keys.count
                 bits = payload[: -(-before // 8) if me == judge else 0]
@@ -381,7 +393,7 @@ class EcdhPsi(Protocol):
         return _own_rows(own, order, rows_of[me], "points are marked as common")
 
     def _from_judge(self, own: Own, judge: str, size: int, order: DiskColumn) -> Role:
-        """At another party: receive its rows in common from the comparing party, and vote."""
+        """At the party that does not compare: receive the common rows, and vote."""
         answer = yield Receive(judge, 1 + _INDEX.itemsize * size)
         if answer[:1] == NO and len(answer) == 1:
             raise refused_by_others()
@@ -395,7 +407,7 @@ class EcdhPsi(Protocol):
     def _kept(
         self, own: Own, parties: Sequence[str], judge: str
     ) -> Generator[Send | Receive, Message, Keys]:
-        """The kept keys of this pair, or fresh ones if the two parties kept different keys."""
+        """Return this pair's stored keys, or fresh keys if the parties stored different ones."""
         if own.keys is None or len(parties) > 2:
             raise BadOptionError(
                 "keys are reused by two parties of a federation only",
@@ -418,7 +430,7 @@ class EcdhPsi(Protocol):
         return keys
 
     def _points(self, own: Own, keys: Keys, known: Known) -> Iterator[np.ndarray]:
-        """Points of new ids, with the ids' own tags if keys are reused; then random points."""
+        """Yield points of new ids, with tags if keys are reused; then random padding points."""
         for start in range(0, len(own.ids), BLOCK_TAGS):
             here, new = slice(start, start + BLOCK_TAGS), known.new
             if new is not None and not new[here].any():
@@ -445,13 +457,13 @@ PROTOCOLS = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Traffic of roles: payload bytes and messages by (sender, receiver)."""
+    """Payload bytes and numbers of messages between roles, by (sender, receiver)."""
 
     payload_bytes: Mapping[tuple[str, str], int]
     messages: Mapping[tuple[str, str], int]
 
     def of(self, party: str) -> int:
-        """Payload bytes that a role sent and received."""
+        """Return the payload bytes that a role sent and received."""
         return sum(count for pair, count in self.payload_bytes.items() if party in pair)
 
 
@@ -461,7 +473,7 @@ def play(
     label_party: str,
     observe: Callable[[str, str, Message], None] = lambda sender, to, payload: None,
 ) -> tuple[dict[str, np.ndarray], Traffic]:
-    """Run every role of a protocol in this process.
+    """Run all roles of a protocol in this process.
 
     >>> owns = [Own("bank", [b"1", b"2", b"3"]), Own("label", [b"3", b"9", b"1"])]
     >>> rows, _ = play("server_aided", owns, "label")
@@ -470,16 +482,17 @@ def play(
 
     Args:
         spec: spec of the protocol, such as ``ecdh:pad=1000``.
-        owns: inputs of each party, in an order that all agree on.
+        owns: each party's inputs, in an order that all parties agree on.
         label_party: the label party, one of the parties.
-        observe: receives sender, receiver and payload of every message.
+        observe: function that is called with sender, receiver and payload of every message.
 
     Returns:
-        Positions of each party's rows in the common order, int64, by party; and the traffic.
+        By party, the positions of its rows in the common order, int64; and the traffic.
 
     Raises:
-        ConsentError: a party refused because of a set's size; this is the first refusal.
-        ProtocolError: a message has an unknown form.
+        ConsentError: a party refused the size of a set or of the intersection; this is the first
+            refusal.
+        ProtocolError: a message does not have the protocol's form.
         SpecError: the protocol does not exist.
     """
     parties, protocol = [own.party for own in owns], PROTOCOLS.make(spec)
@@ -498,10 +511,10 @@ def run_roles(
     roles: Mapping[str, Generator[Send | Receive, Message, Result]],
     observe: Callable[[str, str, Message], None] = lambda sender, to, payload: None,
 ) -> tuple[dict[str, Result], Traffic]:
-    """Run roles in this process; returns their results by party, and the traffic.
+    """Run roles in this process; return their results by party, and the traffic.
 
     Raises:
-        VFLError: any role failed; this is the first error.
+        VFLError: a role failed; this is the first error.
     """
     boxes: dict[tuple[str, str], deque[Message]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -543,7 +556,7 @@ def run_roles(
 
 
 def _counts(count: int) -> Iterator[int]:
-    """Split a number into blocks."""
+    """Split a number into numbers of at most one block."""
     for start in range(0, count, BLOCK_TAGS):
         yield min(BLOCK_TAGS, count - start)
 
@@ -555,9 +568,11 @@ def _as_points(points: bytes) -> np.ndarray:
 def _multiplied(
     payload: Message, scalar: bytes, owner: str, place: OnDisk, skip: int, *, short: bool
 ) -> DiskBytes:
-    """Multiply a set's points by a scalar; if `short`, return 16 bytes of each without fixed bits.
+    """Multiply a set's points by a scalar; with `short`, keep only 16 bytes of each product.
 
-    The points stand after `skip` other bytes.
+    These 16 bytes contain no bits that are the same in all points.
+
+    The points begin after `skip` other bytes.
 
     Raises:
         ProtocolError: see `ristretto.multiply`.
@@ -570,7 +585,7 @@ def _multiplied(
 
 
 def _as_indices(rows: DiskColumn, place: OnDisk) -> DiskBytes:
-    """Make an answer that lists rows of a set."""
+    """Make an answer that lists positions in a party's set."""
     found = DiskBytes(place)
     found.write(YES)
     for start in range(0, len(rows), BLOCK_TAGS):
@@ -579,7 +594,7 @@ def _as_indices(rows: DiskColumn, place: OnDisk) -> DiskBytes:
 
 
 def _positions_of(answer: Message, place: OnDisk) -> DiskColumn:
-    """The rows in an answer."""
+    """Return the positions that an answer lists."""
     found, size = DiskColumn(place, np.int64), BLOCK_TAGS * _INDEX.itemsize
     for start in range(1, len(answer), size):
         found.write(np.frombuffer(answer[start : start + size], _INDEX).astype(np.int64))
@@ -587,10 +602,11 @@ def _positions_of(answer: Message, place: OnDisk) -> DiskColumn:
 
 
 def _own_rows(own: Own, order: DiskColumn, found: DiskColumn, wrong: str) -> np.ndarray:
-    """The party's rows at some positions of its shuffled set.
+    """Return the party's rows at some positions of its shuffled set.
 
     Raises:
-        ProtocolError: a position is beyond the set, is repeated, or belongs to a padding id.
+        ProtocolError: a position is outside the set, is repeated, or belongs to a random id of the
+            padding.
     """
     fits = all(
         found[start : start + BLOCK_TAGS].max() < len(order)
@@ -603,7 +619,7 @@ def _own_rows(own: Own, order: DiskColumn, found: DiskColumn, wrong: str) -> np.
 
 
 def _as_bits(rows: DiskColumn, count: int, place: OnDisk) -> DiskBytes:
-    """Make an answer with one bit for each tag; `rows` are the common ones, ascending."""
+    """Make an answer with one bit for each tag; `rows` are the common rows, ascending."""
     found, at = DiskBytes(place), 0
     found.write(YES)
     for start in range(0, count, BLOCK_TAGS):
@@ -617,7 +633,7 @@ def _as_bits(rows: DiskColumn, count: int, place: OnDisk) -> DiskBytes:
 
 
 def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
-    """Return the route of a set: owner first; the comparing party last, unless it is the owner."""
+    """Return a set's route: its owner first; the comparing party last unless it is the owner."""
     start = parties.index(owner)
     others = [*parties[start + 1 :], *parties[:start]]
     between = [party for party in others if party != judge]
@@ -625,7 +641,7 @@ def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
 
 
 def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Message, None]:
-    """Accept or refuse a result, and receive whether all accepted."""
+    """Accept or refuse a result, and receive whether all parties accepted."""
     accepted = common >= own.bounds.min_common
     yield Send(judge, YES if accepted else NO)
     if not accepted:
@@ -637,7 +653,7 @@ def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Messag
 def _decide(
     answers: Mapping[str, Message], parties: Sequence[str], label_party: str, accepted: bool = True
 ) -> Generator[Send | Receive, Message, None]:
-    """Answer each party in turn, the label party last and only if all others accepted."""
+    """Answer the parties in turn; the label party comes last, and only if all others accept."""
     asked = []
     for each in sorted(answers, key=lambda party: (party == label_party, parties.index(party))):
         if each == label_party and not accepted:
@@ -653,7 +669,7 @@ def _decide(
 
 
 def too_few_common(own: Own, common: int) -> ConsentError:
-    """Make the error for fewer common ids than a party accepts; only its own log shows it."""
+    """Make the error for too few common ids, which appears only in the party's own log."""
     return ConsentError(
         f"party '{own.party}' does not consent to so small an intersection",
         got=f"{spaced(common)} ids in common, of {spaced(len(own.ids))} of its own",
@@ -664,7 +680,7 @@ def too_few_common(own: Own, common: int) -> ConsentError:
 
 
 def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
-    """Error for another party's set that is smaller than a party accepts."""
+    """Make the error for another party's set that is smaller than a party accepts."""
     return ConsentError(
         f"party '{own.party}' does not consent to an intersection with so small a set",
         got=f"{spaced(count)} ids of '{owner}'",
@@ -674,7 +690,7 @@ def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
 
 
 def too_many_ids(party: str, got: str, most: int) -> ConsentError:
-    """Make the error for sets that are larger than a party accepts, relative to its own."""
+    """Make the error for sets that are larger than a party accepts."""
     return ConsentError(
         f"party '{party}' does not consent to an intersection with so large a set",
         got=got,
@@ -684,7 +700,7 @@ def too_many_ids(party: str, got: str, most: int) -> ConsentError:
 
 
 def refused_by_others() -> ConsentError:
-    """Error of a party that receives a refusal without counts."""
+    """Make the error of a party that receives a refusal without numbers."""
     return ConsentError(
         "another party does not consent to an alignment with so few ids, or so few in common",
         fix="see that party's own log for the counts; compare how both parties write their ids",
@@ -692,5 +708,5 @@ def refused_by_others() -> ConsentError:
 
 
 def other_size(sender: str) -> ProtocolError:
-    """Error for a message that does not have the protocol's form."""
+    """Make the error for a message that does not have the protocol's form."""
     return ProtocolError(f"an alignment message of another form from '{sender}'")

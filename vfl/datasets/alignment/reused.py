@@ -1,12 +1,13 @@
-"""Keys and tags of earlier alignments, which later ones of the same two parties reuse.
+"""Keys and tags of earlier alignments, which later alignments of the same two parties reuse.
 
-With `ecdh:reuse=true` both parties keep their scalars, so the points of ids that were sent before
-stay valid: the set is precomputed, and only ids that are new are sent and multiplied. 1,000 ids
-against 10 million then cost about 1,000 multiplications at each party once the large set was sent.
+With `ecdh:reuse=true` both parties store their scalars, so the points of ids that were already sent
+stay valid. The parties then send and multiply only the points of new ids. For example, after one
+party has sent a set of 10 million ids, aligning 1,000 ids with this set costs each party about
+1,000 multiplications.
 
-A file belongs to one peer and to one set of terms. Both parties compare a random name of their keys
-and the sizes of the kept sets first, and draw fresh keys if anything differs. The file contains
-tags of the party's ids under a key of its own, and no id.
+Each file belongs to one other party and to one set of terms. First the two parties compare a random
+name of their keys and the sizes of the stored sets. If anything differs, they draw fresh keys. The
+file contains tags of the party's ids, made with a separate key, but no ids.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from vfl.datasets.alignment.tags import (
 from vfl.datasets.on_disk import DiskBytes, OnDisk
 
 NAME_BYTES = 16
-#: The judge's first message: name of the keys, number of the other party's kept points, of its own.
+#: The comparing party's first message: name of the keys, number of the other party's stored points,
+#: and number of its own stored points.
 STATE = struct.Struct(f"<{NAME_BYTES}sQQ")
 _NO_NAME = bytes(NAME_BYTES)
 _PIECE_BYTES = BLOCK_TAGS * TAG_BYTES
@@ -45,13 +47,13 @@ _KIND = "reused keys"
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Ids of a table, compared with those that were sent before.
+    """The ids of a table, compared with the ids that were sent in earlier alignments.
 
     Attributes:
-        present: mask of the sent ids that are still in the table; bool, axes (sent,).
-        rows: rows of those, in the order in which they were sent; int64.
-        new: mask of the table's rows whose id was not sent; bool, axes (rows,). None if no id was
-            sent.
+        present: mask of the sent ids that are still in the table, bool, axes (sent ids,).
+        rows: rows of these ids, in the order in which the ids were sent, int64.
+        new: mask of the table's rows whose ids were not sent yet, bool, axes (rows,). None if no id
+            was sent yet.
     """
 
     present: np.ndarray
@@ -60,29 +62,30 @@ class Known:
 
     @property
     def bits(self) -> bytes:
-        """One bit for each sent id: whether it is still in the table."""
+        """Return one bit for each sent id, which states whether it is still in the table."""
         return np.packbits(self.present).tobytes()
 
     def rows_of(self, at: np.ndarray) -> np.ndarray:
-        """Rows of new ids, by their position among the new ones."""
+        """Return the rows of new ids, given by their positions among the new ids."""
         return at if self.new is None else np.flatnonzero(self.new)[at]
 
 
 @dataclass(eq=False)
 class Keys:
-    """A party's scalar in an alignment, with what was sent and received under it before.
+    """A party's scalar, and the tags that it sent and received with this scalar.
 
     Args:
-        place: where tags are stored.
-        terms: digest of the terms under which the keys may be reused.
+        place: where the tags are stored.
+        terms: digest of the terms under which the keys may be used again.
 
     Attributes:
         scalar: the secret scalar.
-        name: random name of the last alignment with these keys, the same at both parties.
-        ids: tags of the party's ids under `key`, in the order in which they were sent.
-        tags: at the comparing party, tags of these ids under both scalars.
-        theirs: at the comparing party, tags of the other party's ids under both scalars.
-        count: number of the other party's ids that were multiplied.
+        name: random name of the last alignment with these keys, equal at both parties.
+        ids: tags of the party's own ids with the key `key`, in the order in which the ids were
+            sent.
+        tags: at the comparing party: tags of these ids under both scalars.
+        theirs: at the comparing party: tags of the other party's ids under both scalars.
+        count: number of the other party's ids that this party has multiplied.
     """
 
     place: OnDisk
@@ -96,26 +99,26 @@ class Keys:
         self.ids, self.tags, self.theirs = (DiskBytes(self.place) for _ in range(3))
 
     def state(self) -> bytes:
-        """The comparing party's first message."""
+        """Return the comparing party's first message."""
         return STATE.pack(self.name, self.count, len(self.ids) // TAG_BYTES)
 
     def fits(self, state: bytes) -> bool:
-        """Return whether the comparing party has the same keys, and what this party sent."""
+        """Return whether the comparing party's message states the same keys and numbers of ids."""
         same = STATE.pack(self.name, len(self.ids) // TAG_BYTES, self.count)
         return self.name != _NO_NAME and state == same
 
     def begin(self, name: bytes, *, same: bool) -> None:
-        """Give the keys the name of this alignment; unless both parties have the same, renew them.
+        """Give the keys this alignment's name; renew them if the parties' keys differ.
 
-        If two alignments run at once, the parties may keep the result of different ones, which then
-        have different names.
+        If two alignments run at once, the two parties may store the results of different
+        alignments; the names then show this.
         """
         if not same:
             vars(self).update(vars(Keys(self.place, self.terms)))
         self.name = name
 
     def known(self, ids: Iterable[Sequence[bytes]], count: int) -> Known:
-        """Compare `count` ids of a table, in blocks, with those that were sent before."""
+        """Compare `count` ids of a table, given in blocks, with the ids that were sent earlier."""
         sent = len(self.ids) // TAG_BYTES
         if not sent:
             return Known(np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64), None)
@@ -129,7 +132,7 @@ class Keys:
         return Known(present, row_of[present].astype(np.int64), new)
 
     def keep(self, column: DiskBytes, tags: bytes | DiskBytes) -> None:
-        """Append tags to a column of this object: its `tags`, or `theirs`."""
+        """Append tags to one of this object's columns, `tags` or `theirs`."""
         for start in range(0, len(tags), _PIECE_BYTES):
             column.write(tags[start : start + _PIECE_BYTES])
 
@@ -137,7 +140,7 @@ class Keys:
         """Write the file under a temporary name.
 
         Raises:
-            StorageError: the disk is full, or cannot be written.
+            StorageError: the disk is full, or the file cannot be written.
         """
         columns = (self.ids, self.tags, self.theirs)
         secret = {"name": self.name.hex(), "scalar": self.scalar.hex(), "key": self.key.hex()}
@@ -153,17 +156,17 @@ class Keys:
 
     @staticmethod
     def commit(path: Path) -> None:
-        """Make the staged file the kept one."""
+        """Make the staged file the stored file."""
         _staged(path).replace(path)
 
     @staticmethod
     def discard(path: Path) -> None:
-        """Remove a staged file that will not be kept."""
+        """Remove a staged file that shall not be stored."""
         _staged(path).unlink(missing_ok=True)
 
     @classmethod
     def kept(cls, path: Path, terms: str, place: OnDisk) -> Keys:
-        """The keys in a file; fresh ones if there is no file, or one of other terms.
+        """Return the keys in a file; fresh keys if there is no file, or if its terms differ.
 
         Raises:
             RunFolderError: the file is damaged.
@@ -189,7 +192,7 @@ class Keys:
 
 
 def chosen(tags: DiskBytes, present: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield some of the first tags, in blocks; `present` is bool, axes (tags,)."""
+    """Yield those of the first tags that `present` marks, in blocks; bool, axes (tags,)."""
     for start in range(0, len(present), BLOCK_TAGS):
         stop = min(start + BLOCK_TAGS, len(present))
         yield as_tags(tags[start * TAG_BYTES : stop * TAG_BYTES])[present[start:stop]]

@@ -1,8 +1,9 @@
-"""The group ristretto255 (RFC 9496) by libsodium: map ids to points, multiply by a secret scalar.
+"""The group ristretto255 (RFC 9496) by libsodium: ids become points, which scalars multiply.
 
-The group has prime order, so an encoding discloses nothing of cofactor or twist, unlike a hash used
-as an X25519 coordinate. The operating system's libsodium is called without Python's lock, so that
-threads share the work; otherwise the copy in the package rbcl is used.
+The group has prime order. So the encoding of a point discloses nothing about a cofactor or a twist,
+whereas a hash that is used as an X25519 coordinate would. vfl calls the operating system's
+libsodium without Python's global lock, so that threads share the work. If it is not installed, vfl
+uses the copy in the package rbcl.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _HASH_BYTES = 64
 _ORDER = 2**252 + 27742317777372353535851937790883648493
 _DOMAIN = b"vfl alignment ristretto255 1"
 _LIBRARIES = ("libsodium.so.26", "libsodium.so.23", "libsodium.26.dylib", "libsodium.23.dylib")
-_SHARE = 512  # number of points that a thread processes at a time
+_SHARE = 512  # number of points in a thread's task
 
 
 def fresh_scalar() -> bytes:
-    """Draw a secret scalar, uniform on 1 to the order of the group less 1; 32 bytes."""
+    """Draw a secret scalar, uniform from 1 to the group's order minus 1; 32 bytes."""
     return (1 + secrets.randbelow(_ORDER - 1)).to_bytes(SCALAR_BYTES, "little")
 
 
 def points_of(ids: Sequence[bytes]) -> bytes:
-    """Map each id to a point: SHA-512, then RFC 9496, section 4.3.4; 32 bytes an id, concatenated.
+    """Map each id to a point by SHA-512 and RFC 9496, section 4.3.4; 32 bytes per id, joined.
 
     Raises:
         MissingPackageError: libsodium is not installed.
@@ -45,7 +46,7 @@ def points_of(ids: Sequence[bytes]) -> bytes:
 
 
 def random_points(count: int) -> bytes:
-    """Draw points that belong to no id; they hide the number of ids."""
+    """Draw points that belong to no id, which hide the number of ids."""
     from_hash, _ = _functions()
     return _mapped(count, lambda row, out: from_hash(out, os.urandom(_HASH_BYTES)))
 
@@ -54,12 +55,12 @@ def multiply(points: Payload, scalar: bytes, sender: str = "this party") -> byte
     """Multiply each point by a scalar.
 
     Args:
-        points: encodings of 32 bytes, concatenated.
+        points: encodings of points, 32 bytes each, joined.
         scalar: 32 bytes, not 0.
-        sender: owner of the points, for the message.
+        sender: owner of the points, for the error text.
 
     Raises:
-        ProtocolError: the bytes do not encode a point, or encode the identity.
+        ProtocolError: the bytes do not encode points, or encode the identity.
         MissingPackageError: libsodium is not installed.
     """
     _, times = _functions()
@@ -85,7 +86,7 @@ def available() -> bool:
 
 
 def _mapped(count: int, fill: Callable[[int, int], int]) -> bytes:
-    """Fill the output of each row, in threads; returns empty bytes if `fill` refuses a row."""
+    """Fill the outputs in threads; return empty bytes if `fill` refuses a row."""
     made = ctypes.create_string_buffer(POINT_BYTES * count)
     start = ctypes.addressof(made)
 
@@ -100,7 +101,7 @@ def _mapped(count: int, fill: Callable[[int, int], int]) -> bytes:
 
 @cache
 def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
-    """Libsodium functions in use: (out, hash) and (out, scalar, point); 0 is success."""
+    """Return the two libsodium functions: (out, hash) and (out, scalar, point); 0 means success."""
     for name in _LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -108,7 +109,7 @@ def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
                 library.crypto_core_ristretto255_from_hash,
                 library.crypto_scalarmult_ristretto255,
             )
-        except (OSError, AttributeError):  # not installed, or older than 1.0.18
+        except (OSError, AttributeError):  # not installed, or too old
             continue
         if library.sodium_init() < 0:
             continue

@@ -1,7 +1,7 @@
-"""Tags of ids, processed in blocks, so that a set need not fit into memory.
+"""Tags of ids, processed in blocks, so that a set of tags may be larger than memory.
 
-A tag is 16 bytes that look random. The first bits of the tags therefore split all sets into buckets
-of about equal size, and the buckets are compared in memory one after another.
+A tag has 16 bytes that look random. So the first bits of the tags divide all sets into buckets of
+about equal size, which are compared in memory one after another.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _UNEVEN = 4096
 
 
 def tags_of(ids: Sequence[bytes], key: bytes) -> np.ndarray:
-    """Keyed BLAKE2b hash of each id, with an output of 16 bytes; uint8, axes (ids, 16)."""
+    """Return the keyed BLAKE2b hash of each id, 16 bytes, as uint8 of axes (ids, 16)."""
     blake, size = hashlib.blake2b, TAG_BYTES
     return as_tags(b"".join([blake(each, digest_size=size, key=key).digest() for each in ids]))
 
 
 def as_tags(payload: Payload) -> np.ndarray:
-    """Tags from concatenated bytes; uint8, axes (tags, 16)."""
+    """Return concatenated tags as uint8 of axes (tags, 16)."""
     return np.frombuffer(payload, np.uint8).reshape(-1, TAG_BYTES)
 
 
 def tag_blocks(payload: bytes | DiskBytes, skip: int = 0) -> Iterator[np.ndarray]:
-    """Yield the tags of a message in blocks, after some other bytes."""
+    """Yield the tags of a message in blocks, after `skip` other bytes."""
     size = BLOCK_TAGS * TAG_BYTES
     for start in range(skip, len(payload), size):
         yield as_tags(payload[start : start + size])
@@ -45,21 +45,22 @@ def tag_blocks(payload: bytes | DiskBytes, skip: int = 0) -> Iterator[np.ndarray
 def common_rows(
     sets: Sequence[Iterable[np.ndarray]], sizes: Sequence[int], place: OnDisk
 ) -> list[DiskColumn]:
-    """The rows of each set whose tags all sets have, in ascending order of the tags; int64.
+    """Return the rows of each set whose tags all sets have, in ascending order of tags; int64.
 
     Args:
-        sets: for each set, blocks of uint8 tags, axes (tags, 16), each tag once. All 16 bytes are
-            compared.
-        sizes: number of tags of each set.
+        sets: for each set, blocks of tags without repetition, uint8, axes (tags, 16). All 16 bytes
+            are compared.
+        sizes: number of tags in each set.
         place: disk space for the comparison.
 
     Raises:
-        ProtocolError: a set has a tag twice, or far more tags with one prefix than chance gives.
+        ProtocolError: a set contains a tag twice, or far more tags with the same first bits than
+            random tags would.
     """
     count = bucket_count(place, sum(sizes) * _RECORD.itemsize)
     buckets = [_by_first_bits(tags, place, count) for tags in sets]
     for own, size in zip(buckets, sizes, strict=True):
-        if own.sizes.max() > _most_by_chance(size, count):  # its sender tries to fill the memory
+        if own.sizes.max() > _most_by_chance(size, count):  # could fill the memory
             raise ProtocolError("a set has far more tags with one prefix than chance gives")
     found = [DiskColumn(place, np.int64) for _ in sets]
     for number in range(count):
@@ -77,7 +78,7 @@ def common_rows(
 def sorted_tags(
     tags: Iterable[np.ndarray], size: int, place: OnDisk
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield tags in ascending order with the row of each, in blocks; see `common_rows`."""
+    """Yield tags in ascending order, with the row of each tag, in blocks; see `common_rows`."""
     buckets = _by_first_bits(tags, place, bucket_count(place, size * _RECORD.itemsize))
     for number in range(buckets.count):
         part = buckets.whole(number)
@@ -87,16 +88,17 @@ def sorted_tags(
 
 
 def count_repeated(blocks: Iterable[Sequence[bytes]], size: int, place: OnDisk) -> int:
-    """Count the ids, given in blocks, that equal an earlier one.
+    """Count the ids, given in blocks, that are equal to an earlier id.
 
-    Two ids count as equal if their tags under a fresh key are equal, which happens to different ids
-    once in 2^128 pairs.
+    Two ids count as equal if their tags under a fresh random key are equal. For different ids this
+    happens with probability 2^-128.
     """
     key, repeated = secrets.token_bytes(KEY_BYTES), 0
     count = bucket_count(place, size * _RECORD.itemsize)
     buckets = _by_first_bits((tags_of(each, key) for each in blocks), place, count)
     for number in range(count):
-        # An id that half of the rows have is reduced to one: its bucket may not fit into memory.
+        # If half of the rows have the same id, its bucket may not fit into memory; so only distinct
+        # tags are kept.
         uneven = buckets.sizes[number] > _most_by_chance(size, count)
         pieces = buckets.read(number) if uneven else [buckets.whole(number)]
         distinct = reduce(_distinct, (each["tag"] for each in pieces), as_tags(b""))
@@ -117,7 +119,7 @@ def _distinct(tags: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def ascend(blocks: Iterable[np.ndarray]) -> bool:
-    """Return whether tags, which come in blocks, are strictly ascending."""
+    """Return whether tags, given in blocks, are strictly ascending."""
     before = np.empty((0, TAG_BYTES), np.uint8)
     for tags in blocks:
         high, low = _halves(np.concatenate([before, tags]))
@@ -141,7 +143,7 @@ def _by_first_bits(tags: Iterable[np.ndarray], place: OnDisk, count: int) -> Buc
 
 
 def _most_by_chance(size: int, count: int) -> int:
-    """Upper bound of the size of a bucket, if tags look random."""
+    """Return an upper limit of a bucket's size for tags that look random."""
     return 2 * size // count + _UNEVEN
 
 
@@ -161,7 +163,7 @@ def _common_rows(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _both(
     left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The common tags of two sets, in ascending order, as pairs of halves."""
+    """Return the common tags of two sets in ascending order, as pairs of halves."""
     (high, low), (theirs, more) = left, right
     if not len(theirs):
         return theirs, more
@@ -180,13 +182,13 @@ def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _halves(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and last 8 bytes of each tag as numbers in the order of the bytes."""
+    """Return the first and the last 8 bytes of each tag as numbers that sort like the bytes."""
     words = np.ascontiguousarray(tags).view(">u8").astype(np.uint64)
     return words[:, 0], words[:, 1]
 
 
 def _order(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Indices that sort tags by their bytes."""
+    """Return the indices that sort tags by their bytes."""
     order = np.argsort(high, kind="stable")
     ordered = high[order]
     return np.lexsort((low, high)) if (ordered[1:] == ordered[:-1]).any() else order
