@@ -1,11 +1,11 @@
-"""Private questions to a transformer: the owner sees no text, and the user no weights.
+"""Private questions to a transformer: the owner sees no text, and the user sees no weights.
 
-Chapter 6 of the thesis of split learning (2025), from bottom to top:
+The modules implement chapter 6 of the thesis of split learning (2025), from bottom to top:
 
-    two_party        protocols of two parties online and a dealer ahead, with `material` on disk
-    private_decoder  a transformer by these protocols; the three parties in one process
-    pretrained       weights of others; text is the user's
-    parties          the three as processes, by TLS; file and project are what each has on its disk
+    two_party        protocols of two online parties and an offline dealer; `material` is on disk
+    private_decoder  a transformer that uses these protocols; the three parties in one process
+    text             tokens and text at the user
+    parties          the three parties as processes, over TLS; `file` and `project` are on disk
     command          ``vfl llm``
-    attack           what the permuted values give away
+    attack           attacks on the permuted values that the user sees
 """

@@ -1,38 +1,41 @@
-"""Two printed methods that `vfl llm` does not use: float sharing, and a query by BFV.
+"""Two methods of the thesis that `vfl llm` does not use: float sharing, and a query under BFV.
 
-They serve measurements beside the usual form: `python -m benchmarks.decoder`.
+The methods are measured beside the usual form by `python -m benchmarks.decoder`.
 
 # Float sharing
 
-**Insecure**: shares of floats, as in the thesis (6.3.5.2), for measurements and attacks.
+**Insecure**: this role shares floats, as in the thesis (6.3.5.2), for measurements and attacks.
 
-x = D + (x - D) with a normal D of E D^2 = L^2 E x^2 (equations 6-11 and 6-12; L is `SCALE`). Such a
-share is not uniform. A party that receives x - D n times for one x can average the messages. The
-error is then L / sqrt(n) times the root mean square of x (equation 6-13, with the factor E x^2 that
-it omits). For a product both parties open x - U with a U of both, so the error is sqrt(2) times as
-large.
+A number x is shared as D and x - D, where D is normal with E D^2 = L^2 E x^2 (equations 6-11 and
+6-12; L is `SCALE`). Such a share is not uniform. A party that receives x - D n times for the same x
+can average the messages. The error is then L / sqrt(n) times the root mean square of x (equation
+6-13, with the factor E x^2 that it omits). For a product, both parties open x - U, where U is the
+sum of both parties' masks, so the error is sqrt(2) times as large.
 
-A dealer does not know the size of values. It assumes that activations have mean square 1, and
-weights a mean square of 1 / (number of inputs). A float travels as 4 bytes, as in Tables 6.1 and
-6.2.
+The dealer does not know the size of the values. It assumes that activations have mean square 1, and
+that weights have mean square 1 / (number of inputs). A float takes 4 bytes in a message, as in
+Tables 6.1 and 6.2.
 
-# An index, privately retrieved by homomorphic encryption: algorithm 6.5's query (thesis, 2025)
+# An index, privately retrieved by homomorphic encryption: the query of algorithm 6.5 (thesis, 2025)
 
-**It does not hide the order from the asker.** An answer is the sum of the query times the order,
-and the asker knows its query. For up to 1,024 scores, one division reveals the whole order; for
-more, an attacker gets 1,024 equations per digit, and as many from the noise. SEAL has no noise
-flooding, and the printed protocol does not mention it. `Form.retrieval` is "sets" for this reason
-and for its size; this form is only for measurements.
+**It does not hide the permutation from the user.** An answer is the sum of the query times the
+permutation, and the user knows the query. For up to 1,024 scores, one division reveals the whole
+permutation; for more scores, an attacker gets 1,024 equations per digit, and as many from the
+noise. SEAL does not flood the noise, and the printed protocol does not mention noise flooding.
+`Form.retrieval` is therefore "sets" by default, which also needs fewer bytes; the form here is only
+for measurements.
 
 The user encrypts X^position with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients; all
-parts but one are zero. The owner multiplies each part with its entries at X^-i and sums the
-products, so that the constant coefficient is the entry. The other coefficients would be other
-entries, so the owner adds uniform numbers to them. The owner learns nothing.
+parts but one are zero. The owner multiplies each part by a polynomial of its entries times X^-i,
+and sums the products, so that the constant coefficient is the wanted entry. The other coefficients
+would be other entries, so the owner adds uniform numbers to these coefficients. The owner learns
+nothing.
 
-Messages are small: A ciphertext of the user consists of one polynomial and the seed of the other
-(symmetric encryption). Entries are retrieved in digits of 5 bits. Their products have so little
-noise that a modulus of 24 bits is enough for a sum of a million products. At degree 1024 up to 27
-bits have 128 bits of security (homomorphicencryption.org, 2018).
+Messages are small, because a ciphertext of the user consists of one polynomial and the seed of the
+other polynomial (symmetric encryption). Entries are retrieved in digits of 5 bits. The products of
+these digits have so little noise that a modulus of 24 bits is enough for a sum of a million
+products. At degree 1024, moduli of up to 27 bits have 128 bits of security
+(homomorphicencryption.org, 2018).
 """
 
 from __future__ import annotations
@@ -67,21 +70,21 @@ from vfl.mpc.ring import require_integer_bits
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import PadStream
 
-#: The L of the thesis' example.
+#: The value of L in the thesis' example.
 SCALE = 100.0
 _FLOAT_BITS = 32
-#: Pads of the query by sets, which does not exist for floats (`Role.choose`).
+#: Purposes of the pads that the query by sets needs; these pads are not floats (`Role.choose`).
 _WHOLE = ("set", "sum")
 _DEGREE, _MODULUS_BITS, _DIGIT_BITS = 1024, 24, 5
-#: An order may be as long.
+#: Largest length of a permutation.
 _MOST = 2**20
 _LENGTH = struct.Struct("<I")
-#: Bytes of a polynomial before the library compresses it, and bytes that the library adds.
+#: Size of a polynomial before the library compresses it, and bytes that the library adds.
 _POLYNOMIAL, _MORE = 8 * _DEGREE, 1024
 
 
 def normal(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
-    """Standard normal numbers (Box and Muller 1958) that both ends of a stream can generate.
+    """Draw standard normal numbers (Box and Muller 1958) that both parties of a stream can draw.
 
     >>> both = [normal(PadStream(bytes(32)), 3, "D") for _ in range(2)]
     >>> bool((both[0] == both[1]).all()), both[0].shape
@@ -94,10 +97,10 @@ def normal(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class FloatRole(Role):
-    """A `Role` on floats: float64 here, float32 in messages; only for ``Form``'s thesis mode."""
+    """A `Role` on floats, for ``Form``'s thesis mode: float64 in memory, float32 in messages."""
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """Draw normal numbers `SCALE` times as large as the assumed size of a value."""
+        """Draw normal numbers, `SCALE` times as large as the assumed size of a value."""
         if purpose[0] in _WHOLE:
             return super().pad(peer, shape, *purpose)
         drawn = normal(self.pads[peer], math.prod(shape), *purpose)
@@ -107,16 +110,16 @@ class FloatRole(Role):
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
     ) -> Shared:
-        """Run `Role.question` on floats; the other end's zeros are masked too."""
+        """Run `Role.question` on floats; the other party's zeros are masked too."""
         return super().question(shape, values, bits, ring, where).map(Tensor.double)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
-        """The values themselves."""
+        """Return the values themselves, as float64."""
         require_integer_bits(values.double(), integer_bits, bits, where)
         return values.detach().double()
 
     def decode(self, elements: Tensor, shared: Shared) -> Tensor:
-        """The elements themselves."""
+        """Return the elements themselves."""
         return elements
 
     def constant(
@@ -136,7 +139,7 @@ class FloatRole(Role):
         return Constant(layer, exact, bias)
 
     def multiply(self, shared: Shared, constant: Constant) -> Shared:
-        """`Role.multiply` on floats."""
+        """Run `Role.multiply` on floats."""
 
         def product(left: Tensor, right: Matrix | Tensor) -> Tensor:
             assert isinstance(right, Tensor), "kept whole"
@@ -178,7 +181,7 @@ class BfvRole(Role):
         if self.role == P2:
             return [0] * rows
         if self.offline:
-            package()  # checked before a question is asked
+            package()  # checked here, before a question is asked
             return [0] * rows
         channel = self.channels[P1 - self.role]
         if self.role == P0:
@@ -193,11 +196,11 @@ class BfvRole(Role):
 
 
 class FloatBfvRole(FloatRole, BfvRole):
-    """A role on floats that also queries indices under BFV encryption."""
+    """A `Role` on floats that also queries indices under BFV."""
 
 
 def role_of(form: Form) -> type[Role]:
-    """Return the role class that plays a form of this module."""
+    """Return the class that runs a role of a form of this module."""
     if form.sharing == INSECURE_FLOAT:
         return FloatBfvRole if form.retrieval == "bfv" else FloatRole
     return BfvRole
@@ -211,7 +214,7 @@ class Keys:
         self._key = seal.KeyGenerator(context).secret_key()
 
     def query(self, places: Sequence[int], count: int) -> bytes:
-        """Encrypt one index among `count` entries for each position."""
+        """For each position, encrypt this position among `count` entries."""
         seal = package()
         encryptor, found = seal.Encryptor(_context(), self._key), []
         with _scratch() as file:
@@ -223,7 +226,7 @@ class Keys:
         return _framed(found)
 
     def read(self, answer: bytes, rows: int, count: int) -> list[int]:
-        """Return the entries of an answer about permutations of `count` rows.
+        """Return the entries in an answer about permutations of `count` numbers.
 
         Raises:
             ProtocolError: the answer does not have `rows` rows.
@@ -241,25 +244,25 @@ class Keys:
 
 
 def answer(query: bytes, order: np.ndarray) -> bytes:
-    """Run the owner's part: return the entries of each row's order at the encrypted position.
+    """Run the owner's part: return the entry at the encrypted position of each row's permutation.
 
     Args:
-        query: query with the same number of rows.
-        order: int64, axes (rows, count); of each row a permutation.
+        query: query with the same number of rows as `order`.
+        order: a permutation of each row, int64, axes (rows, count).
 
     Raises:
-        ProtocolError: the request does not have the shape of a query.
+        ProtocolError: the message does not have the shape of a query.
     """
     rows, count = order.shape
     parts, digits = _parts(count), _digits(count)
     asked = _unframed(query, rows * parts, _POLYNOMIAL + _MORE)
     shifts = _DIGIT_BITS * np.arange(digits)
-    # The library refuses products with zero polynomials, but digits of all entries are never zero:
-    # the padding of the last part is not, and nor are digits of the largest entry.
+    # The library refuses products with zero polynomials. Digits of all entries are never all zero:
+    # the padding of the last part is not zero, and the digits of the largest entry are not.
     padded = np.full((rows, parts * _DEGREE), (1 << shifts).sum())
     padded[:, :count] = order
     values = padded.reshape(rows * parts, 1, _DEGREE) >> shifts[:, None] & _mask()
-    # The factor of part p is the sum of its entries times X^-i, where X^-i = -X^(1024 - i).
+    # The factor of part p is the sum of its entries times X^-i; X^-i is -X^(1024 - i).
     factors = np.concatenate([values[..., :1], -values[..., :0:-1] & _mask()], -1)
     found = []
     with _scratch() as file:
@@ -268,13 +271,13 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
             loaded = [_loaded(each, file) for each in asked[own]]
             try:
                 found += [_saved(each, file) for each in _products(loaded, factors[own])]
-            except (ValueError, RuntimeError):  # a ciphertext without secret content
+            except (ValueError, RuntimeError):  # a ciphertext that contains no secret
                 raise _no_ciphertexts() from None
     return _framed(found)
 
 
 def _products(asked: Sequence[Any], factors: np.ndarray) -> list[Any]:
-    """Return each digit's sum of products over parts; factors: axes (parts, digits, degree)."""
+    """Return each digit's sum of products over parts; factors have axes (parts, digits, degree)."""
     seal, context = package(), _context()
     evaluator = seal.Evaluator(context)
     products: list[list[Any]] = [[] for _ in factors[0]]
@@ -299,12 +302,12 @@ def _products(asked: Sequence[Any], factors: np.ndarray) -> list[Any]:
 
 
 def most_query_bytes(rows: int, count: int) -> int:
-    """No query is longer."""
+    """Return the largest size of a query, in bytes."""
     return rows * _parts(count) * (_LENGTH.size + _POLYNOMIAL + _MORE)
 
 
 def most_answer_bytes(rows: int, count: int) -> int:
-    """No answer is longer."""
+    """Return the largest size of an answer, in bytes."""
     return rows * _digits(count) * (_LENGTH.size + 2 * _POLYNOMIAL + _MORE)
 
 
@@ -322,14 +325,14 @@ def _mask() -> int:
 
 
 def _plaintext(coefficients: np.ndarray) -> Any:
-    """A polynomial, by its coefficients from the lowest on, in the library's own notation."""
+    """Make a polynomial in the library's notation from its coefficients, the lowest first."""
     terms = _terms()[coefficients, np.arange(_DEGREE)]
     return package().Plaintext(" + ".join(terms[::-1].tolist()))
 
 
 @cache
 def _terms() -> np.ndarray:
-    """Every digit at every power."""
+    """Return the library's text of every digit at every power."""
     powers = ["", *(f"x^{power}" for power in range(1, _DEGREE))]
     return np.array(
         [[f"{digit:X}{power}" for power in powers] for digit in range(_mask() + 1)], "O"
@@ -392,7 +395,7 @@ def _context() -> Any:
     parameters.set_poly_modulus_degree(_DEGREE)
     parameters.set_coeff_modulus(seal.CoeffModulus.Create(_DEGREE, [_MODULUS_BITS]))
     parameters.set_plain_modulus(1 << _DIGIT_BITS)
-    # It refuses parameters of less than 128 bits of security.
+    # The library refuses parameters with less than 128 bits of security.
     return seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
 
 

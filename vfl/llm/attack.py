@@ -1,11 +1,11 @@
-"""Leakage of a private decoder: texts to parties that know its weights, weights to frequent askers.
+"""Leakage of a private decoder: text to parties that know its weights, weights to frequent users.
 
 >>> found = layer_from_questions(torch.eye(2), torch.tensor([[1.0, 5.0], [2.0, 6.0]]), torch.eye(2))
 >>> found.tolist()  # each question's outputs in an order of their own
 [[5.0, 1.0], [2.0, 6.0]]
 
-Pure functions of the view of P1 of `vfl.llm.two_party` and of granted knowledge. `Asker` sends real
-questions and stores that view.
+The attacks are pure functions of the view of P1 in `vfl.llm.two_party`, and of granted knowledge.
+`Asker` asks real questions and stores P1's view.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Seen = dict[str, Tensor]
 
 
 class Asker:
-    """P1 of a private decoder that stores everything it sees; a context manager.
+    """P1 of a private decoder that stores all values it sees; a context manager.
 
     Args:
         model: P0's.
-        form: form of the computation.
-        watcher: role of the observer: P1; or P0, which sees the user's text in thesis mode on
+        form: form of the protocols.
+        watcher: role that stores its view: P1, or P0, which sees the user's text in thesis mode on
             floats.
     """
 
@@ -42,7 +42,7 @@ class Asker:
         self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """Return observations of a next token by layer: axes (tokens, width), or one number."""
+        """Return the view of one next token, by layer: axes (tokens, width), or one axis."""
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}
@@ -61,16 +61,16 @@ class Asker:
 
 
 def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
-    """Recover the text behind permuted vectors, for an attacker who knows the weights.
+    """Recover the text behind permuted vectors, as an attacker who knows the weights.
 
-    Word by word: It chooses the word whose sorted vector is nearest to a remaining sorted vector,
-    whatever its position. No order inside or among vectors protects (Thomas et al. 2025, arXiv
-    2505.18332).
+    The attack proceeds word by word: it chooses the word whose sorted vector is nearest to one of
+    the remaining sorted vectors, whatever their positions. Permuting the order inside vectors, or
+    the order of the vectors, does not prevent this (Thomas et al. 2025, arXiv 2505.18332).
 
     Args:
-        front: embedding and the blocks below the values.
-        seen: observed values, axes (words, tokens); both the vectors and the values in each are
-            permuted.
+        front: embedding, and the blocks that come before the observed values.
+        seen: observed values, axes (words, values); both the vectors and the values in each vector
+            are permuted.
     """
     left, every = seen.sort(1).values, torch.arange(front.words.num_embeddings)
     cache = [KeyValues() for _ in front.layers]
@@ -89,8 +89,8 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
 def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
     """Return the candidate whose sorted values are nearest to the observed sorted values.
 
-    An attacker with a list of texts or next words, and with weights near the owner's, can use this:
-    every permuted vector is a fingerprint of its text, and so are scores of all tokens and
+    An attacker with a list of texts or next words, and with weights near the owner's, can use this.
+    Every permuted vector is a fingerprint of its text, and so are the scores of all tokens and
     attention scores.
 
     Args:
@@ -108,22 +108,23 @@ def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
 def layer_from_questions(
     inputs: Tensor, seen: Tensor, start: Tensor, offset: Tensor | None = None, rounds: int = 50
 ) -> Tensor:
-    """The weights of a linear layer from permuted outputs of many known inputs.
+    """Compute the weights of a linear layer from permuted outputs for many known inputs.
 
-    The attack assigns each value to the output that predicts a value of the same rank, solves least
-    squares, and repeats (shuffled regression, Abid et al. 2017, section 3, with the inputs known).
-    It starts from public weights from which the owner's were fine-tuned; from other weights it does
-    not converge.
+    The attack assigns each observed value to the output whose predicted value has the same rank,
+    solves least squares for the weights, and repeats (shuffled regression, Abid et al. 2017,
+    section 3, with known inputs). It starts from the public weights from which the owner's weights
+    were fine-tuned; from other weights it does not converge.
 
     Args:
-        inputs: axes (questions, inputs), in their order.
-        seen: observed values, axes (questions, outputs), each row separately permuted.
-        start: axes (inputs, outputs).
-        offset: vector added to the outputs (a residual connection), axes (questions, outputs).
+        inputs: inputs of the layer, axes (questions, inputs), in their order.
+        seen: observed outputs, axes (questions, outputs); each row is permuted separately.
+        start: weights to start from, axes (inputs, outputs).
+        offset: vector that is added to the outputs (by a residual connection), axes (questions,
+            outputs).
         rounds: largest number of rounds.
 
     Returns:
-        Axes (inputs, outputs).
+        the weights, axes (inputs, outputs).
     """
     ranked = seen.double().sort(1).values
     inputs, weight = inputs.double(), start.double()
@@ -131,7 +132,8 @@ def layer_from_questions(
     for _ in range(rounds):
         predicted = inputs @ weight + added
         wanted = torch.empty_like(ranked).scatter_(1, predicted.argsort(1), ranked)
-        # Of all weights that fit, those nearest to the start: few questions change little.
+        # Of all weights that fit, take those nearest to the start, because few questions determine
+        # little.
         missing = wanted - added - inputs @ start.double()
         moved = start.double() + torch.linalg.lstsq(inputs, missing, driver="gelsd").solution
         if torch.equal(moved, weight):
@@ -141,20 +143,21 @@ def layer_from_questions(
 
 
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
-    """Repeat one question; return the mean of all masked values that a party opens.
+    """Repeat one question; return the means of all masked values that are opened to a party.
 
-    With float sharing (`vfl.llm.as_printed`) it tends to the values themselves, each at its own
-    position, even if other steps permute them. The error is L / sqrt(times) times their root mean
-    square (thesis 6.4.2, eq 6-13 with the factor E x^2 that it omits). For a value under both
-    parties' masks it is sqrt(2) times as large. With ring sharing it does not tend to the values.
+    With float sharing (`vfl.llm.as_printed`), the means tend to the values themselves, each at its
+    own position, even if other steps permute the values. The error is L / sqrt(times) times the
+    root mean square of the values (thesis 6.4.2, eq 6-13, with the factor E x^2 that it omits). For
+    values under both parties' masks, the error is sqrt(2) times as large. With ring sharing, the
+    means do not tend to the values.
 
     Args:
-        asker: P1, or P0 with the user's question, in thesis mode.
+        asker: P1, or P0 with the user's question, of a decoder in thesis mode.
         prompt: token ids.
         times: number of repetitions.
 
     Returns:
-        Means in the order of opening, one axis each.
+        The means, in the order in which the values were opened, one axis each.
     """
     total: list[Tensor] = []
     for _ in range(times):
@@ -164,10 +167,10 @@ def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[T
 
 
 def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
-    """Permute each row separately and round it as shares do, like the values that `Asker` sees.
+    """Permute each row separately, and round it as shares do, to imitate the values that P1 sees.
 
     Args:
-        values: axes (rows, values).
+        values: values, axes (rows, values).
         bits: fraction bits.
         draw: the orders.
     """

@@ -292,7 +292,7 @@ def demo(
 def _bits(
     model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None
 ) -> dict[str, int]:
-    """Return the number of bits before the point: the given one, or the model's need."""
+    """Return the number of bits before the point: the given number, or what the model needs."""
     from vfl.llm.project import needed_bits
 
     given = {"integer_bits": integer_bits, "inner_bits": inner_bits}
@@ -327,7 +327,7 @@ def _file(folder: Path, *parties: str) -> LlmFile:
 
 
 def _questions(given: list[str], files: list[Path]) -> list[str]:
-    """Texts of the questions, from the command line, the standard input and files."""
+    """Return the texts of the questions, from the command line, the standard input and files."""
     if given.count("-") > 1:
         raise typer.BadParameter("the standard input is one question")
     texts = [sys.stdin.read().strip() if text == "-" else text for text in given]
@@ -338,7 +338,7 @@ def _questions(given: list[str], files: list[Path]) -> list[str]:
 
 
 def _answered(user: User, max_tokens: int) -> int:
-    """Tokens of an answer, at most."""
+    """Return the largest number of tokens of an answer."""
     return 1 if user.classifies else max_tokens
 
 
@@ -346,7 +346,7 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
     """Return the user's rule to choose a token.
 
     Raises:
-        ConfigError: sampling options are set together with greedy choice.
+        ConfigError: the options set both sampling and greedy choice.
         BadOptionError: a number is out of range.
     """
     from vfl.llm.private_decoder import Sampling, greedy
@@ -394,7 +394,7 @@ class _Answer:
 def _asked(
     user: User, questions: list[str], max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
 ) -> list[_Answer]:
-    """Ask questions, those of one length together; print a single answer while it grows."""
+    """Ask questions, those of equal length together; print a single answer while it grows."""
     from vfl.llm.text import Streamed, read_tokenizer
 
     tokenizer = read_tokenizer(user.file.beside(user.file.tokenizer))
@@ -405,7 +405,7 @@ def _asked(
             for question, prompt in zip(questions, prompts, strict=True)
         ]
     lengths = [len(prompt) for prompt in prompts]
-    for length, texts in Counter(lengths).items():  # all of them, before one is asked
+    for length, texts in Counter(lengths).items():  # all texts are read before one is asked
         user.require_askable(length, max_tokens, texts)
     found: dict[int, _Answer] = {}
     try:
@@ -418,7 +418,7 @@ def _asked(
             for place, stream, tokens in zip(own, streams, reply.answers, strict=True):
                 found[place] = _Answer(questions[place], stream.text, tokens, [], [], reply)
     except VFLError:
-        if found and not quiet:  # these questions were counted and answered
+        if found and not quiet:  # these questions were counted and answered already
             _show([found[place] for place in sorted(found)], several=True)
         raise
     return [found[place] for place in range(len(questions))]
@@ -433,7 +433,7 @@ def _classified(user: User, question: str, prompt: list[int]) -> _Answer:
 
 
 class _Shown:
-    """Answers as they grow: the text of one question, or the progress of several."""
+    """Shows answers while they grow: the text of a single answer, or the progress of several."""
 
     def __init__(self, streams: list[Streamed], most: int, quiet: bool, alone: bool) -> None:
         self._streams, self._most = streams, most
@@ -466,7 +466,7 @@ def _progress(done: int, total: int, began: float) -> str:
 
 
 def _show(asked: list[_Answer], several: bool = False) -> None:
-    """Print the remaining answers, then the traffic of each phase."""
+    """Print the answers that were not shown, then the traffic of each phase."""
     import torch
 
     for each in asked:

@@ -24,14 +24,14 @@ _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Real = Annotated[float, Field(ge=0, le=1e9)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
-#: Units of each limit.
+#: Unit of each limit, for error texts.
 _COUNTED = {
     "max_questions": "questions",
     "questions_per_hour": "questions within an hour",
     "max_tokens": "tokens of questions and their answers",
     "max_dealt": "questions that are dealt",
 }
-#: Addresses that a party's file has to name.
+#: Addresses that the file of each party has to name.
 _ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
     "owner": ("listen", "dealer"),
     "user": ("owner", "dealer"),
@@ -43,10 +43,10 @@ class LlmLimits(Settings):
     """Limits of the model owner's consent; a larger request is refused.
 
     Attributes:
-        max_questions: limit of questions answered with one set of weights; with many questions a
-            user could solve for a layer.
-        questions_per_hour: most questions answered within any hour.
-        max_tokens: most tokens of a question and its answer together, summed over a batch.
+        max_questions: limit of questions answered with one set of weights, because a user could
+            solve for a layer with many questions.
+        questions_per_hour: limit of questions answered within an hour.
+        max_tokens: limit of the tokens of a question and its answer together, summed over a batch.
         max_dealt: limit of dealt questions whose material is stored.
     """
 
@@ -73,7 +73,7 @@ class LlmLimits(Settings):
 
 
 def of_terms(terms: LlmTerms) -> Iterator[str]:
-    """The architecture, and how numbers are sent."""
+    """Yield mistakes in the architecture, and in the settings of messages."""
     try:
         _ = terms.architecture
     except (TypeError, VFLError) as problem:
@@ -88,13 +88,14 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
 
 
 def of_llm_file(file: LlmFile) -> Iterator[str]:
-    """Yield the addresses that a party's file lacks."""
+    """Yield mistakes for addresses that a party's file lacks."""
     for name in _ADDRESSES[file.party]:
         if getattr(file, name) is None:
             yield f"the file of the {file.party} has no '{name}'"
 
 
-#: Settings of a shape that computation on shares supports; all others keep their defaults.
+#: Settings of an architecture that computation on shares supports; all others must have their
+#: defaults.
 _COMPUTED = (
     "vocabulary", "width", "layers", "heads", "groups", "inner", "context", "positions", "norm",
     "mlp", "tied", "bias", "epsilon", "theta", "stretch", "stretch_low", "stretch_high", "trained",
@@ -141,14 +142,14 @@ class LlmTerms(Settings):
 
     Attributes:
         project: random name, drawn when the project was written.
-        shape: the architecture; see `vfl.models.decoder.DecoderShape`, and `EncoderShape` of a
-            classifier.
+        shape: architecture of the model; see `vfl.models.decoder.DecoderShape`, or `EncoderShape`
+            for a classifier.
         labels: names of a classifier's classes.
         end_tokens: tokens that end an answer.
         mode, shown_bytes, first_bytes, integer_bits, inner_bits: see `vfl.llm.two_party.Form`.
-        dealer_counts: whether the dealer takes part in the start of every question and counts its
-            material as used. Then owner and user cannot use it twice, even if both were restored
-            from a copy. `vfl llm init` writes true.
+        dealer_counts: whether the dealer takes part at the start of every question, and counts the
+            question's material as used. Owner and user can then not use material twice, even if
+            both were restored from a copy. `vfl llm init` writes true.
         limits: limits of the model owner's consent.
     """
 
@@ -170,7 +171,7 @@ class LlmTerms(Settings):
 
     @property
     def architecture(self) -> DecoderShape:
-        """The shape, checked."""
+        """Return the architecture as a checked shape."""
         kind = EncoderShape if "classes" in self.shape else DecoderShape
         shape = kind(**self.shape)  # type: ignore[arg-type]
         _ = shape_in_terms(shape)
@@ -178,7 +179,7 @@ class LlmTerms(Settings):
 
     @property
     def form(self) -> Form:
-        """Form of the computation in the protocols."""
+        """Return the form of the protocols."""
         sizes = self.shown_bytes, self.first_bytes, self.integer_bits, self.inner_bits
         return Form(self.mode, *sizes)
 
@@ -189,17 +190,18 @@ class LlmTerms(Settings):
 
 
 class LlmFile(OwnFile):
-    """One party's whole settings file.
+    """One party's file of settings.
 
     Attributes:
         party: its role.
-        model: at the owner, the folder with the weights; relative to this file.
-        tokenizer: at the user, the folder with tokenizer.json, without which a token is a byte.
+        model: at the owner, the folder with the weights, relative to this file.
+        tokenizer: at the user, the folder with tokenizer.json; without it, each byte of a text is a
+            token.
         listen: addresses at which owner and dealer listen.
         owner, dealer: addresses at which other parties reach them.
-        store: folder for shares, material and accounts.
-        patience_s: time limit in seconds for one message of another party.
-        rejoin_s: most seconds until a cut stream reconnects.
+        store: folder for shares, material and records.
+        patience_s: time limit for one message of another party, in seconds.
+        rejoin_s: time within which an interrupted stream must reconnect, in seconds.
     """
 
     held_to: ClassVar = (of_llm_file,)
@@ -217,16 +219,16 @@ class LlmFile(OwnFile):
 
     @property
     def store_path(self) -> Path:
-        """The store's path."""
+        """Return the path of the store."""
         return self.beside(self.store)
 
     def address(self, name: Literal["listen", "owner", "dealer"]) -> Address:
-        """Host and port of a setting."""
+        """Return the host and port in a setting."""
         return parse_address(getattr(self, name))
 
 
 def read_llm_file(path: Path) -> LlmFile:
-    """Read a party's file, or that of a folder.
+    """Read the file of a party, given its path or its folder.
 
     Raises:
         ConfigError: the file is missing, is not TOML, or has mistakes.

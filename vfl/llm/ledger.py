@@ -1,4 +1,4 @@
-"""Ledger of the questions that a model owner has answered with its weights; limits bound them."""
+"""Ledger of the questions that a model owner has answered with its weights; limits apply to it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from vfl.llm.file import LlmFile, LlmLimits
 
 _HOUR_S = 3600.0
-#: More than any limit allows.
+#: Upper bound of the numbers in an entry; every limit is smaller.
 _ALL = 2**31
-#: File next to the ledger in which an earlier vfl recorded each answer as a line.
+#: File next to the ledger in which an earlier version of vfl recorded each answer as a line.
 _FORMER = "asked.jsonl"
 
 
 class Questions(Settings):
-    """Questions that were answered with one set of weights.
+    """Counts of the questions that were answered with one set of weights.
 
     Attributes:
         run: SHA-256 of the weights.
-        texts: number of texts, ever.
-        recent: time of each answer of the last hour, and its number of texts.
+        texts: number of texts answered so far.
+        recent: time of each answer of the last hour, with its number of texts.
     """
 
     run: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -37,17 +37,17 @@ class Questions(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """None, because no epsilon is stated."""
+        """None, because a question has no stated epsilon."""
         return None
 
 
 class QuestionLedger(Spending[Questions]):
-    """The questions that a model owner has answered, by weights; empty for other parties."""
+    """Ledger of answered questions, by set of weights; empty except at the model owner."""
 
     kind, form, restored_by = "questions about weights", Questions, "vfl llm restored FOLDER"
 
     def require(self, weights: str, texts: int, limits: LlmLimits) -> None:
-        """Refuse `texts` further questions if they exceed a limit.
+        """Refuse to answer `texts` more questions if this would exceed a limit.
 
         Raises:
             ConsentError: they are.
@@ -57,7 +57,7 @@ class QuestionLedger(Spending[Questions]):
         limits.require(max_questions=known.texts + texts, questions_per_hour=recent + texts)
 
     def count(self, weights: str, texts: int) -> None:
-        """Write `texts` further questions to the disk."""
+        """Record `texts` more answered questions on disk."""
         known = self._asked(weights)
         recent = (*known.recent, (time.time(), texts))
         self._write(Questions(run=weights, texts=known.texts + texts, recent=recent))
@@ -68,7 +68,7 @@ class QuestionLedger(Spending[Questions]):
             self._write(entry.model_copy(update={"texts": _ALL}))
 
     def _asked(self, weights: str) -> Questions:
-        """Return the questions on the disk, with those of the last hour."""
+        """Return the recorded questions, and of their times only those of the last hour."""
         known, hour = self._read(weights), time.time() - _HOUR_S
         if known is None:
             path = self._store / _FORMER
@@ -83,6 +83,6 @@ class QuestionLedger(Spending[Questions]):
 
 
 def questions_of(file: PartyFile | LlmFile) -> QuestionLedger:
-    """The questions that a party has answered, in its store."""
+    """Return the ledger of the questions that a party has answered, in its store."""
     store = file.store_path
     return QuestionLedger(store / "questions" / file.party, file.party, store)

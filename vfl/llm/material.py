@@ -1,7 +1,8 @@
 """A dealer's material for questions, on disk; each file is used once, even after a restart.
 
-A mask that is used for two questions discloses their difference. So a file is marked as used, on
-the disk, before any code gets its content, and its content is removed.
+If a mask is used for two questions, it discloses the difference of the masked values. A file is
+therefore marked as used on disk, and its content removed from disk, before any code gets the
+content.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[a-z0-9-]{1,80}")
 _LEFT = ".material"
-#: Header of a tensor: number of its type, and number of its axes; then the length of each axis.
+#: Header of a tensor: the number of its type and the number of its axes; the length of each axis
+#: follows.
 _HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
 _TYPES = (torch.int64, torch.int32, torch.float64)
-#: Number of bytes to read before their pages are released; a multiple of any page size.
+#: Number of bytes that are read before their memory pages are released; a multiple of any page
+#: size.
 _DROPPED_BYTES = 1 << 22
 
 
 class Used(Settings):
-    """Material that was used.
+    """Entry of the ledger for material that was used.
 
     Attributes:
         run: its name.
@@ -43,19 +46,19 @@ class Used(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """None: no epsilon is stated."""
+        """None, because material has no stated epsilon."""
         return None
 
 
 class MaterialStore(Spending[Used]):
     """One party's offline material: one sealed file per question, in a private folder.
 
-    An entry of the ledger is an identifier of used material.
+    An entry of the ledger has the name of used material.
 
     Args:
         folder: this party's.
         party: its name.
-        setup: identifier of the weights' sharing for which it was dealt.
+        setup: identifier of the sharing of the weights for which the material was dealt.
     """
 
     kind, form, suffix = "used material", Used, ".used"
@@ -66,17 +69,17 @@ class MaterialStore(Spending[Used]):
         private_folder(folder)
 
     def put(self, name: str, material: Iterable[Tensor]) -> None:
-        """Store the material of one offline phase; see `putting`."""
+        """Store the material of an offline phase; see `putting`."""
         with self.putting(name) as keep:
             for tensor in material:
                 keep(tensor)
 
     @contextmanager
     def putting(self, name: str) -> Iterator[Callable[[Tensor], None]]:
-        """Write to disk the material that an offline phase yields inside the block.
+        """Yield a function that writes material to disk, tensor by tensor.
 
         Raises:
-            ReusedPadError: material of that name was dealt before.
+            ReusedPadError: material with this name was dealt before.
         """
         with self.locked():
             if self._left(name).exists() or self._path(name).exists():
@@ -101,16 +104,16 @@ class MaterialStore(Spending[Used]):
             try:
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
-                self._use(name)  # otherwise it would stay for ever in front of complete material
+                self._use(name)  # otherwise it would forever come before complete material
                 damage.fix = "ask again: the next question uses other material"
                 raise
             with self._left(name).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._use(name)  # the file has no name any more, and disappears with this process
+            self._use(name)  # The file has no name any more, so it disappears with this process.
         return _tensors(mapped, span)
 
     def names(self) -> list[str]:
-        """Questions that can still be asked, in order of their names."""
+        """Return the names of questions that can still be asked, in order."""
         names = sorted(path.name.removesuffix(_LEFT) for path in self.folder.glob(f"*{_LEFT}"))
         return [name for name in names if not self._path(name).exists()]
 
@@ -120,7 +123,7 @@ class MaterialStore(Spending[Used]):
         self._left(name).unlink()
 
     def _read(self, run: str) -> Used | None:
-        """Check that the file exists; an earlier vfl left it empty."""
+        """Check that the entry's file exists; an earlier version of vfl left the file empty."""
         return Used(run=run) if self._path(run).exists() else None
 
     def _path(self, run: str) -> Path:
@@ -154,7 +157,7 @@ def _as_bytes(tensor: Tensor) -> bytes:
 
 
 def _tensors(file: mmap.mmap, span: range) -> Iterator[Tensor]:
-    """Yield the tensors of a checked file one by one; each is freed after use."""
+    """Yield the tensors of a checked file one by one; the memory of each is freed after use."""
     file.seek(span.start)
     left = 0
     while file.tell() < span.stop:

@@ -1,7 +1,7 @@
-"""Ring elements in messages and files: each takes a fixed number of bits, without gaps.
+"""Ring elements in messages and files: each element takes a fixed number of bits, without gaps.
 
-If numba is installed, a compiled loop packs; otherwise eight elements that begin at a byte are the
-stride of eight passes over all elements.
+If numba is installed, a compiled loop packs the elements. Otherwise numpy packs groups of eight
+elements, which begin at whole bytes, in eight passes over all groups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl.core.compiled import COMPILED, compiled
 
-#: Number of elements after which the next one begins at a byte, whatever their number of bits.
+#: Number of elements in a group, which begins at a whole byte for any number of bits per element.
 _GROUP = 8
 
 
@@ -26,7 +26,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
-    """So many bits of each element, above its `low` lowest; the lowest bit first.
+    """Pack `bits` bits of each element, without its `low` lowest bits; the lowest bit is first.
 
     >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
     '03c2b0'
@@ -40,7 +40,7 @@ def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
 
 
 def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) -> Tensor:
-    """The elements of `pack_elements`, with zeros elsewhere; int64 of axes (count,)."""
+    """Unpack elements of `pack_elements`, with zeros for omitted bits; int64 of axes (count,)."""
     packed = np.frombuffer(payload, np.uint8)
     if COMPILED:
         padded = np.zeros(_packed_words(count, bits), np.uint64)
@@ -52,7 +52,7 @@ def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) ->
 
 
 def _packed(elements: np.ndarray, bits: int, low: int) -> memoryview:
-    """Pack without a compiled loop: for each i, element i of all groups at once."""
+    """Pack without a compiled loop: for each i, pack element i of all groups at once."""
     count, size = len(elements), packed_bytes(len(elements), bits)
     values = np.zeros((-(-count // _GROUP), _GROUP), np.uint64)
     values.reshape(-1)[:count] = (elements >> np.uint64(low)) & _mask(bits)
@@ -85,7 +85,7 @@ def _unpacked(packed: np.ndarray, count: int, bits: int, low: int) -> np.ndarray
 def _words(
     packed: np.ndarray, groups: int, each: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return one element's first words, the bytes after them, and the shift, group by group."""
+    """Return the first words of element i, the bytes after them, and the shift, for all groups."""
     first, shift = divmod(each * bits, 8)
     words = np.ndarray((groups,), "<u8", packed.data, first, (bits,))
     behind = min(first + 8, len(packed) - 1)
@@ -98,13 +98,13 @@ def _mask(bits: int) -> np.uint64:
 
 
 def _packed_words(count: int, bits: int) -> int:
-    """Return the number of 64-bit words for some elements, plus one for an overlapping element."""
+    """Return the number of 64-bit words for packed elements, and one for an overlapping one."""
     return count * bits // 64 + 2
 
 
 @compiled
 def _pack_pass(elements: np.ndarray, bits: int, low: int, packed: np.ndarray) -> None:
-    """Into words of zeros; uint64 of axes (elements,) and (words,)."""
+    """Pack elements into words that are zero; uint64 of axes (elements,) and (words,)."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     for place in range(len(elements)):
         value = (elements[place] >> np.uint64(low)) & mask

@@ -1,18 +1,19 @@
 """Private transformer inference over a network: owner, user and dealer are separate processes.
 
 The protocols are in `vfl.llm.two_party`. The owner (P0) and the dealer (P2) listen; the user (P1)
-connects. In the offline phase each pair has a stream. In the online phase only the owner and the
-user have a link; a dealer that counts has marked the question's material as used before. Every
-stream uses TLS 1.3 and the token of its pair. Before anything is shared, each party signs fresh
-session keys with its identity key, and the others check them by pinned identity keys.
+connects. In the offline phase, each pair of parties has a stream. In the online phase, only the
+owner and the user have a link; if the dealer counts, it has marked the question's material as used
+before that phase. Every stream uses TLS 1.3 and the token of its pair. Before anything is shared,
+each party signs fresh session keys with its identity key, and the other parties check the
+signatures with pinned identity keys.
 
 A party that takes material marks it as used, on its disk, before it sends a message that depends on
 it.
 
-Dealing and asking use separate streams, so a question is answered while material for later ones is
-dealt. Their handshakes exclude one another: questions is dealt; the user holds its folder's lock
-from a request until all keys are checked and the material is marked; owner and dealer do the same.
-So all three parties have the same order of handshakes, and every counter grows.
+Dealing and asking use separate streams, so that a question is answered while material for later
+questions is dealt. Their handshakes exclude one another: the user holds its folder's lock from a
+request until all keys are checked and the material is marked. Owner and dealer do the same. All
+three parties therefore run handshakes in the same order, and every counter only grows.
 """
 
 from __future__ import annotations
@@ -97,13 +98,16 @@ CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
 _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
-#: Time after the rejoin window in which an earlier process of our own may still refuse.
+#: Time after the rejoin window in which a listening party may still refuse, because it waits for
+#: our earlier process, in seconds.
 _GRACE_S = 2.0
-#: Time for which a command waits for another one of its folder before it prints a message.
+#: Time for which a command waits for another command of its folder before it prints a message, in
+#: seconds.
 _QUIET_S = 0.5
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
-#: Format of the files of shared weights. Files in an earlier format are replaced by a new sharing.
+#: Format of the files of shared weights. Files of an earlier format are replaced by a new sharing
+#: of the weights.
 _STORED = 2
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
@@ -118,17 +122,17 @@ class Talk(Settings):
     Attributes:
         version, terms: version of vfl, and digest of the agreed terms.
         task: the user's request.
-        prompt_tokens, count: tokens of a question and its answer; a classifier's count is 1.
-        texts: number of questions of that length in a batch.
-        questions: number of such batches to deal for.
-        session: identifier of this session; each end contributes one half.
-        setup: identifier of the sender's sharing of the weights; "" if there is none.
-        fresh: whether the weights are shared again.
+        prompt_tokens, count: number of tokens of a question and of its answer; for a classifier,
+            `count` is 1.
+        texts: number of questions of this length in a batch.
+        questions: number of such batches for which the dealer should deal.
+        session: identifier of this session; each party contributes a part.
+        setup: identifier of the sender's sharing of the weights; "" if it has none.
+        fresh: whether the weights are to be shared again.
         names: names of material.
         spent: bytes and messages between other parties, by phase.
-        known: the largest count of the receiver's store that the sender has met. counter of the
-            store that the peer has recorded; a restored store refuses to continue until its counter
-            is larger.
+        known: the largest counter of the receiver's store that the sender has recorded; a restored
+            store refuses to continue until its counter is larger.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -147,38 +151,38 @@ class Talk(Settings):
 
     @property
     def kind(self) -> str:
-        """Name of the kind of material for this request."""
+        """Name of the kind of material that this request needs."""
         return _kind(self.prompt_tokens, self.count, self.texts)
 
 
 @dataclass(slots=True)
 class Account:
-    """Bytes and messages on one party's links, both ways, headers included, by phase.
+    """Counts bytes and messages on one party's links, headers included, by phase.
 
     Attributes:
-        phase: phase that is counted now.
-        spent: bytes and messages by phase and pair.
+        phase: phase to which traffic is counted now.
+        spent: bytes and messages, by phase and by pair of parties.
     """
 
     phase: str = CONTROL
     spent: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
 
     def add(self, phase: str, pair: str, size: int, messages: int) -> None:
-        """So much more."""
+        """Add bytes and messages to the counts of a pair in a phase."""
         before = self.spent.setdefault(phase, {}).get(pair, (0, 0))
         self.spent[phase][pair] = (before[0] + size, before[1] + messages)
 
     def add_all(self, pair: str, spent: Mapping[str, tuple[int, int]]) -> None:
-        """Add amounts that `of` returned at another party."""
+        """Add counts that `of` returned at another party."""
         for phase, (size, messages) in spent.items():
             self.add(phase, pair, size, messages)
 
     def of(self, pair: str) -> dict[str, tuple[int, int]]:
-        """Return bytes and messages of one pair, by phase."""
+        """Return the bytes and messages of one pair, by phase."""
         return {phase: row[pair] for phase, row in self.spent.items() if pair in row}
 
     def facts(self, phase: str, seconds: float, questions: int = 1) -> dict[str, Any]:
-        """A phase's bytes, messages and seconds, divided by the number of questions."""
+        """Return a phase's bytes, messages and seconds, divided by the number of questions."""
         pairs = {pair: size / questions for pair, (size, _) in self.spent.get(phase, {}).items()}
         messages = sum(count for _, count in self.spent.get(phase, {}).values()) / questions
         return {
@@ -190,13 +194,13 @@ class Account:
 
 
 class Wire:
-    """A link that counts, and that can inspect its next frame before receiving it.
+    """A link that counts its traffic, and whose next frame can be inspected before it is received.
 
     Args:
         link: link to another party.
         account: account to which the link adds its traffic.
-        parties: party of this end, then party of the other end.
-        witness: witness of this end's store.
+        parties: this party, then the other party.
+        witness: witness of this party's store.
     """
 
     def __init__(
@@ -224,12 +228,15 @@ class Wire:
         return frame
 
     def ends(self) -> bool:
-        """Wait for the next frame; return whether the other end has finished."""
+        """Wait for the next frame; return whether the other party has finished."""
         self._ahead.append(self.receive())
         return self._ahead[0].kind is Kind.DONE
 
     def watch(self, link: HubLink) -> None:
-        """Receive waiting frames, so that an error is noticed while another party is awaited."""
+        """Receive frames that have arrived, so that errors are noticed in time.
+
+        The party awaits a frame of another party meanwhile.
+        """
         while len(self._ahead) < _WINDOW and (frame := link.poll()) is not None:
             self._count(frame)
             self._ahead.append(frame)
@@ -244,7 +251,7 @@ class Wire:
         """Receive a handshake message before a computation.
 
         Raises:
-            ProtocolError: the message is not the expected one.
+            ProtocolError: another message was received than expected.
             RolledBackError: the other party has recorded more sessions of this store than the store
                 itself has.
         """
@@ -261,7 +268,10 @@ class Wire:
         return talk
 
     def fail(self, error: BaseException) -> None:
-        """Send the error to the other end, then close; for a bug, send only its type."""
+        """Send the error to the other party, then close.
+
+        Of an unexpected error, only the type is sent.
+        """
         if not isinstance(error, VFLError):
             error = ProtocolError("a party ended the computation early", got=type(error).__name__)
         self._link.fail(error)
@@ -276,30 +286,30 @@ class Wire:
 
 
 class _EnoughError(Exception):
-    """The answer ends before its material is used up."""
+    """Raised when the answer ends before its material is used up."""
 
 
 class _OverError(Exception):
-    """A party stops listening."""
+    """Raised to make a party stop listening."""
 
 
 def _stream_of(party: LlmParty, task: Task) -> str:
-    """Name of a party's stream for a task."""
+    """Return the name of a party's stream for a task."""
     return party if task == "ask" else f"{party} (dealing)"
 
 
 def most_bytes(shape: DecoderShape, tokens: int) -> int:
-    """Largest message about a number of tokens, or of a block of the weights."""
+    """Return the size of the largest message about these tokens, or of a block of the weights."""
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
     return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
 
 class Party:
-    """Common part of the three parties: keys, files, and the beginning of a session.
+    """Common base of the three parties: keys, files, and the start of a session.
 
     Args:
-        file: the party's own file.
-        say: called with one line of text for each event.
+        file: the party's own file of settings.
+        say: function that is called with one line of text for each event.
 
     Attributes:
         digest: SHA-256 of the weights; only the model owner has it.
@@ -336,7 +346,7 @@ class Party:
     # Streams.
 
     def wire(self, link: TransportLink, peer: LlmParty, account: Account) -> Wire:
-        """A link to another party."""
+        """Make the link to another party."""
         wire = Wire(link, account, (self.name, peer), self.ledger.witness)
         self._wires.add(wire)
         if self._over.is_set():
@@ -364,12 +374,13 @@ class Party:
         return hub, credentials
 
     def serve(self, poll: Callable[[], None] | None = None) -> None:
-        """Listen, and play every session that begins, until interrupted.
+        """Listen, and run every session that begins, until interrupted.
 
-        A dealing and a question are played at the same time.
+        A dealing and a question can run at the same time.
 
         Args:
-            poll: called every 0.05 s while no question is asked; its exceptions end this call.
+            poll: function that is called every 0.05 s while no question is asked; its exceptions
+                end this call.
         """
 
         def ended() -> None:
@@ -389,15 +400,16 @@ class Party:
                 self._over.set()
                 hub.close()
                 for wire in list(self._wires):
-                    wire.close()  # a dealing in progress still ends
+                    wire.close()  # a dealing in progress ends, too
                 dealing.join()
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
-        """Play one session at a listening party, from the first message.
+        """Run one session at a listening party, from the first message on.
 
         Args:
-            hub: hub at which the first of the callers has attached.
-            wires: receives the streams, by the caller's name; errors are sent to them.
+            hub: hub to which the first caller has connected.
+            wires: dictionary that the method fills with the streams, by the caller's name; errors
+                are sent to them.
             task: task of the streams.
         """
         raise NotImplementedError
@@ -424,7 +436,7 @@ class Party:
             self.session(hub, wires, task)
         except VFLError as error:
             self._broke_off(wires, error, str(error))
-        except Exception as bug:  # the next session is a different one
+        except Exception as bug:  # an error must not affect the next session
             self._broke_off(wires, bug, redacted_traceback(bug))
 
     def _broke_off(self, wires: Mapping[LlmParty, Wire], error: Exception, text: str) -> None:
@@ -433,7 +445,7 @@ class Party:
         self.say(f"a session ended early: {text}")
 
     def call(self, peer: Literal["owner", "dealer"], account: Account, task: Task) -> Wire:
-        """Open a stream for a task to a listening party.
+        """Open a stream for a task to a party that listens.
 
         Raises:
             AuthenticationError: the token or the certificate is wrong.
@@ -457,8 +469,8 @@ class Party:
                 )
                 return self.wire(link, peer, account)
             except AuthenticationError as refusal:
-                # It may still wait for an earlier process of this party; a certificate identifies
-                # it.
+                # The other party may still wait for an earlier process of this party; a certificate
+                # identifies that party.
                 if refusal.where is not None:
                     raise
                 if time.monotonic() > deadline:
@@ -474,7 +486,7 @@ class Party:
 
     @contextmanager
     def _failing(self, wire: Wire) -> Iterator[Wire]:
-        """Use a stream whose other end is informed of the error that stops this one."""
+        """Use a stream; if an error stops this party, report it to the other party."""
         try:
             yield wire
         except BaseException as error:
@@ -489,7 +501,7 @@ class Party:
         return streams.enter_context(self._failing(self.call(peer, account, task)))
 
     def check(self, said: Talk, task: Task) -> None:
-        """Check that both ends have the same version and terms.
+        """Check that the other party has the same version and terms.
 
         Raises:
             DisagreementError: the other party has another version or other terms.
@@ -519,7 +531,7 @@ class Party:
         )
 
     def require_within(self, asked: Talk) -> None:
-        """A question fits the terms and the model.
+        """Check that a question fits the terms and the model.
 
         Raises:
             ConsentError: the request has more tokens than the owner allows.
@@ -537,11 +549,13 @@ class Party:
         self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
-        """Sign fresh keys and check those of all others; return this party with each pair's keys.
+        """Sign fresh keys, and check the keys of all others.
+
+        The result is this party with the keys of its pairs.
 
         Raises:
             AuthenticationError: a party's key differs from its pinned key.
-            RolledBackError: the party's folder was restored from a copy.
+            RolledBackError: a party's folder was restored from a copy.
         """
         parties = tuple(each for each in PARTIES if each == self.name or each in wires)
         binding = Binding(session, 0, self.terms.digest(), parties)
@@ -561,7 +575,7 @@ class Party:
     def called_to_count(
         self, streams: ExitStack, wires: Mapping[LlmParty, Wire], plan: Talk, account: Account
     ) -> dict[LlmParty, Wire]:
-        """Open the streams with which a question begins, including the dealer's if it counts.
+        """Open the first streams of a question, including the dealer's if the dealer counts.
 
         Raises:
             LostPeerError: the dealer does not answer.
@@ -573,13 +587,13 @@ class Party:
         return {**wires, "dealer": dealer}
 
     def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, Iterator[Tensor]]:
-        """Connect to a question's parties, and take its material, which is then marked as used.
+        """Connect to the parties of a question; take its material, which is then marked as used.
 
-        A dealer that counts has also marked it as used before this method returns.
+        If the dealer counts, it has also marked the material as used before this method returns.
 
         Raises:
             RolledBackError: a party's folder was restored from a copy.
-            PeerFailedError: the dealer has already counted this material as used.
+            PeerFailedError: the dealer has counted this material as used before.
         """
         role = self.meet(wires, plan.session)
         material = self.store(plan.setup).take(plan.names[0])
@@ -591,7 +605,7 @@ class Party:
     # Files.
 
     def setup(self) -> dict[str, Any]:
-        """Return facts about the sharing of the weights on this disk; empty without a sharing."""
+        """Return facts about the sharing of the weights on this disk; empty if it has none."""
         path = self.folder / "setup.json"
         if not path.exists():
             return {}
@@ -599,11 +613,11 @@ class Party:
         return found if found.get("stored") == _STORED else {}
 
     def store(self, setup: str) -> MaterialStore:
-        """Return the store of a sharing's material."""
+        """Return the store of the material for a sharing."""
         return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
-        """Return this party's shares of the weights; they are read once and mapped from the disk.
+        """Return this party's shares of the weights, which are read once and mapped from the disk.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -619,9 +633,9 @@ class Party:
     def shared(
         self, role: Role, plan: Talk, account: Account, model: Decoder | Encoder | None = None
     ) -> PrivateLayers:
-        """Return the shared weights for a dealing; share them again if an end lacks them.
+        """Return the shared weights for a dealing; share them again if a party lacks them.
 
-        All data of an earlier sharing are then removed.
+        In that case, all data of an earlier sharing are then removed.
         """
         setup = plan.setup
         if not plan.fresh:
@@ -643,15 +657,15 @@ class Party:
     def restored(self) -> None:
         """Continue with a store that was restored from a copy, if no newer store exists.
 
-        Its material may have been used since the copy was made, so all of it is removed, and the
-        next dealing shares the weights again.
+        The material may have been used since the copy was made. All of it is therefore removed, and
+        the next dealing shares the weights again.
         """
         with self.ledger.alone():
             self._remove_all_but(None)
             self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
-        """Remove every other sharing of the weights and its material."""
+        """Remove every other sharing of the weights, and its material."""
         if setup is None:
             (self.folder / "setup.json").unlink(missing_ok=True)
         for path in self.folder.glob("*-*"):
@@ -667,12 +681,12 @@ class Party:
 
 
 class Owner(Party):
-    """The model owner: holds the weights, and answers a limited number of questions.
+    """The model owner, which holds the weights and answers a limited number of questions.
 
     Args:
-        file: the party's own.
-        load: loads the model: once here and once for each sharing; between these the model is not
-            in memory.
+        file: the owner's file of settings.
+        load: function that loads the model; it is called here, and for each sharing of the weights.
+            In between, the model is not in memory.
         say: see `Party`.
     """
 
@@ -701,7 +715,7 @@ class Owner(Party):
             self._answer(wire, asked, account)
 
     def _model(self) -> Decoder | Encoder:
-        """Return the weights; the ledger counts questions by their digest.
+        """Return the model; the ledger counts questions by the digest of the weights.
 
         Raises:
             ConfigError: the weights in the folder were replaced after this party started.
@@ -732,7 +746,7 @@ class Owner(Party):
             for name in plan.names:
                 with store.putting(name) as keep:
                     role.prepare(_program(layers, _blank(plan), plan.count), keep)
-                wire.receive_talk(Kind.DONE)  # the dealer has its half
+                wire.receive_talk(Kind.DONE)  # the dealer has its part
             dealer.receive_talk(Kind.DONE)
             spent = account.of(_ELSEWHERE)
             wire.send_talk(plan.model_copy(update={"names": (), "spent": spent}), Kind.DONE)
@@ -741,13 +755,13 @@ class Owner(Party):
     def _planned(
         self, streams: ExitStack, wire: Wire, asked: Talk, account: Account
     ) -> tuple[Talk, Wire]:
-        """Return the plan of a dealing, as user and dealer receive it, and the dealer's stream."""
+        """Return the plan of a dealing for user and dealer, and the stream to the dealer."""
         known = self._known()
         waiting = asked.questions * asked.texts
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
-                store.take(name)  # the user lacks its half, because its dealing was interrupted
+                store.take(name)  # the user lacks its part, because its dealing was interrupted
             waiting += sum(_texts_in(name) for name in store.names())
         self.terms.limits.require(max_dealt=waiting)
         dealer = self._open(streams, "dealer", account, "deal")
@@ -771,7 +785,7 @@ class Owner(Party):
             both = sorted(set(theirs) & set(store.names() if store else ()))
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-            # Checked before material is dealt for a question that would be refused.
+            # The limits are checked before material is dealt for a question that would be refused.
             self.ledger.require(self.digest, asked.texts, self.terms.limits)
             if not both:
                 wire.send_talk(plan)
@@ -781,7 +795,7 @@ class Owner(Party):
                 wire.send_talk(plan)
                 role, material = self.take(wires, plan)
             self.ledger.count(self.digest, asked.texts)
-            layers = self.layers(known)  # a dealing may remove this sharing afterwards
+            layers = self.layers(known)  # a dealing may remove this sharing after this
         account.phase = "online"
         program = _program(layers, _blank(asked), asked.count, wants=lambda going: not wire.ends())
         began = time.monotonic()
@@ -793,13 +807,16 @@ class Owner(Party):
         self.say(f"answered {_sizes(asked)} in {seconds:.1f} s")
 
     def restored(self) -> None:
-        """See `Party`; all questions that the limits allow for these weights count as answered."""
+        """See `Party`.
+
+        All questions that the limits allow for these weights then count as answered.
+        """
         super().restored()
         self.ledger.count(self.digest, self.terms.limits.max_questions)
 
 
 class Dealer(Party):
-    """The dealer: it works before the question is asked, counts its material, and sees no text."""
+    """The dealer: it deals before a question, counts used material, and sees no text."""
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
         link = hub.link(_stream_of("owner", task))
@@ -834,11 +851,11 @@ class Dealer(Party):
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
     def _known(self) -> str:
-        """Return the identifier of the weights' sharing on this disk; "" if there is none."""
+        """Return the identifier of the sharing of the weights on this disk; "" if there is none."""
         return str(self.setup().get("setup", ""))
 
     def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
-        """Mark the material of a question as used; both other parties have done so.
+        """Mark the material of a question as used, as both other parties have done.
 
         Raises:
             ReusedPadError: the material was used before, or was dealt before this store was lost.
@@ -857,11 +874,12 @@ class Reply:
     """A user's result for a batch of questions.
 
     Attributes:
-        answers: tokens of each answer; none for a classifier.
-        logits: logits of a classifier, a number a class.
-        phases: bytes, messages and seconds of each phase, summed over all parties; and the bytes
-            between each two. "setup" happens once for the weights, "offline" before the questions.
-            "control" counts other messages; its seconds are those of the whole call.
+        answers: tokens of each answer; empty for a classifier.
+        logits: logits of a classifier, one number per class.
+        phases: bytes, messages and seconds of each phase, summed over all parties, and the bytes
+            between each pair. The phase "setup" happens once per set of weights, and "offline"
+            before the questions. "control" counts other messages; its seconds are those of the
+            whole call.
     """
 
     answers: list[list[int]]
@@ -870,7 +888,7 @@ class Reply:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of the answer to a single question."""
+        """Return the tokens of the answer to a single question."""
         (tokens,) = self.answers
         return tokens
 
@@ -880,20 +898,20 @@ class User(Party):
 
     @property
     def classifies(self) -> bool:
-        """Return whether the model answers with a class and not with text."""
+        """Return whether the model answers with a class instead of text."""
         return isinstance(self.shape, EncoderShape)
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
         """Let the dealer make material for questions of one length before they are asked.
 
         Args:
-            prompt_tokens: tokens of a question.
-            count: most tokens of an answer; 1 for a classifier.
+            prompt_tokens: number of tokens of a question.
+            count: largest number of tokens of an answer; 1 for a classifier.
             questions: number of questions to deal for.
-            texts: number of questions to be asked together each time.
+            texts: number of questions that will be asked together each time.
 
         Raises:
-            ConsentError: the request is more than the owner allows.
+            ConsentError: the owner's terms do not allow the request.
             DataError: the sequence is longer than the model's context.
             PeerError: a party does not answer, or has disconnected.
         """
@@ -936,16 +954,16 @@ class User(Party):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only command of this folder in a handshake."""
+        """Wait until no other command of this folder is in a handshake, and keep others out."""
         with ExitStack() as held:
             self._wait_for(held, self.ledger.alone)
             yield
 
     def _take_turn(self, held: ExitStack, task: Task) -> None:
-        """Be the only command of this folder with a task.
+        """Wait until no other command of this folder runs the task, and keep others out.
 
-        A command waits while it holds the first lock, so a command that has just ended comes after
-        it.
+        A command waits while it holds the first lock, so that a command which has just ended comes
+        after it.
         """
         folder = self.folder / "turns" / task
         with ExitStack() as waiting:
@@ -968,7 +986,7 @@ class User(Party):
         pick: Pick = greedy,
         on_token: Callable[[int], bool] = lambda token: False,
     ) -> Reply:
-        """The answer to a question; see `ask_all`."""
+        """Return the answer to a question; see `ask_all`."""
         return self.ask_all([prompt], count, pick, lambda text, token: on_token(token))
 
     def ask_all(
@@ -978,18 +996,19 @@ class User(Party):
         pick: Pick = greedy,
         on_token: OnToken = lambda text, token: False,
     ) -> Reply:
-        """Answer questions of one length together; deal material now if nothing left fits.
+        """Answer questions of one length together; deal material now if no stored material fits.
 
         Args:
             prompts: token ids of each question; a classifier takes one question.
-            count: most tokens of an answer.
-            pick: strategy of decoding, on permuted scores.
-            on_token: called with a question's number and its next token; True ends that answer.
+            count: largest number of tokens of an answer.
+            pick: function that picks a token from permuted scores.
+            on_token: function that is called with a question's number and its next token; it
+                returns True to end that answer.
 
         Raises:
-            DataError: there is no token, a token is unknown to the model, or the sequence exceeds
-                its context.
-            ConsentError: the request is more than the owner allows.
+            DataError: a question has no token, a token is unknown to the model, or the sequence
+                exceeds the model's context.
+            ConsentError: the owner's terms do not allow the request.
             PeerError: a party does not answer, or has disconnected.
         """
         (length,) = {len(prompt) for prompt in prompts}
@@ -1017,11 +1036,11 @@ class User(Party):
         return reply
 
     def require_askable(self, length: int, count: int, texts: int = 1) -> None:
-        """Require that questions of a length fit the terms and the model.
+        """Require that questions of this length fit the terms and the model.
 
         Raises:
             DataError: there is no token, or the sequence is longer than the model's context.
-            ConsentError: the request is more than the owner allows.
+            ConsentError: the owner's terms do not allow the request.
         """
         if not length:
             raise DataError(
@@ -1032,17 +1051,17 @@ class User(Party):
         self.require_within(self.talk("ask", length, count, texts=texts))
 
     def require_dealable(self, questions: int, texts: int = 1) -> None:
-        """Require that the owner allows dealing ahead for this number of further questions.
+        """Require that the owner allows dealing in advance for this many more questions.
 
         Raises:
-            ConsentError: the owner does not allow dealing ahead for so many questions.
+            ConsentError: the owner does not allow dealing in advance for so many questions.
         """
         known = str(self.setup().get("setup", ""))
         waiting = sum(map(_texts_in, self.store(known).names())) if known else 0
         self.terms.limits.require(max_dealt=waiting + questions * texts)
 
     def left(self) -> dict[str, int]:
-        """Return the number of questions of each kind that need no further dealing."""
+        """Return the number of questions of each kind whose material is stored."""
         known = str(self.setup().get("setup", ""))
         found: dict[str, int] = {}
         for name in self.store(known).names() if known else ():
@@ -1096,9 +1115,9 @@ class User(Party):
         return Reply([] if classes else answers, classes, phases)
 
     def restored(self) -> None:
-        """See `Party.restored`; waits until a question and a dealing in progress have ended."""
+        """See `Party.restored`; wait until a question and a dealing in progress have ended."""
         with ExitStack() as held:
-            for task in ("ask", "deal"):  # in the order of `ask_all`
+            for task in ("ask", "deal"):  # the same order of locks as in `ask_all`
                 self._take_turn(held, task)
             super().restored()
 
@@ -1118,15 +1137,16 @@ def _program(
     on_token: OnToken = lambda text, token: False,
     wants: Callable[[bool], bool] = lambda going: going,
 ) -> Callable[[Role], Tensor | None]:
-    """Answers token by token, or a classification, for a party; see `PrivateLayers.answer`.
+    """Run a party's part of answers or of a classification; see `PrivateLayers.answer`.
 
     Args:
         layers: the party's.
-        prompts: tokens of questions of one length at P1; zeros of the same number elsewhere.
-        count: most tokens of an answer.
-        pick: rule that chooses tokens, at P1.
+        prompts: at P1, the tokens of questions of one length; at other parties, as many zeros.
+        count: largest number of tokens of an answer.
+        pick: function that picks tokens, at P1.
         on_token: function that receives each token, at P1.
-        wants: returns whether P1 continues, given this party's own wish; P0 receives P1's decision.
+        wants: function that receives this party's own wish and returns whether P1 continues; P0
+            receives P1's decision.
     """
 
     def goes_on(going: bool) -> bool:
@@ -1153,7 +1173,7 @@ def _kind(prompt_tokens: int, count: int, texts: int) -> str:
 
 
 def _texts_in(name: str) -> int:
-    """Return the number of questions that share the material of this name."""
+    """Return the number of questions that share the material with this name."""
     texts = name.rpartition("-")[0].partition("x")[2]
     return int(texts) if texts else 1
 

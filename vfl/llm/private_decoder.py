@@ -1,12 +1,13 @@
-"""Transformers on shares: the owner sees no text; only secret permutations hide weights.
+"""Transformers on shares: the owner sees no text; only secret permutations hide the weights.
 
-What the asker (P1) sees of every layer is permuted, and known attacks on permuted values apply: see
-docs/mpc.md. It may also solve for a layer by many questions, which nothing here counts.
+The values that the user (P1) sees in every layer are permuted, and known attacks on permuted values
+apply: see docs/mpc.md. The user may also solve for a layer by many questions; this module does not
+count questions.
 
-P0 owns the weights, P1 the text, P2 deals before the question; the protocols are those of
+P0 owns the weights, P1 owns the text, and P2 deals before the question; the protocols are those of
 `vfl.llm.two_party`. P1 computes norms and functions on permuted values, so a norm's weights are
-merged into the next linear layer and stay with P0. All know the architecture and how long a text
-is.
+merged into the next linear layer and stay with P0. All parties know the architecture and the length
+of a text.
 """
 
 from __future__ import annotations
@@ -49,49 +50,55 @@ from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 _Model = TypeVar("_Model", Decoder, Encoder)
 _Result = TypeVar("_Result")
 
-#: Bits of a ring beyond a value's own: its sign, and one that detects a wrapped value.
+#: Additional bits of a ring beyond the bits of a value: its sign, and one bit that detects a
+#: wrapped value.
 _GUARD = 2
-#: Fraction bits of a sum between layers: those of an activation and of a weight (`_normed_bits`).
+#: Fraction bits of a sum between layers: the bits of an activation plus those of a weight
+#: (`_normed_bits`).
 _SUM = 24
-#: Fraction bits in attention: of its linear layer's outputs, kept for queries, keys and values;
-#: then of a probability; then of the mixture before the next weight. A score has the bits of a
-#: query plus those of a key. The norm must output all bits that are dropped before the next sum.
+#: Fraction bits in attention: of the linear layer's outputs; of queries, keys and values, which
+#: keep fewer bits; of rotations. Then of a probability, and of the mixture before the next weight.
+#: A score has the fraction bits of a query plus those of a key. The ring of a norm's outputs must
+#: have room for all bits that are dropped before the next sum.
 _ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
-#: The last layers, which run once per token. For a head that shares the embedding's weights, which
-#: are shared only once, a norm's weights are multiplied before, and its input is rounded again.
+#: Fraction bits in the last layers, which run once per token: of inputs and of weights. A head that
+#: shares the embedding's weights uses the same shares of them, so the last norm's weights are
+#: multiplied before the head, and the head's input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
 _TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
-#: Bits of a value that P1 sees before a function. Word vectors are small until a layer has added to
-#: them (Llama 2: .02), and the first norm enlarges them together with their errors.
+#: Fraction bits of a value that P1 sees before a function. Word vectors need more bits, as they are
+#: small until a layer has added to them (Llama 2: .02), and the first norm enlarges them together
+#: with their errors.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
-#: At P1: called with a text's number and its next token; True ends that answer.
+#: Function at P1 that is called with a text's number and its next token; it returns True to end
+#: that answer.
 OnToken = Callable[[int, int], bool]
 
 
 def has_token(shape: DecoderShape, token: int) -> bool:
-    """Return whether questions may contain a token; padding is excluded."""
+    """Return whether questions may contain a token; the padding token is excluded."""
     return 0 <= token < shape.vocabulary and token != getattr(shape, "padding", -1)
 
 
 def greedy(scores: Tensor) -> int:
-    """The largest score's position."""
+    """Return the position of the largest score."""
     return int(scores.argmax())
 
 
 class Sampling:
-    """A `Pick` that samples: temperature, then the k best, then the best of total probability p.
+    """A `Pick` that samples by temperature from the k best tokens, limited to total probability p.
 
-    The drawn token depends on the seed and the scores, never on their order.
+    The drawn token depends on the seed and the scores, never on the order of the scores.
 
     Args:
-        temperature: divides the scores; below 1 the best are drawn more often.
-        top_k: most tokens to sample from; 0 for all.
-        top_p: smallest set of most probable tokens with at least this total probability (Holtzman
-            et al. 2020).
+        temperature: divisor of the scores; below 1, the best tokens are drawn more often.
+        top_k: largest number of tokens to sample from; 0 means all tokens.
+        top_p: total probability that the sampled tokens must reach; the fewest most probable tokens
+            are used (Holtzman et al. 2020).
         seed: seed of the draws, one per token.
 
     Raises:
@@ -123,40 +130,43 @@ class Sampling:
 
 
 def scores_of(keys: Tensor, queries: Tensor) -> Tensor:
-    """Every query with every key; axes (groups, keys, width), (heads, steps, width)."""
+    """Multiply every query by every key; axes (groups, keys, width) and (heads, steps, width)."""
     return batched(queries, _for_each(keys, queries).transpose(1, 2))
 
 
 def mixture(values: Tensor, shares: Tensor) -> Tensor:
-    """Values by the share of each; axes (groups, keys, width), (heads, steps, keys)."""
+    """Sum values, weighted by shares; axes (groups, keys, width) and (heads, steps, keys)."""
     return batched(shares, _for_each(values, shares))
 
 
 def _for_each(groups: Tensor, heads: Tensor) -> Tensor:
-    """Return the group of each head."""
+    """Return, for each head, the tensor of its group."""
     each = len(heads) // len(groups)
     return groups if each == 1 else groups.repeat_interleave(each, 0)
 
 
 def gated_silu(pairs: Tensor) -> Tensor:
-    """Return gated SiLU of axes (2, elements), gates first."""
+    """Return gated SiLU of axes (2, elements), where the gates come first."""
     return F.silu(pairs[0]) * pairs[1]
 
 
 def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
-    """Softmax along rows in units of 2^-bits; many small values do not vanish."""
+    """Return softmax along rows in units of 2^-bits.
+
+    The rounding is such that many small values do not vanish.
+    """
     whole = torch.softmax(rows, -1).cumsum(-1).mul_(2.0**bits).round_()
     return torch.diff(whole, dim=-1, prepend=torch.zeros_like(whole[..., :1])).mul_(2.0**-bits)
 
 
 @dataclass(slots=True)
 class PrivateLayers:
-    """One party's view of a transformer after initialisation; its methods are programs for all.
+    """One party's part of a transformer with shared weights; all parties run its methods.
 
     Attributes:
         shape: the architecture.
-        constants: linear layers by name.
-        positions: at P0 the vectors of learned positions, scaled as between layers.
+        constants: shared linear layers, by name.
+        positions: at P0, the vectors of learned positions, in the scale of values between layers.
     """
 
     shape: DecoderShape
@@ -171,13 +181,14 @@ class PrivateLayers:
         model: Decoder | Encoder | None,
         keep: Callable[[Constant], Constant] = lambda constant: constant,
     ) -> Self:
-        """Share the weights layer by layer, once per set of weights.
+        """Share the weights layer by layer; this is done once per set of weights.
 
         Args:
-            party: party of this part.
+            party: this party.
             shape: the architecture.
-            model: P0's, None elsewhere.
-            keep: receives the party's part of each layer, and returns the form used later.
+            model: the model at P0; None at other parties.
+            keep: function that stores this party's part of each layer, and returns the form in
+                which it is used later.
 
         Raises:
             RingRangeError: a weight is too large; the error names its layer.
@@ -203,16 +214,16 @@ class PrivateLayers:
         on_token: OnToken = lambda text, token: False,
         goes_on: Callable[[bool], bool] = lambda going: True,
     ) -> list[list[int]]:
-        """All tokens of the answers, at P1; zeros elsewhere.
+        """Return all tokens of the answers at P1, and zeros at other parties.
 
         Args:
-            party: party of this part.
-            prompts: questions of one length: tokens at P1, zeros of the same number elsewhere.
-            count: most tokens of an answer.
-            pick: rule that chooses tokens, at P1.
+            party: this party.
+            prompts: at P1, the tokens of questions of one length; at other parties, as many zeros.
+            count: largest number of tokens of an answer.
+            pick: function that picks tokens, at P1.
             on_token: function that receives each token, at P1.
-            goes_on: called before each further token with this party's own wish; returns whether to
-                continue.
+            goes_on: function that is called before each additional token with this party's own
+                wish; it returns whether to continue.
         """
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
         found: list[list[int]] = [[] for _ in prompts]
@@ -236,7 +247,7 @@ class PrivateLayers:
         caches: Sequence[tuple[Growing, Growing]],
         pick: Pick | None,
     ) -> list[int]:
-        """Return the next token of each text, at P1; other parties use only the texts' number."""
+        """Return the next token of each text at P1; other parties use only the number of texts."""
         count, steps = len(texts), len(texts[0])
         tokens = torch.tensor([token for text in texts for token in text])
         x = self._embedded(party, F.one_hot(tokens, self.shape.vocabulary), start, count)
@@ -265,7 +276,7 @@ class PrivateLayers:
         return party.multiply(last, self.constants["tokens"].transposed())
 
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
-        """Return one text's class logits at P1, and zeros elsewhere. The shape is an encoder's."""
+        """Return a text's class logits at P1, zeros elsewhere; only for encoders."""
         shape, ring = self.shape, _sum_ring(party.form)
         assert isinstance(shape, EncoderShape), "a classifier's"
         one_hot = torch.cat(
@@ -281,7 +292,7 @@ class PrivateLayers:
             name, last = f"layers.{index}", index + 1 == shape.layers
             mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
             x = self._skipped(party, f"{name}.attention", normed.within(ring)).plus(mixed)
-            if last:  # only the first token's output is needed
+            if last:  # only the first token's output is used
                 x = x.map(lambda share: share[:1])
             normed = self._normed(party, x, f"{name}.attention_norm", ring)
             x = self._skipped(party, f"{name}.mlp", normed).plus(self._mlp(party, name, normed))
@@ -302,7 +313,7 @@ class PrivateLayers:
         caches: tuple[Growing, Growing],
         texts: int = 1,
     ) -> Shared:
-        """One layer of some new tokens; axes (texts x steps, width)."""
+        """Compute one layer for some new tokens; axes (texts * steps, width)."""
         name, ring = f"layers.{index}", _sum_ring(party.form)
         shown, wide = _SEEN if index else _WORDS_SEEN, ring + _ATTENTION_RING
         normed = self._normed(party, x, f"{name}.attention_norm", wide, shown=shown)
@@ -331,7 +342,7 @@ class PrivateLayers:
         return party.apply(x, function, bits, ring, where, "vectors", shown)
 
     def _skipped(self, party: Role, name: str, normed: Shared) -> Shared:
-        """Apply a part of an encoder's layer, with its residual connection and norm."""
+        """Return the residual input of a part of an encoder's layer: its norm, with weights."""
         return party.scale(normed, self.constants[f"{name}_skip"])
 
     def _mlp(self, party: Role, name: str, normed: Shared) -> Shared:
@@ -378,7 +389,8 @@ class PrivateLayers:
         v = v.dropped(v.bits - _VALUE).within(ring + _MIXED_DROP)
         rows = texts * shape.heads
         axes = (rows, steps, seen)
-        # A single step with few keys: the necessary parts of the values are opened with the scores.
+        # A single step with few keys: the parts of the values that the mixture needs are opened
+        # together with the scores.
         fused = party.form.mode == "fast" and steps == 1 and seen <= party.form.fused_tokens
         ahead = (caches[1], v) if fused else None
         scores = party.multiply_growing(caches[0], k, q, scores_of, axes, ahead)
@@ -391,8 +403,8 @@ class PrivateLayers:
         else:
             if shape.causal:
                 future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
-                # Far below every score, but within the range that P1 accepts: a probability of
-                # zero.
+                # This score is far below every other score, but within the range that P1 accepts:
+                # its probability is zero.
                 far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
                 low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
                 scores = scores.map(lambda share: share.masked_fill(future, low))
@@ -412,7 +424,7 @@ class PrivateLayers:
         return party.multiply(mixed, self.constants[f"{name}.attention_out"])
 
     def _heads(self, share: Tensor, texts: int) -> Tensor:
-        """Axes (texts x heads, steps, head width)."""
+        """Return a share with axes (texts * heads, steps, head width)."""
         width = self.shape.head_width
         apart = share.reshape(texts, len(share) // texts, -1, width).transpose(1, 2)
         return apart.reshape(-1, len(share) // texts, width)
@@ -431,16 +443,16 @@ def _head_ring(form: Form) -> int:
 
 
 def is_tied(shape: DecoderShape) -> bool:
-    """Return whether a decoder's head shares the embedding's weights, and so its constant."""
+    """Return whether a decoder's head shares the embedding's weights, and thus its shares."""
     return shape.tied and not isinstance(shape, EncoderShape)
 
 
 def _normed_bits(width: int) -> int:
-    """Return fraction bits of a linear layer's input; its weights use the remaining bits of a sum.
+    """Return the fraction bits of a linear layer's input; its weights have the other bits of a sum.
 
     An output's error has two parts: the inputs' error times the weights' norm, about 1, and the
-    weights' error times the inputs' norm, about sqrt(width); so weights have more bits. Attention
-    has a bit less.
+    weights' error times the inputs' norm, about sqrt(width). Weights therefore have more bits.
+    Inputs of attention have slightly fewer bits.
 
     >>> _normed_bits(64), _normed_bits(768), _normed_bits(4096)
     (9, 8, 8)
@@ -449,7 +461,7 @@ def _normed_bits(width: int) -> int:
 
 
 def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shared:
-    """Rotary positions, which are public: each holder turns its share."""
+    """Rotate by positions, which are public, so each holder rotates its own share."""
     turned = Rotation.at(start, heads.share.shape[1], shape)
     cos, sin = (party.encode(each, _TURN, "positions", 1) for each in (turned.cos, turned.sin))
     share = heads.share * cos + half_turn(heads.share) * sin
@@ -494,22 +506,22 @@ def layer_shapes(shape: DecoderShape, form: Form) -> list[LayerShape]:
 
 
 def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Yield all of P0's weights and biases in the form of `linear_layer`, and the head's."""
+    """Return P0's weights and biases of all linear layers; see `linear_layer`."""
     names = [each.name for each in layer_shapes(model.shape, Form()) if each.name != "norm"]
     return {name: linear_layer(model, name) for name in (*names, "head")}
 
 
 def linear_layer(model: Decoder | Encoder, name: str) -> tuple[Tensor, Tensor | None]:
-    """P0's weights of a layer, axes (inputs, outputs), and its bias; norms are folded in.
+    """Return P0's weights of a layer, axes (inputs, outputs), and its bias, with norms folded in.
 
-    The queries' weights include the scale of attention.
+    The weights of queries include the scale of attention.
     """
     shape, encoder = model.shape, isinstance(model, Encoder)
     *inside, part = name.split(".")
     if inside:
         index = int(inside[1])
         layer = _layer_of(model, index)
-        # In an encoder the norm follows the part after which it is named.
+        # In an encoder, the norm comes after the part from which it has its name.
         earlier = _layer_of(model, index - 1).mlp_norm if index else model.norm
         before = earlier if encoder else layer.attention_norm
         between = layer.attention_norm if encoder else layer.mlp_norm
@@ -542,14 +554,14 @@ def _layer_of(model: Decoder | Encoder, index: int) -> DecoderLayer:
 
 
 def _norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return each column's factor, axes (1, columns), and offset."""
+    """Return a norm's factor for each column, axes (1, columns), and its offset."""
     assert isinstance(norm.weight, Tensor), "norms of these models have weights"
     shift = getattr(norm, "bias", None)
     return norm.weight.detach().double()[None], None if shift is None else shift.detach().double()
 
 
 def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Return W (g x + b) + c as one linear layer of x."""
+    """Return W (g x + b) + c as one linear layer of x, where g and b are the norm's weights."""
     weight = linear.weight.detach().double().t().contiguous()
     bias = None if linear.bias is None else linear.bias.detach().double()
     if norm is None:
@@ -562,18 +574,19 @@ def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor |
 
 
 class PrivateTransformer(Generic[_Model]):
-    """The three roles as threads of this process; made by `vfl.mpc.private`, a context manager.
+    """The three parties as threads of this process; made by `vfl.mpc.private`.
 
     Args:
         model: P0's.
-        form: mode and widths of messages, or the name of a mode for its default widths.
-        timeout_s: most seconds that a party waits for another.
-        folder: folder for the parties' dealt material; None makes a temporary one. A later session
-            of the same model and form can use material that is left. No material is used twice.
+        form: parameters of the protocols, or the name of a mode with default parameters.
+        timeout_s: seconds that a party waits for another party.
+        folder: folder for the parties' dealt material; None makes a temporary folder. A later
+            object for the same model and form can use material that is left there. No material is
+            used twice.
 
     Attributes:
-        computes: the kind of module.
-        parties: the session of the three.
+        computes: class of the models that can be computed.
+        parties: the three parties of the session.
     """
 
     computes: ClassVar[type[nn.Module]]
@@ -613,7 +626,7 @@ class PrivateTransformer(Generic[_Model]):
         self.parties.run(prepare)
 
     def _online(self, name: str, program: Callable[[PrivateLayers, Role], _Result]) -> _Result:
-        """Return P1's result."""
+        """Run the online phase of a program; return P1's result."""
         taken = [store.take(name) for store in self._stores]
 
         def answer(party: Role) -> object:
@@ -639,11 +652,11 @@ class PrivateTransformer(Generic[_Model]):
             )
 
     def traffic(self) -> list[Traffic]:
-        """Bytes between the parties since the beginning."""
+        """Return the bytes that the parties have exchanged since the beginning."""
         return self.parties.traffic()
 
     def leaks(self) -> list[Leak]:
-        """Return the leakage to each party since the beginning."""
+        """Return the values that each party has learned since the beginning."""
         return self.parties.leaks()
 
     def close(self) -> None:
@@ -672,13 +685,15 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
     computes = Decoder
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
-        """The offline phase: material for questions of that length and that many next tokens.
+        """Run the offline phase.
+
+        It makes material for questions of this length and this many next tokens.
 
         Args:
-            prompt_tokens: tokens of a question.
-            count: tokens of an answer.
-            questions: number of questions, one after the other.
-            texts: number of texts of a question; see `generate_all`.
+            prompt_tokens: number of tokens of a question.
+            count: number of tokens of an answer.
+            questions: number of questions that will be asked one after another.
+            texts: number of texts per question; see `generate_all`.
 
         Raises:
             BadOptionError: a length exceeds the model's context.
@@ -701,14 +716,16 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         stop: Sequence[int] = (),
         on_token: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """Return the next tokens to P1 alone; deal material now if none is left that fits.
+        """Return the next tokens to P1 alone; deal material now if no stored material fits.
 
         Args:
-            prompt: P1's token ids.
-            count: most tokens of an answer.
-            pick: P1's strategy, on permuted scores: `greedy`, `Sampling(...)` or your own.
-            stop: tokens that end an answer, the last of it. P0 learns how long an answer is.
-            on_token: called by P1's thread with each new token.
+            prompt: token ids of P1's question.
+            count: largest number of tokens of an answer.
+            pick: P1's function that picks a token from permuted scores: `greedy`, `Sampling(...)`
+                or the caller's own function.
+            stop: tokens that end an answer; the ending token is the last token of the answer. P0
+                learns the length of the answer.
+            on_token: function that P1's thread calls with each new token.
 
         Raises:
             DataError: there is no token, or a token is unknown to the model.
@@ -726,14 +743,14 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         stop: Sequence[int] = (),
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
-        """Generate for several texts; texts of one length share the messages of one text.
+        """Generate for several texts; texts of one length share the messages of a single text.
 
         Args:
             prompts: token ids of each text.
-            count: see `generate`, as the next two.
-            pick: chooses the next token of each text, text by text.
+            count: see `generate`; the same holds for `pick` and `stop`.
+            pick: function that picks the next token of each text, text by text.
             stop: tokens that end a text; the ending token is part of the answer.
-            on_token: gets a text's number and its next token.
+            on_token: function that receives a text's number and its next token.
         """
         for prompt in prompts:
             self._require_tokens(prompt)
@@ -766,7 +783,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         return self._ask(name, [list(prompt)], count, pick, lambda text, token: False)[0]
 
     def left(self, prompt_tokens: int, count: int) -> list[str]:
-        """Names of dealt material for one text of that kind that is not yet used."""
+        """Return the names of unused material for one text of this kind."""
         return self._left(_kind(prompt_tokens, count, 1))
 
     def _ask(
@@ -807,7 +824,7 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
     computes = Encoder
 
     def deal(self, tokens: int, questions: int = 1) -> None:
-        """The offline phase: material for texts of that length.
+        """Run the offline phase: make material for texts of this length.
 
         Raises:
             BadOptionError: a length exceeds the model's context.
@@ -818,11 +835,11 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
             self._deal(f"{tokens}", lambda layers, party: layers.classify(party, blank, blank))
 
     def classify(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> Tensor:
-        """Return logits, axes (1, classes); deal material now if none is left that fits.
+        """Return logits, axes (1, classes); deal material now if no stored material fits.
 
         Args:
-            tokens: P1's token ids.
-            segments: at P1, the number of the text that each token belongs to; by default zeros.
+            tokens: token ids of P1's text.
+            segments: at P1, the number of the segment that each token belongs to; by default zeros.
 
         Raises:
             DataError: there is no token, or a token or segment is unknown to the model.
@@ -852,5 +869,5 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
         )
 
     def left(self, tokens: int) -> list[str]:
-        """Names of questions of that length that were dealt and not asked."""
+        """Return the names of unused material for texts of this length."""
         return self._left(f"{tokens}-")

@@ -1,4 +1,4 @@
-"""Registration of `vfl.llm` with the kernel."""
+"""Registers `vfl.llm` with the kernel."""
 
 from __future__ import annotations
 

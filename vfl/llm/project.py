@@ -1,4 +1,4 @@
-"""A project of a language model that is asked privately: a folder for each party; and its demo.
+"""A project of a privately asked language model: one folder for each party, and a demo.
 
 PROJECT/owner/    llm.toml, identity.key, certificates/; peers/ with the others' public keys, and
                   tokens of who calls
@@ -44,7 +44,7 @@ from vfl.models.pretrained import (
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
-#: Number of tokens of the texts on which values are measured, and a factor by which other texts'
+#: Number of tokens of the texts on which values are measured, and a margin by which other texts'
 #: values may be larger.
 _TRIED_TOKENS, _MARGIN = 16, 1.1
 _GET_ONE = (
@@ -63,15 +63,15 @@ def write_llm_project(
     dealer: str = "127.0.0.1:9301",
     **agreed: Any,
 ) -> None:
-    """Write all three parties' folders, with keys, certificates and tokens for a trial.
+    """Write all three parties' folders, with keys, certificates and tokens, for a trial.
 
     Args:
         folder: a new folder.
-        shape: shape of the model, which all parties know.
+        shape: architecture of the model, which all parties know.
         model: the owner's folder with the weights.
-        owner: host and port of the model owner.
-        dealer: host and port at which the dealer is reached.
-        agreed: further settings of `LlmTerms`; by default the dealer counts.
+        owner: host and port at which other parties reach the model owner.
+        dealer: host and port at which other parties reach the dealer.
+        agreed: further settings of `LlmTerms`; without them, the dealer counts.
 
     Raises:
         ConfigError: settings are unknown or contradict each other.
@@ -130,7 +130,7 @@ def demo_folder() -> Path:
 
 
 def demo_model(given: Path | None) -> Path:
-    """Return the model's folder: the given one, a pretrained one, or the demo's own.
+    """Return the model's folder: the given one, a pretrained model's, or the demo's.
 
     Raises:
         MissingDataError: this machine has no language model.
@@ -151,14 +151,14 @@ def demo_model(given: Path | None) -> Path:
 
 
 def _pretrained_decoders() -> list[Path]:
-    """Folders of models on this machine that can be asked privately, the smallest first."""
+    """Return folders of this machine's models that can be asked privately, the smallest first."""
     found = []
     for config in models_folder().glob("*/config.json"):
         try:
             described = describe(config.parent)
             shape_in_terms(described.shape)
             require_tokenizer(config.parent)
-        except VFLError:  # a model of another kind, or an incomplete one
+        except VFLError:  # a model of another kind, or an incomplete model
             continue
         if not isinstance(described.shape, EncoderShape):
             found.append((described.weights.file_bytes, config.parent))
@@ -166,10 +166,10 @@ def _pretrained_decoders() -> list[Path]:
 
 
 def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
-    """Return the bits before the point that a model's values need, as in `Form`; 8 at least.
+    """Return the bits before the point that a model's values need, at least 8, for `Form`.
 
-    They are measured on random texts. The values of a few tokens between layers are a thousand
-    times as large as all others (Sun et al. 2024), already of the first token of a text.
+    They are measured on random texts. The values of a few tokens between layers, already those of
+    the first token of a text, are a thousand times as large as all others (Sun et al. 2024).
     """
     most = {"integer_bits": 0.0, "inner_bits": 0.0}
 
@@ -192,7 +192,7 @@ def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
 
 
 def private_model(folder: Path) -> Decoder | Encoder:
-    """Load a folder's model, whose architecture shares support.
+    """Load a folder's model; it must have an architecture that shares support.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.
@@ -205,14 +205,14 @@ def private_model(folder: Path) -> Decoder | Encoder:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Return addresses of this machine that no process uses now."""
+    """Return addresses of this machine that are free at present."""
     with ExitStack() as held:
         sockets = [held.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def plain_answer(model: Decoder | Encoder, prompt: list[int], count: int) -> list[Any]:
-    """Return the answer of plain torch: tokens, or a classifier's logits."""
+    """Return the answer that plain torch computes: tokens, or a classifier's logits."""
     if isinstance(model, Decoder):
         return model.generate(prompt, count)
     with torch.no_grad():
@@ -226,7 +226,7 @@ def start_standing(
 ) -> dict[str, int]:
     """Start the model owner and the dealer of a project; they end with the caller.
 
-    Their process ids, by party.
+    the process ids, by party.
 
     Args:
         project: its folder.

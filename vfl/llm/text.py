@@ -1,4 +1,4 @@
-"""Text and tokens at the user of a language model, and an answer as it grows."""
+"""Text and tokens at the user of a language model, and an answer while it grows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MOST_PIECES = 1 << 16
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token ids, and token ids to text."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
+        """Return the token ids of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ids; incomplete bytes become U+FFFD."""
+        """Return the text of token ids; incomplete bytes become U+FFFD."""
 
 
 class BytePairs:
-    """Byte-pair encoding (Sennrich et al. 2016) within words; without merges a token is a byte.
+    """Byte-pair encoding (Sennrich et al. 2016) within words; without merges, each byte is a token.
 
     Args:
-        merges: the two tokens of token 256, of 257, and so on.
+        merges: pairs of tokens that are merged to token 256, to token 257, and so on.
 
     >>> pairs = BytePairs([(104, 105)])
     >>> pairs.encode("hi é"), pairs.decode([256, 32])
@@ -68,7 +68,7 @@ class BytePairs:
             place += 1
 
     def save(self, folder: Path) -> None:
-        """Write the merges."""
+        """Write the merges to a folder."""
         write_text(folder / TOKENIZER, json.dumps({"merges": self._merges}) + "\n")
 
     def _encoded(self, piece: str) -> list[int]:
@@ -86,7 +86,7 @@ class BytePairs:
 
 
 class OfPackage:
-    """A tokenizer in the form of the tokenizers package, which the extra "llm" installs."""
+    """A tokenizer with the interface of the package `tokenizers`, from the extra "llm"."""
 
     def __init__(self, folder: Path) -> None:
         self._made = load_tokenizer(folder)
@@ -99,7 +99,7 @@ class OfPackage:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder; without a file a token is a byte of UTF-8.
+    """Read the tokenizer of a model's folder; without a file, each byte of UTF-8 is a token.
 
     Raises:
         DataError: the file is not a tokenizer.
@@ -120,12 +120,12 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 class Streamed:
-    """An answer as it grows: its final text so far, and whether a stop word occurred.
+    """An answer while it grows: its final text so far, and whether a stop word occurred.
 
     Args:
         tokenizer: the user's.
         stop: texts that end the answer and are not part of it.
-        end_tokens: tokens that do.
+        end_tokens: tokens that end the answer.
 
     >>> answer = Streamed(BytePairs(), ["."])
     >>> [answer.add(token) for token in b"a."], answer.text
@@ -159,7 +159,7 @@ class Streamed:
         return self._until(len(self.text))
 
     def _open(self) -> int:
-        """Count final characters that the next token may change or extend to a stop word."""
+        """Return how many final characters the next token may change, or extend to a stop word."""
         broken = len(self.text) - len(self.text.rstrip("\ufffd"))
         begun = [
             size

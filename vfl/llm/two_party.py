@@ -1,26 +1,29 @@
-"""Two-party inference with an offline dealer; an order, not cryptography, hides values from P1.
+"""Two-party inference with an offline dealer; permutations, not cryptography, hide values from P1.
 
-The protocols of chapter 6 (thesis of split learning, 2025). P1 sees the multiset of the values
-before every function, and which two make a pair. All three follow the protocol and no two of them
-collude; P2 together with another one learns everything.
+The protocols are those of chapter 6 (thesis of split learning, 2025). P1 sees the multiset of the
+values before every function, and sees which two values form a pair. All three parties follow the
+protocol, and no two of them collude; P2 together with another party learns everything.
 
-P0 owns the weights, P1 the text. P2 deals in two phases without seeing any part of a question:
-initialisation, once per set of weights, and offline, once per question. Only P0 and P1 are online.
-They use the result of the offline phase: their material, a list of tensors that is read once.
+P0 owns the weights, and P1 owns the text. P2 deals in two phases without seeing any part of a
+question: in the initialisation, once per set of weights, and offline, once per question. Only P0
+and P1 are online. They use the result of the offline phase: their material, a list of tensors that
+is read once.
 
-A program is a function of a `Role`. All three call it with the same shapes. Offline, no party knows
-a value of P0, but P1's share is often already known: after a constant product or a function it is a
-dealt number. In mode "fast" P1 sends messages in advance if they depend on nothing else. Then a
-function takes one round trip and a linear layer none. Mode "thesis" sends all messages as printed,
-with the printed errors corrected.
+A program is a function that receives a `Role`. All three parties call it with the same shapes. In
+the offline phase no party knows P0's shares, but P1's share is often already known: after a product
+with a constant, or after a function, it is a dealt number. In mode "fast", P1 sends messages in
+advance if they depend only on such numbers. A function then takes one round trip, and a linear
+layer takes none. Mode "thesis" sends all messages of the printed protocols, with the printed errors
+corrected.
 
-Numbers are fixed point in the ring 2^ring, ring at most 64. A message carries that many bits per
-element, packed. No product is truncated. A scale shrinks when both holders drop low bits of their
-shares. The result is a sharing in a ring smaller by these bits, exact to one unit, and no wrap can
-become a huge error. For values that P1 only evaluates, it receives only as many upper bits as the
-operation needs.
+Numbers have fixed-point form in the ring 2^ring, where ring is at most 64. A message carries `ring`
+bits per element, packed. Products are not truncated. The number of fraction bits shrinks when both
+holders drop low bits of their shares. The result is shared in a ring that is smaller by these bits,
+and is exact to one unit; wrapping around cannot cause a large error. Of a value on which P1 only
+evaluates a function, P1 receives only as many upper bits as the operation needs.
 
-Bits below are payloads, online; n elements, a ring of s bits.
+The numbers of bits in the docstrings below are payloads of the online phase, for n elements in a
+ring of s bits.
 """
 
 from __future__ import annotations
@@ -62,13 +65,14 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 _Result = TypeVar("_Result")
 
 _ANSWER_BITS = 32
-#: Additional bits of P1's earlier values; their error then adds a quarter of a unit.
+#: Additional bits in which P1 sends its share before the opening; their rounding then adds a
+#: quarter of a unit to the error.
 _FIRST_MORE = 2
-#: Bits before the point that a weight may have; the ring must fit those of a product.
+#: Bits before the point that a weight may have; the ring must also fit those of a product.
 _WEIGHT_INTEGER_BITS = 30
-#: Value of `Form.sharing`.
+#: Value of `Form.sharing` for floats.
 INSECURE_FLOAT = "insecure_float"
-#: Returns the roles of forms that exist only for measurements.
+#: Function that returns the roles of forms that exist only for measurements.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
 _INSECURE = "float sharing is insecure: repeated questions average out its noise"
 _FIX = (
@@ -76,34 +80,35 @@ _FIX = (
     "layer, and of scores, --inner-bits 10"
 )
 
-#: f on permuted values of axes (rows, width), or (2, elements) for a pair.
+#: Function on permuted values of axes (rows, width), or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
-#: At P1: the position of the chosen score among secretly permuted scores.
+#: Function at P1 that returns the position of the chosen score among secretly permuted scores.
 Pick = Callable[[Tensor], int]
-#: A bilinear map of the growing factor and its other factor.
+#: Bilinear map of a growing factor and another factor.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
-#: A tensor in a message: elements or axes, bits of each, and the number of omitted lower bits.
+#: Tensor in a message (its elements, or its axes), the bits of each element, and optionally the
+#: number of omitted lower bits.
 Sent = tuple[Tensor, int] | tuple[Tensor, int, int]
 Wanted = tuple[Sequence[int], int] | tuple[Sequence[int], int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Parameters of the protocols that the parties agree on.
+    """Parameters of the protocols, on which the parties agree.
 
     Attributes:
-        mode: "fast", or "thesis" for chapter 6 as printed.
-        shown_bytes: bytes of each element that P1 sees, unless an operation sets them; the error is
-            one unit of the sent value.
-        first_bytes: bytes of P1's share in thesis mode, and of a share that was not known in
-            advance; the error is the same.
-        integer_bits: most bits before the point of values between layers. One more bit adds a bit
-            to most elements of most messages of a transformer's layer.
-        inner_bits: bits for values inside a layer and for attention scores, which stay small when
-            values between layers grow; at most `integer_bits`.
-        fused_tokens: most attended tokens for which a next token's softmax is fused with its
-            product in fast mode. This saves two messages; the dealer then sends the tokens once
-            more, permuted. 0 turns it off.
+        mode: "fast", or "thesis" for the protocols of chapter 6 as printed.
+        shown_bytes: number of bytes of each element that P1 sees, unless an operation sets the
+            number of bits; the error is one unit of the sent value.
+        first_bytes: number of bytes of P1's share in thesis mode, and of a share that was not known
+            in advance; the error is the same.
+        integer_bits: largest number of bits before the point of values between layers. One more
+            such bit adds a bit to most elements in most messages of a transformer's layer.
+        inner_bits: number of bits before the point of values inside a layer and of attention
+            scores, which stay small when values between layers grow; at most `integer_bits`.
+        fused_tokens: largest number of attended tokens for which fast mode fuses the softmax of a
+            next token with the product that follows. Fusing saves two messages, but the dealer then
+            sends the tokens' values once more, permuted. 0 turns fusing off.
         retrieval: method by which P1 learns the index of its chosen score: "sets", see
             `Role.choose`, or "bfv", which hides less: see `vfl.llm.as_printed`.
         sharing: "ring", or "insecure_float" of thesis mode, which does not hide values if a
@@ -140,19 +145,19 @@ class Form:
 
     @property
     def inside(self) -> int:
-        """Bits before the point inside a layer."""
+        """Number of bits before the point of values inside a layer."""
         return min(self.inner_bits, self.integer_bits)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A shared tensor as one party has it: int64; only the low `ring` bits count.
+    """A shared tensor as one party has it, int64; only the lowest `ring` bits count.
 
     Attributes:
-        share: the share; empty if this party does not have it (yet).
+        share: the share; empty if this party does not have it, or not yet.
         bits: fraction bits.
-        ring: bits of an element.
-        known: whether dealt material determines P1's share, so that it is known in advance.
+        ring: number of bits of an element.
+        known: whether dealt material determines P1's share, so that the share is known in advance.
     """
 
     share: Tensor
@@ -165,7 +170,7 @@ class Shared:
         return replace(self, share=change(self.share))
 
     def plus(self, other: Shared) -> Shared:
-        """Return the sum of two values with one scale.
+        """Return the sum of two values with the same number of fraction bits.
 
         Raises:
             ValueError: the two operands have different numbers of fraction bits.
@@ -199,13 +204,13 @@ class Shared:
         return replace(self, share=share, bits=bits, ring=min(ELEMENT_BITS, self.ring + more))
 
     def within(self, ring: int) -> Shared:
-        """The same value in a ring of at most `ring` bits."""
+        """Return the same value in a ring of at most `ring` bits."""
         return replace(self, ring=min(self.ring, ring))
 
 
 @dataclass(slots=True)
 class Growing:
-    """Cached parts of a factor that grows by rows (axis 1), by name of the part."""
+    """Cached parts of a factor that grows along axis 1, by name of the part."""
 
     parts: dict[str, Tensor] = field(default_factory=dict)
     _room: dict[str, Tensor] = field(default_factory=dict)
@@ -216,7 +221,7 @@ class Growing:
             before = self.parts.get(name, more[:, :0])
             start, end = before.shape[1], before.shape[1] + more.shape[1]
             room = self._room.get(name, more[:, :0])
-            if room.shape[1] < end:  # allocate twice as many, so that few rows are copied
+            if room.shape[1] < end:  # allocate twice as much, so that few rows are copied
                 room = more.new_empty(more.shape[0], 2 * end, *more.shape[2:])
                 room[:, :start], self._room[name] = before, room
             room[:, start:end] = more
@@ -230,7 +235,7 @@ class _GrowingProduct:
 
     Attributes:
         number: number of the operation.
-        ring: bits of the product's elements.
+        ring: number of bits of the product's elements.
     """
 
     cache: Growing
@@ -250,7 +255,7 @@ class _GrowingProduct:
 
     @property
     def wanted(self) -> list[tuple[torch.Size, int]]:
-        """Axes of these factors, and the bits of their elements."""
+        """Axes of these factors, with the bits of their elements."""
         return [(part.share.shape, bits) for part, bits in self.parts]
 
 
@@ -260,12 +265,12 @@ class Role(Engine):
     Args:
         role: P0, P1 or P2.
         links: links to the other parties, by role.
-        form: the same at all three.
+        form: parameters of the protocols, equal at all three parties.
 
     Attributes:
         material: dealt material that the online phase has not read yet.
-        watch: called with the values that this party sees, their layer, and the values opened to it
-            in thesis mode; for leakage measurements.
+        watch: function that is called with the values that this party sees and the name of their
+            layer, and in thesis mode with the values opened to it; for leakage measurements.
     """
 
     watch: Callable[[str, Tensor], None] | None = None
@@ -280,7 +285,10 @@ class Role(Engine):
         self._asked = 0
 
     def next_number(self) -> int:
-        """Return the next number; online operations draw no pads and have their own numbers."""
+        """Return the next operation number.
+
+        The online phase draws no pads and counts its operations separately.
+        """
         if self._phase != "online":
             return super().next_number()
         self._asked += 1
@@ -294,11 +302,11 @@ class Role(Engine):
     def prepare(
         self, program: Callable[[Role], object], keep: Callable[[Tensor], None] | None = None
     ) -> list[Tensor]:
-        """Run the offline phase of a program; return this party's material, none at P2.
+        """Run the offline phase of a program; return this party's material, which is empty at P2.
 
         Args:
             program: program that all parties run.
-            keep: receives the material piece by piece, which is then not collected here.
+            keep: function that receives the material piece by piece; it is then not collected here.
         """
         material: list[Tensor] = []
         self._phase, self._keep_one = "offline", keep or material.append
@@ -311,7 +319,7 @@ class Role(Engine):
 
         Args:
             program: the program that was prepared.
-            material: material from `prepare`, taken from its store; each is used once.
+            material: material from `prepare`, taken from its store; each material is used once.
 
         Raises:
             ReusedPadError: the material was dealt for another program.
@@ -328,10 +336,9 @@ class Role(Engine):
     ) -> Constant:
         """Initialise SecureMul_F (algorithm 6.1, lines 1 and 2), once per set of weights.
 
-        P1 learns X - U, with the bits of the layer's ring for each element, in messages of one
-        block of rows each, P0 to P1. U is drawn from a seed that P0 and P2 share; P0 then deletes
-        it. An empty message to P2 follows: a dealer that went on to deal would wait for P0 to take
-        it.
+        P0 sends X - U to P1, with the bits of the layer's ring per element, in one message per
+        block of rows. U is drawn from a seed that P0 and P2 share; P0 then deletes it. An empty
+        message to P2 follows: a dealer that went on to deal would wait for P0 to receive.
 
         Raises:
             RingRangeError: a weight does not fit; the error names its layer.
@@ -359,17 +366,18 @@ class Role(Engine):
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
     ) -> Shared:
-        """P1's own values as shares.
+        """Share P1's own values.
 
-        fast: It takes one message, P1 to P0, of s n bits; P1's share is a pad. P0 learns nothing.
-        thesis: No message; P1's share is the value, and P0's is zero.
+        In fast mode, P1 sends P0 one message of s n bits; P1's share is a pad, and P0 learns
+        nothing. In thesis mode there is no message; P1's share is the value, and P0's share is
+        zero.
 
         Args:
             shape: shape of the values.
             values: values at P1 in the online phase; otherwise None.
             bits: fraction bits of the values.
             ring: ring of the product that uses them.
-            where: name of the values, for messages.
+            where: name of the values, for error messages.
         """
         number = self.next_number()
         if self.form.mode == "thesis":
@@ -388,11 +396,11 @@ class Role(Engine):
         return Shared(share, bits, ring, known=True)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
-        """Reals as elements; see `vfl.mpc.ring.encode`."""
+        """Return real numbers as elements; see `vfl.mpc.ring.encode`."""
         return encode(values, bits, where, integer_bits, _FIX)
 
     def decode(self, elements: Tensor, shared: Shared) -> Tensor:
-        """Elements of a shared tensor's ring as reals."""
+        """Return elements of a shared tensor's ring as real numbers."""
         above = ELEMENT_BITS - shared.ring
         return decode((elements << above) >> above, shared.bits)
 
@@ -404,14 +412,15 @@ class Role(Engine):
         return shared.map(lambda share: share + own)
 
     def multiply(self, shared: Shared, constant: Constant) -> Shared:
-        """SecureMul_F(X, Y) with X a constant of P0 (algorithm 6.1): here Z = Y X, a row a vector.
+        """Run SecureMul_F(X, Y) with a constant X of P0 (algorithm 6.1): Z = Y X in rows.
 
-        The printed line 4 sends P1's message to P1; here it goes to P0, which recovers Y - V. P0
-        learns Y - V, which is uniformly distributed; P1 learns nothing. It takes one message, P1 to
-        P0, of s bits per element of Y; in fast mode none if P1's share of Y is known in advance,
-        because it was sent offline. Offline: P2 to P1 s bits an element of Z.
+        Line 4 of the printed algorithm sends P1's message to P1; here the message goes to P0, which
+        recovers Y - V. P0 learns Y - V, which is uniformly distributed; P1 learns nothing. The
+        product takes one message from P1 to P0, of s bits per element of Y. In fast mode it takes
+        no message if P1's share of Y is known in advance, because it was sent offline. Offline: P2
+        sends P1 s bits per element of Z.
 
-        The plain reference is ``Y @ X + bias``.
+        The product in plain torch is ``Y @ X + bias``.
         """
         operation = partial(multiplied, turned=constant.turned)
         return self._multiply(shared, constant, operation, constant.shape)
@@ -419,7 +428,7 @@ class Role(Engine):
     def scale(self, shared: Shared, constant: Constant) -> Shared:
         """Multiply each column by its own factor, axes (1, columns), such as a norm's weights.
 
-        The plain reference is ``Y * X + bias``.
+        The product in plain torch is ``Y * X + bias``.
         """
         return self._multiply(shared, constant, scaled, (constant.shape[1], constant.shape[1]))
 
@@ -430,7 +439,9 @@ class Role(Engine):
         operation: Callable[[Tensor, Matrix | Tensor], Tensor],
         widths: tuple[int, int],
     ) -> Shared:
-        """Compute Z = Y X; only P1 has the mask V of Y, so P0's share of V X is its share of V U.
+        """Compute Z = Y X.
+
+        Only P1 has the mask V of Y, so P0's share of V X is its share of V U.
 
         Raises:
             ValueError: the weights were shared for a smaller ring.
@@ -474,22 +485,24 @@ class Role(Engine):
         shape: Sequence[int],
         ahead: tuple[Growing, Shared] | None = None,
     ) -> Shared:
-        """SecureMul_G(X, Y); each call appends X' to X (algorithm 6.2). The product has all of X.
+        """SecureMul_G(X, Y) (algorithm 6.2): append X' to X. Return the whole X times Y.
 
-        Both holders learn uniform differences only. fast: what P1 holds of X' and Y is known ahead
-        and was sent masked, so P0 sends X' and Y masked: one message of s bits an element of X' and
-        Y. thesis: both open X' - U' and Y - V: two messages, each of that size. Offline: P2 to P1 s
-        bits an element of the product; in fast mode P1 to P0 s an element of X' and Y.
+        Both holders learn uniform differences only. In fast mode, P1's shares of X' and Y are known
+        in advance, and P1 has sent them masked. P0 then sends its shares of X' and Y masked, in one
+        message of s bits per element of X' and Y. In thesis mode, both holders open X' - U' and
+        Y - V, in two messages of this size each. Offline, P2 sends P1 s bits per element of the
+        product; in fast mode, P1 also sends P0 s bits per element of X' and Y.
 
-        The plain reference is ``product(torch.cat(all X', 1), Y)``.
+        The product in plain torch is ``product(torch.cat(all X', 1), Y)``.
 
         Args:
             cache: this party's cache of this X.
-            more: X', appended on axis 1.
+            more: X', which is appended to X along axis 1.
             shared: Y.
-            product: product of the whole X with Y.
-            shape: shape of the product.
-            ahead: fast mode: another that grows, opened in the same message for `mix`.
+            product: function that multiplies the whole X by Y.
+            shape: axes of the product.
+            ahead: in fast mode, another growing factor (its cache and its new rows), which is
+                opened in the same message for `mix`.
 
         Raises:
             ValueError: the mode is "fast", and P1's shares depend on the question.
@@ -514,7 +527,7 @@ class Role(Engine):
         return self.form.mode == "fast"
 
     def _deal_growing(self, of: _GrowingProduct) -> None:
-        """At the dealer: share the product of the holders' masks."""
+        """At the dealer, share the product of the holders' masks."""
         first, second = (
             [self.pad(peer, shape, "G", i, of.number) for i, (shape, _) in enumerate(of.wanted)]
             for peer in (P0, P1)
@@ -532,7 +545,7 @@ class Role(Engine):
         return [self._mask(shape, "G", i, number=of.number) for i, (shape, _) in wanted]
 
     def _prepare_growing(self, of: _GrowingProduct) -> None:
-        """At a holder, before the question: draw masks; in fast mode P0 learns P1's differences."""
+        """At a holder, before the question, draw masks; P0 learns P1's differences in fast mode."""
         masks = self._masks_of(of)
         theirs = self._receive(P1, of.number, *of.wanted) if self._fast and self.first else []
         if self._fast and not self.first:
@@ -545,7 +558,7 @@ class Role(Engine):
         return [self._as_sent(part.share - u) for (part, _), u in pairs]
 
     def _open_growing(self, of: _GrowingProduct) -> Tensor:
-        """Open both factors at a holder in thesis mode, then multiply."""
+        """At a holder in thesis mode, open both factors, then multiply."""
         masks, w = [self._take() for _ in of.parts], self._take()
         opened, (u, v) = self._hidden_parts(of, masks), masks[:2]
         self._send_all(P1 - self.role, of.number, opened, of.wanted)
@@ -557,7 +570,7 @@ class Role(Engine):
         return masked_product(RING, of.product, (e, f), u, self._plus(v, f), w)
 
     def _ask_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P0 in fast mode: send both factors masked; P1's differences arrived earlier."""
+        """At P0 in fast mode, send both factors masked; P1's differences arrived earlier."""
         masks, w = [self._take() for _ in of.parts], self._take()
         self._send_all(P1, of.number, self._hidden_parts(of, masks), of.wanted)
         x, d = of.cache.grow(share=of.more.share, difference=self._take())
@@ -568,7 +581,7 @@ class Role(Engine):
         return share
 
     def _answer_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P1 in fast mode: compute the known terms while the message is in transit."""
+        """At P1 in fast mode, compute the known terms while P0's message is in transit."""
         masks, w = [self._take() for _ in of.parts], self._take()
         x, u = of.cache.grow(share=of.more.share, mask=masks[0])
         share = w + of.product(x, of.shared.share)
@@ -591,25 +604,27 @@ class Role(Engine):
         kind: str,
         shown: int | None = None,
     ) -> Shared:
-        """SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) there and back.
+        """Run SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) in both directions.
 
-        P1 learns secretly permuted values. P0 learns nothing. For vectors, the order permutes each
-        vector's elements, and then the vectors; for a pair, both elements move together.
+        P1 learns the values in a secretly permuted order. P0 learns nothing. For vectors, the
+        permutation moves the elements inside each vector, and then the vectors; for a pair, both
+        elements move together.
 
-        fast: two messages, P0 to P1 of the bits that are shown of an element and P1 to P0 of s an
-        element of the result; where P1's share is not known ahead, and in thesis mode, a third, P1
-        to P0, of two bits more than are shown. Offline: P2 to P0 s bits an element of both; P0's
-        order is drawn from its stream with P2, which algorithm 6.3 sends.
+        There are two messages: P0 sends P1 the shown bits of each element, and P1 sends P0 s bits
+        per element of the result. In thesis mode, and if P1's share is not known in advance, P1
+        first sends P0 a message with two bits more per element than are shown. Offline, P2 sends P0
+        s bits per element of the values and of the result. P0 draws its permutation from its stream
+        with P2, whereas algorithm 6.3 sends the permutation.
 
-        The plain reference is ``function(values)``.
+        The result in plain torch is ``function(values)``.
 
         Args:
-            shared: axes (rows, width); of a pair (2, elements).
-            function: function that P1 computes; it may not depend on the order of the permuted
-                values.
+            shared: values, axes (rows, width); for a pair (2, elements).
+            function: function that P1 computes; its result may not depend on the order of the
+                permuted values.
             bits: fraction bits of the result.
-            ring: bits of its elements.
-            where: the layer, for the account of what P1 saw.
+            ring: number of bits of the result's elements.
+            where: name of the layer, for the record of what P1 saw.
             kind: "elements", "vectors" or "pairs".
             shown: fraction bits that P1 needs; None shows all that the form allows.
 
@@ -658,30 +673,33 @@ class Role(Engine):
         drop: int,
         shown: int | None = None,
     ) -> Shared:
-        """Apply SecureNonlinear to one row per head, then SecureMul_G, with two messages fewer.
+        """Apply SecureNonlinear to one row per head, then SecureMul_G, saving two messages.
 
-        Fast mode. For values v and probabilities p both holders know e = v - u0 - v1 (opened
-        before) and m = p - q0, P1 in its own order. The missing term is u1 p, and u1 belongs to P1:
-        the dealer shares u1 again in P1's order, g0 + g1, so that m times it is local. P1's part of
-        the product is in two orders, the heads' own and P1's; P1 sends both, masked, with m, and
-        its share of the result is a pad.
+        Only fast mode uses this method. Let v be the values and p the probabilities. Both holders
+        know m = p - q0, which P1 has in its own order, and the differences of v, which were opened
+        before. The missing term contains P1's mask u1 of v times p. The dealer therefore shares u1
+        again as g0 + g1 in P1's order, so that its product with m is local. P1's part of the result
+        is in two orders of heads, the original order and P1's order. P1 sends both parts, masked,
+        together with m; its own share of the result is a pad.
 
-        Both learn uniform numbers only, and P1 the permuted scores. Three messages: as of `apply`,
-        and 2 s' an element of the product with the last. Offline: P2 to P0 s bits for each element
-        of v and each head that looks at it.
+        Both holders learn uniform numbers only, and P1 also learns the permuted scores. The method
+        sends the messages of `apply`, and adds 2 s' bits per element of the product to the last
+        message. Offline, P2 sends P0 s bits for each element of v and each head that uses the
+        element.
 
-        The plain reference is ``product(v, function(scores))``.
+        The result in plain torch is ``product(v, function(scores))``.
 
         Args:
-            scores: axes (heads, tokens).
+            scores: attention scores, axes (heads, tokens).
             function: function of each row; see `apply`.
-            bits: fraction bits of its result, in the ring of `values`.
+            bits: fraction bits of the function's result, in the ring of `values`.
             where: the layer.
-            cache: cache of v, whose last rows came with `multiply_growing`.
+            cache: cache of v, whose last rows were added by `multiply_growing`.
             values: the last rows of v; axes (groups, 1, width).
-            product: product of the whole v, axes (groups, tokens, width), with (heads, 1, tokens).
-            drop: bits that the product loses; s' = s - drop.
-            shown: fraction bits of the scores that P1 needs.
+            product: function that multiplies the whole v, axes (groups, tokens, width), by
+                probabilities, axes (heads, 1, tokens).
+            drop: number of low bits that the product loses; s' = s - drop.
+            shown: number of fraction bits of the scores that P1 needs.
         """
         number, ring, small = self.next_number(), values.ring, values.ring - drop
         heads, tokens = scores.share.shape
@@ -695,7 +713,7 @@ class Role(Engine):
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
             return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
-        if self.role == P1:  # the known terms are computed while the scores are in transit
+        if self.role == P1:  # P1 computes known terms while the scores are in transit
             pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
             drawn = [self._kept(partial(self.pad, P2, each, name, number)) for each, name in pads]
             (q0, q1), g1, (r, t, y) = drawn
@@ -737,9 +755,9 @@ class Role(Engine):
         return Shared(share, values.bits + bits - drop, small, known=True)
 
     def show_all(self, shared: Shared, where: str) -> Tensor | None:
-        """The values themselves, at P1; None elsewhere. P0 sends its share.
+        """Return the values themselves at P1, and None elsewhere. P0 sends its share.
 
-        One message, P0 to P1, of s bits an element.
+        This takes one message from P0 to P1, of s bits per element.
         """
         number = self.next_number()
         if self.offline or self.role == P2:
@@ -757,30 +775,33 @@ class Role(Engine):
         where: str = "scores",
         shown: int | None = None,
     ) -> list[int]:
-        """SecurePrediction (algorithm 6.5): of each row an index that P1 picks, at P1.
+        """Run SecurePrediction (algorithm 6.5): return, at P1, an index that P1 picks in each row.
 
-        P1 learns the permuted scores and its index. P0 learns nothing: the query is uniform. The
-        printed protocol retrieves the index with a BFV query (`Form.retrieval`); else the dealer,
-        who knows the order already (6.3), is the second server of a query by subsets (Chor,
-        Goldreich, Kushilevitz and Sudan 1995, section 3.1): offline it gives P1 a random set S and
-        the sum of the order over S, masked; online P1 sends S with its position flipped, P0 answers
-        with the masked sum. An honest P1 learns only one entry. One that does not follow the
-        protocol learns another sum.
+        P1 learns the permuted scores and its index. P0 learns nothing, because the query is
+        uniform. The printed protocol retrieves the index with a BFV query (`Form.retrieval`).
+        Otherwise, the index is retrieved by a query for subsets from two servers (Chor, Goldreich,
+        Kushilevitz and Sudan 1995, section 3.1). The dealer, which knows the permutation already
+        (6.3), is the second server: offline, it gives P1 a random set S, and the masked sum of the
+        permutation's entries in S. Online, P1 flips its position in S and sends the result, and P0
+        answers with the masked sum over this set. An honest P1 learns only one entry. If P1 does
+        not follow the protocol, it learns another sum instead.
 
-        n scores; fast: three messages, of the bits that are shown of each, n bits and 4 bytes a
-        row; thesis, or where P1's share is not known ahead: a fourth before them, of two bits more
-        than are shown.
+        For n scores, three messages contain the shown bits of each score, n bits, and 4 bytes per
+        row. In thesis mode, and if P1's share is not known in advance, a message with two bits more
+        per score than are shown comes before them.
 
-        The plain reference is ``[pick(row) for row in scores]`` for a pick that ignores order.
+        The result in plain torch is ``[pick(row) for row in scores]``, for a pick that ignores the
+        order.
 
         Args:
-            scores: axes (rows, scores).
-            pick: at P1: returns a position of the given scores, by any decoding strategy.
-            where: name of the scores, for the account of P1's view.
-            shown: fraction bits that P1 needs; see `apply`.
+            scores: shared scores, axes (rows, scores).
+            pick: function at P1 that returns a position in the given scores, by any decoding
+                strategy.
+            where: name of the scores, for the record of what P1 saw.
+            shown: number of fraction bits that P1 needs; see `apply`.
 
         Returns:
-            At P1, online, the indices; zeros elsewhere.
+            at P1 in the online phase, the indices; otherwise zeros.
         """
         number = self.next_number()
         mine = self._show(scores, "rows", number, shown)
@@ -789,7 +810,7 @@ class Role(Engine):
     def _retrieve(
         self, scores: Shared, mine: Tensor, pick: Pick | None, where: str, number: int
     ) -> list[int]:
-        """The index that P1 picks of each row, by subsets; see `choose`."""
+        """Retrieve the index that P1 picks in each row, by subsets; see `choose`."""
         rows, count = scores.share.shape
         size, set_words = -(-rows * count // 8), -(-rows * count // 64)
         if self.role == P2:
@@ -828,7 +849,7 @@ class Role(Engine):
         return [pick(row) for row in values]
 
     def tell(self, flag: bool) -> bool:
-        """Reveal to P0 a flag of P1: whether P1 asks for more tokens. False ends the material."""
+        """Disclose to P0 whether P1 requests more tokens; False ends the material."""
         number = self.next_number()
         if self.offline or self.role == P2:
             return True
@@ -841,10 +862,11 @@ class Role(Engine):
         return flag
 
     def _show(self, shared: Shared, kind: str, number: int, shown: int | None) -> Tensor:
-        """Run SecurePerm (algorithm 6.3) and open the result to P1 with the necessary bits only.
+        """Run SecurePerm (algorithm 6.3), and open the result to P1 with only the necessary bits.
 
         Returns:
-            The order at P0 and P2; at P1, online, the permuted values in the ring.
+            the permutation at P0 and P2; at P1 in the online phase, the permuted values in the
+            ring.
         """
         count, early, ring = shared.share.numel(), self._is_early(shared), shared.ring
         low, first_low = self._low_bits(shared, shown)
@@ -863,7 +885,7 @@ class Role(Engine):
                 self._keep(r1, *([] if early else [r0]))
                 return r1
             r1 = self._take()
-            half = (1 << low) >> 1  # may have lost low bits
+            half = (1 << low) >> 1  # low bits may have been dropped
             if not early:
                 self._send(P0, number, (shared.share.reshape(-1) - self._take(), *first[1:]))
                 half += (1 << first_low) >> 1
@@ -885,7 +907,7 @@ class Role(Engine):
         return order
 
     def _low_bits(self, shared: Shared, shown: int | None) -> tuple[int, int]:
-        """Return how many low bits of a value P1 does not see, nor P0 of P1's share."""
+        """Return how many low bits of a value are not sent to P1, and of P1's share not to P0."""
         if shown is not None:
             low = max(0, shared.bits - shown)
             return low, max(0, low - _FIRST_MORE)
@@ -898,7 +920,7 @@ class Role(Engine):
     def _deal_back(
         self, order: Tensor, results: int, ring: int, number: int
     ) -> tuple[Tensor, Tensor]:
-        """SecurePerm of P1's results, by the inverse order; P1's masks."""
+        """Run SecurePerm of P1's results, with the inverse permutation; return P1's masks."""
         q0, q1 = self.pad(P1, (2, results), "q", number)
         self._send(P0, number, (q0[_back(order, results)] - q1, ring))
         return q0, q1
@@ -906,14 +928,14 @@ class Role(Engine):
     def _found(
         self, mine: Tensor, shared: Shared, function: Function, bits: int, ring: int, where: str
     ) -> Tensor:
-        """At P1: evaluate a function on the values it sees, in the ring."""
+        """At P1, evaluate a function on the values that P1 sees; return elements of the ring."""
         values = self._seen(mine, shared, where).reshape(shared.share.shape)
         return self.encode(function(values), bits, where, ring - 1 - bits).reshape(-1)
 
     def _seen(
         self, elements: Tensor, shared: Shared, where: str, what: str = "permuted values"
     ) -> Tensor:
-        """Return the values that P1 sees, as reals."""
+        """Return the values that P1 sees as real numbers, and count them in the leakage ledger."""
         self.leakage.count(what, where, elements.numel(), elements.numel())
         values = self.decode(elements, shared)
         require_integer_bits(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
@@ -922,7 +944,7 @@ class Role(Engine):
         return values
 
     def _watched(self, number: int, *opened: tuple[Tensor, Shared]) -> None:
-        """Return masked values as reals for leakage measurements, and the tensors they mask."""
+        """Pass masked values, as real numbers, to `watch`, for leakage measurements."""
         if self.watch is not None:
             for index, each in enumerate(opened):
                 self.watch(f"opened {number} {index}", self.decode(*each))
@@ -947,14 +969,17 @@ class Role(Engine):
         return found
 
     def _kept(self, draw: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor that is drawn offline and read online."""
+        """Draw a tensor in the offline phase, and read the same tensor in the online phase."""
         if self.offline:
             self._keep(drawn := draw())
             return drawn
         return self._take()
 
     def _as_sent(self, elements: Tensor) -> Tensor:
-        """Return elements as the other party receives them; both then continue with equal ones."""
+        """Return elements as the other party receives them.
+
+        Both parties then continue with equal elements.
+        """
         return elements
 
     def _send(self, peer: int, number: int, *parts: Sent) -> None:
@@ -983,12 +1008,12 @@ class Role(Engine):
 
 
 class LocalRoles(LocalParties[Role]):
-    """The three as threads of this process.
+    """The three parties as threads of this process.
 
     Args:
-        form: the same for all.
+        form: parameters of the protocols, equal at all parties.
         terms: terms that the parties compare before they begin.
-        timeout_s: most seconds that a party waits for a message.
+        timeout_s: seconds that a party waits for a message.
     """
 
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
@@ -999,7 +1024,7 @@ class LocalRoles(LocalParties[Role]):
 
 
 def _rounded(share: Tensor, bits: int) -> Tensor:
-    if share.is_floating_point():  # floats are not truncated
+    if share.is_floating_point():  # floats have no ring, and are not truncated
         return share
     return share + ((1 << bits) >> 1) >> bits
 
@@ -1018,14 +1043,14 @@ def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Ten
 
 
 def _back(order: Tensor, results: int) -> Tensor:
-    """The inverse order; of pairs, that of their first elements."""
+    """Return the inverse permutation; for pairs, that of their first elements."""
     back = torch.empty(results, dtype=torch.int64)
     back[order[:results]] = torch.arange(results)
     return back
 
 
 def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tensor:
-    """Return a permutation per vector, by sort keys of 40 bits, for up to 2^24 elements."""
+    """Return a permutation of each vector, by sort keys of 40 bits, for up to 2^24 elements."""
     keys = pads.elements64(rows * width, "inside", number).reshape(rows, width)
     low = np.uint64((1 << 24) - 1)
     keys = keys & ~low | np.arange(width, dtype=np.uint64)
@@ -1034,12 +1059,12 @@ def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tenso
 
 
 def indices_within(order: Tensor, rows: int) -> Tensor:
-    """Indices within each row, of an order of "rows"."""
+    """Return the indices within each row, from a permutation of kind "rows"."""
     return order.reshape(rows, -1) % (order.numel() // rows)
 
 
 def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Uniform sets from uniform words; bool of those axes."""
+    """Make uniform sets from uniform words; bool of these axes."""
     words, count = elements.numpy().view(np.uint8), shape[0] * shape[1]
     return torch.from_numpy(np.unpackbits(words, count=count) > 0).reshape(shape)
 

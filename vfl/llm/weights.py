@@ -1,8 +1,8 @@
-"""Each party's part of the shared weights, in blocks of rows; memory never holds all.
+"""Each party's part of the shared weights, in blocks of rows, so that memory never holds all.
 
 The model owner (P0) keeps its weights as integers, mapped from a file. P1 stores them masked and
-packed, and reads one block at a time. P2 stores one seed per matrix and draws the mask from it for
-each dealing.
+packed, and reads one block at a time. P2 stores one seed per matrix, and draws the mask from the
+seed for each dealing.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from vfl.mpc.ring import ELEMENT_BITS, matmul, reads_in_place
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
-#: Elements per block, in whole rows; with 8 bytes each they fit a processor's cache.
+#: Largest number of elements per block of whole rows; with 8 bytes each, a block fits a processor's
+#: cache.
 BLOCK = 1 << 18
-#: Types of stored weights, the smallest first.
+#: Types of stored weights, the smallest type first.
 _TYPES = (torch.int16, torch.int32, torch.int64)
 
 
 class Matrix(Protocol):
-    """A matrix of ring elements that is made, or read, a block of rows at a time."""
+    """Interface of a matrix of ring elements that is made or read in blocks of rows."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Axes (rows, columns)."""
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield each block's first row and rows, int64 of axes (rows, columns), in order."""
+        """Yield the number of each block's first row and the block's rows, int64, in order."""
 
 
 def spans(shape: Sequence[int]) -> list[tuple[int, int]]:
-    """Yield the first row and the end of each block of a matrix.
+    """Return the first row and the end of each block of a matrix.
 
     >>> spans((1000, 1024))
     [(0, 256), (256, 512), (512, 768), (768, 1000)]
@@ -66,14 +67,14 @@ class Whole:
         return rows, columns
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; the type has fewer bits if the weights are stored so."""
+        """See `Matrix`; elements have fewer bits than int64 if they are stored so."""
         for start, end in spans(self.shape):
             yield start, self.elements[start:end]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A uniform mask that is generated from its seed (AES-128 in counter mode).
+    """A uniform mask that is drawn from its seed (AES-128 in counter mode).
 
     It masks one matrix, once: a new sharing of the weights has a new seed.
 
@@ -106,14 +107,14 @@ class Packed:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each block."""
+        """Size of each block, in bytes."""
         columns = self.shape[1]
         return [
             packed_bytes((end - start) * columns, self.bits) for start, end in spans(self.shape)
         ]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; zeros above the bits."""
+        """See `Matrix`; bits above the packed bits are zero."""
         for (start, end), piece in zip(spans(self.shape), self.pieces(), strict=True):
             count = (end - start) * self.shape[1]
             elements = unpack_elements(memoryview(piece), count, self.bits)
@@ -127,7 +128,7 @@ class LayerShape(NamedTuple):
         name: name of the layer.
         shape: (inputs, outputs).
         bits: fraction bits of a weight.
-        ring: bits of an element of the products with it.
+        ring: number of bits of an element of the products with this layer.
     """
 
     name: str
@@ -138,14 +139,15 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A weight of P0's, after initialisation.
+    """A linear layer with P0's weights, as one party has it after the initialisation.
 
     Attributes:
-        layer: name, axes and bits.
-        weight, bias: only at P0; the weight has the smallest type that fits it.
-        masked: E = X - U, only at P1; with floats and in tests it may be a tensor, like the next
-            one.
-        mask: U, only at P2.
+        layer: name, axes and numbers of bits of the layer.
+        weight, bias: weight and bias at P0, None elsewhere; the weight has the smallest type that
+            fits it.
+        masked: E = X - U at P1, None elsewhere. With floats and in tests it may be a tensor; the
+            same holds for `mask`.
+        mask: U at P2, None elsewhere.
         turned: whether inputs and outputs are exchanged, as in a decoder's head that shares the
             embedding's weights.
     """
@@ -164,23 +166,23 @@ class Constant:
         return (outputs, inputs) if self.turned else (inputs, outputs)
 
     def of(self, role: int) -> Matrix | Tensor:
-        """Return a role's factor in multiplications."""
+        """Return the factor with which a role multiplies."""
         found = {P0: self.weight, P1: self.masked, P2: self.mask}[role]
         assert found is not None, "each role has its own factor"
         return found
 
     def transposed(self) -> Constant:
-        """The same weights with inputs and outputs exchanged, without a bias."""
+        """Return the same weights with inputs and outputs exchanged, without a bias."""
         return replace(self, bias=None, turned=not self.turned)
 
 
 def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) -> Tensor:
-    """The product in the ring, a block of the right operand at a time.
+    """Return the product in the ring, computed one block of the right operand at a time.
 
     Args:
         left: int64, axes (rows, inner).
         right: axes (inner, columns), or (columns, inner) if turned.
-        turned: whether the transposed matrix is meant.
+        turned: whether the right operand is to be transposed.
 
     >>> two = Whole(torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
     >>> multiplied(torch.tensor([[1, 10]]), two).tolist()
@@ -189,7 +191,7 @@ def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) ->
     [[21, 43]]
     """
     if isinstance(right, Tensor) and not turned and reads_in_place(len(left), right):
-        return matmul(left, right)  # blocks only limit copies
+        return matmul(left, right)  # blocks only limit the copies that are made
     matrix = Whole(right) if isinstance(right, Tensor) else right
     rows, columns = matrix.shape
     if turned:
@@ -219,7 +221,7 @@ def room_for(weight: Tensor, bits: int) -> Tensor:
 
 
 class WeightStore:
-    """One party's part of a sharing of the weights, a sealed file a matrix.
+    """One party's part of a sharing of the weights, in one sealed file per matrix.
 
     Args:
         folder: folder of this sharing; only its owner may read it.
@@ -232,7 +234,7 @@ class WeightStore:
         private_folder(folder)
 
     def put(self, constant: Constant) -> Constant:
-        """Store a party's part of a layer; return it as read from its file."""
+        """Store a party's part of a layer; return the part as read from its file."""
         name = constant.layer.name
         if isinstance(constant.masked, Packed):
             self._write(f"{name}.masked", constant.masked.pieces())
