@@ -142,19 +142,19 @@ def beside(figure: float, ratio: float, digits: int = 2) -> str:
 
 
 def middle(rows: Sequence[Any], *names: str) -> dict[str, float]:
-    """Return the median over turns of some of their metrics, by name."""
+    """Return the median, over all turns, of some metrics of the rows, by name."""
     return {name: median(getattr(row, name) for row in rows) for name in names}
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
-    """Return the seconds of one call, by a given clock."""
+    """Return the seconds that one call takes, measured by a clock."""
     began = clock()
     call()
     return clock() - began
 
 
 def cpu_s(pid: int) -> float:
-    """Return a process's CPU seconds so far; 0 without /proc, or after its end."""
+    """Return a process's CPU seconds so far; 0 without /proc or after the process's end."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -166,7 +166,7 @@ def family(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants, as far as /proc lists them."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             for child in thread.read_text().split():
                 yield from family(int(child))
 
@@ -179,11 +179,11 @@ def called(pid: int) -> str:
 
 
 def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = "status") -> int:
-    """Return a figure of /proc about a process, "VmRSS" now or "VmHWM" at its peak.
+    """Return a memory value of a process from /proc: "VmRSS" is the present one, "VmHWM" the peak.
 
-    It is 0 without /proc.
+    The value is 0 if there is no /proc.
 
-    `getrusage` would start from the peak of the process that started this one.
+    `getrusage` is not used, because its peak includes the process that started this one.
     """
     path = Path(f"/proc/{pid}/{file}")
     text = path.read_text() if path.exists() else ""
@@ -192,7 +192,7 @@ def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = 
 
 
 def forget_peak(pid: int | Literal["self"] = "self") -> None:
-    """Reset "VmHWM" of a process to its present use; without /proc do nothing."""
+    """Reset the peak "VmHWM" of a process to its present memory; without /proc, do nothing."""
     path = Path(f"/proc/{pid}/clear_refs")
     if path.exists():
         path.write_text("5")
@@ -241,7 +241,7 @@ def _add(options: ArgumentParser, argument: inspect.Parameter, about: str) -> No
 
 
 def _called(kind: Any) -> str:
-    """Return the placeholder of a value in the help."""
+    """Return the placeholder that the help shows for a value."""
     if get_origin(kind) is Literal:
         return "{" + ",".join(get_args(kind)) + "}"
     return {int: "N", OrZero: "N", float: "X", Path: "PATH", Wan: "LINE"}.get(kind, "NAME")
@@ -252,7 +252,7 @@ def _spelled(default: Any) -> str:
 
 
 def _reader(kind: Any, least: int) -> Callable[[str], Any]:
-    """Return the parser of one value of an option."""
+    """Return the function that parses one value of an option."""
     if kind is Wan:
         return lambda text: Wan.parse(text) if text else None
     if kind is int:

@@ -32,26 +32,26 @@ from benchmarks.worker import BenchmarkWorker, Endpoint, Parent
 from vfl.config.toml import Settings
 
 COUNTS, STEPS, REPEATS, WARMUP_STEPS = (2, 8, 64), 40, 3, 5
-#: Number of processes that play the feature parties.
+#: Number of processes that run the feature parties.
 _HOSTS = 2
 
 
 class Parts(Settings):
-    """Parties of a process: the label party, or feature parties, a thread each."""
+    """Parties that a process runs: the label party, or a thread for each feature party."""
 
     jobs: list[StepJob]
 
 
 class HubRow(Settings):
-    """One number of parties, medians over the turns.
+    """Cost of a step for one number of parties; medians over the turns.
 
     Attributes:
         parties: number of feature parties.
-        wan: every party's line; "" on the loopback.
-        wall_ms: wall time of a step, at the label party.
-        cpu_ms: CPU time of a step, in the label party's process.
-        cpu_a_party_us: the same for each feature party.
-        limit_ms: time of a step over the lines alone; 0 on the loopback.
+        wan: network link of every party; "" on the loopback interface.
+        wall_ms: wall time of a step at the label party, in milliseconds.
+        cpu_ms: CPU time of a step in the label party's process, in milliseconds.
+        cpu_a_party_us: CPU time of a step per feature party, in microseconds.
+        limit_ms: least time of a step that the network links allow; 0 on the loopback interface.
     """
 
     parties: int
@@ -68,12 +68,12 @@ def bench_hub(
     steps: int = STEPS,
     repeats: int = REPEATS,
 ) -> list[HubRow]:
-    """Measure a label party with many feature parties, over TLS.
+    """Measure a label party that trains with many feature parties over TLS.
 
     Args:
-        parties: numbers of feature parties, of 2, 4, 8, 16, 32 and 64.
-        wan: every party's line, such as 40ms; None is the loopback.
-        steps: timed steps of a turn.
+        parties: numbers of feature parties to measure, among 2, 4, 8, 16, 32 and 64.
+        wan: network link of every party, such as 40ms; None means the loopback interface.
+        steps: number of timed steps in a turn.
         repeats: number of turns.
     """
     turns: dict[int, list[Measurement]] = {count: [] for count in parties}
@@ -128,7 +128,7 @@ def _row(count: int, turns: Sequence[Measurement], job: StepJob, wan: Wan | None
 
 
 def work(parent: Parent) -> None:
-    """Play the parties of the received job."""
+    """Run the parties that the received job names."""
     for parts in parent.each(Parts):
         setups = [Setup(job) for job in parts.jobs]
         if parts.jobs[0].party == LABEL_PARTY:

@@ -45,8 +45,8 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "leaderboard"
 TASKS = ("bank_marketing", "credit_default", "fashion_mnist", "review_polarity")
-#: Measured mean seconds of a cell on one core with a light pack. A heavy pack takes a multiple on
-#: an undefended victim (both tables taken as alike). GB of memory.
+#: Measured mean seconds of a cell on one core with a light pack of attacks. Factor by which a heavy
+#: pack takes longer on an undefended victim (the same for both tables). Memory of a process in GB.
 SECONDS = {
     "bank_marketing": 7.4, "credit_default": 5.5, "fashion_mnist": 26, "review_polarity": 9.2,
 }  # fmt: skip
@@ -57,7 +57,7 @@ GIGABYTES = 1.1
 def grid_of(
     task: str, pack: str, seeds: Sequence[int], defenses: Sequence[str] | None = None
 ) -> Study:
-    """Return the grid of one task with a pack of attacks, for some or all of its defenses."""
+    """Return the grid of a task with a pack of attacks, for all of its defenses or some of them."""
     file = FOLDER / f"{task}.toml"
     settings = grid_settings_of(read_checked(file, [])[0])
     attacks = [pack if one == "light" else one for one in settings.attacks]
@@ -68,7 +68,7 @@ def grid_of(
 
 
 def entries_of(path: Path) -> list[LeaderboardEntry]:
-    """The leaderboard of one task."""
+    """Return the leaderboard entries of one task."""
     grid = LoadedGrid(GridFolder(path))
     settings = grid_settings_of(grid.experiment)
     measure = fitting_measure(grid.records, settings.measure)
@@ -81,7 +81,7 @@ Row = Mapping[str, str]
 
 
 def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
-    """Return the row of one task's trained and attacked cells."""
+    """Return the row that counts the trained and attacked cells of one task."""
     grid, results = LoadedGrid(GridFolder(path)), Results.of(path)
     settings = grid_settings_of(grid.experiment)
     victims = [cell for cell in grid.cells if cell.victim != BASELINES]
@@ -106,7 +106,7 @@ def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 
 def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dict[str, Any]]:
-    """The worst attack on each defense at each number of leaked labels, as shares."""
+    """Yield the strongest attack on each defense for each number of leaked labels; fractions."""
     for entry in entries:
         for one in entry.standings:
             less = entry.difference
@@ -133,7 +133,7 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
 
 
 def access_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the worst attack on each defense by the attacker's access, as shares."""
+    """Yield, as fractions, the strongest attack on each defense for each access of the attacker."""
     grid = LoadedGrid(GridFolder(path))
     settings = grid_settings_of(grid.experiment)
     measure = fitting_measure(grid.records, settings.measure)
@@ -156,12 +156,12 @@ FILES = ("", "_tasks", "_access")
 
 
 def beside(page: Path, kind: str) -> Path:
-    """Return the file beside a page that stores one kind of rows in FILES."""
+    """Return the file beside a page that stores one kind of rows, a key of FILES."""
     return page.with_name(f"{page.stem}{kind}.csv")
 
 
 def store_rows(paths: Sequence[Path], page: Path) -> None:
-    """Write the rows of some tasks' grids beside the page; keep the other tasks' rows."""
+    """Write the rows of some tasks' grids beside the page; keep the rows of other tasks."""
     new: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
     for path in paths:
         if entries := entries_of(path):
@@ -180,18 +180,19 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
 # --- page -----------------------------------------------------------------------------------------
 
 LINES = 4
-#: The first of the attacks that read gradients of all epochs.
+#: The first attack in the list of attacks that read the gradients of all epochs.
 ACCUMULATED = "gradient_mixture"
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Stored rows of one task.
+    """The stored rows of one task.
 
     Attributes:
-        about: its row of `leaderboard_tasks.csv`.
-        worst: for each defense the row at its worst number of leaked labels, best protected first.
-        cuts: the same for an attacker with cuts only, by defense.
+        about: the task's row of `leaderboard_tasks.csv`.
+        worst: for each defense, its row with the worst number of leaked labels; the best protected
+            defense comes first.
+        cuts: for each defense, its row for an attacker that has only cuts.
     """
 
     about: Row
@@ -216,17 +217,17 @@ class Board:
 
     @property
     def defended(self) -> list[Row]:
-        """Rows of defenses, without the undefended model's."""
+        """Rows of all defenses; the row of the undefended model is left out."""
         return [row for row in self.worst if row["defense"] != UNDEFENDED]
 
     @property
     def undefended(self) -> Row:
-        """The undefended model's row."""
+        """Row of the undefended model."""
         return next(row for row in self.worst if row["defense"] == UNDEFENDED)
 
     @property
     def safe(self) -> list[str]:
-        """Defenses that are not shown to leak."""
+        """Names of the defenses that are not shown to leak."""
         return [row["defense"] for row in self.defended if row["verdict"] != "leaks"]
 
 
@@ -249,7 +250,7 @@ def _note(boards: Sequence[Board]) -> str:
 
 
 def summaries(boards: Sequence[Board]) -> Iterator[str]:
-    """The answer of all tasks, a line a task."""
+    """Yield the summary of all tasks: the answer, and a line for each task."""
     head = ["task", "undefended", "its leak", "shown to leak", "not shown to leak"]
     lines = [
         [
@@ -275,7 +276,7 @@ def summaries(boards: Sequence[Board]) -> Iterator[str]:
 
 
 def _by_cause(failed: str) -> str:
-    """Victims that failed, counted by cause.
+    """Return how many victims failed, by cause.
 
     >>> _by_cause("x seed=0: it ends; x seed=1: it ends")
     '2 victims, it ends'
@@ -315,7 +316,7 @@ PAGE = StudyPage("Leaderboard: which defense holds against what", _note, summari
 
 
 def write_page(page: Path, measured: bool = True) -> list[dict[str, str]]:
-    """Write the page from its stored rows; return those rows."""
+    """Write the page from the stored rows, and return these rows."""
     rows = rows_stored(page.with_suffix(".csv"))
     there = {row["task"] for row in rows}
     PAGE.write(page, [Board.of(page, task) for task in TASKS if task in there], measured)
@@ -332,17 +333,17 @@ def bench_leaderboard(
     plan: bool = False,
     redraw: bool = False,
 ) -> Sequence[dict[str, Any]]:
-    """Run the missing cells of the reference grid and write its page.
+    """Run the missing cells of the reference grid, and write its page.
 
     Args:
-        tasks: files of examples/leaderboard.
+        tasks: names of files of examples/leaderboard.
         attack: the pack.
         seeds: number of seeds; each defense has one victim per seed.
-        jobs: cells at a time, a process each.
-        out: folder of the grids.
-        page: the page; its rows are in CSV files next to it.
-        plan: print time and memory; train nothing.
-        redraw: write the page from stored rows; train nothing.
+        jobs: number of simultaneous cells, each in its own process.
+        out: folder for the grids.
+        page: file of the page; its rows are in CSV files next to it.
+        plan: only print the expected time and memory, without training.
+        redraw: only write the page from stored rows, without training.
     """
     tasks = TASKS if tasks is None else tasks
     for task in tasks:
@@ -364,7 +365,7 @@ def bench_leaderboard(
 
 
 def rows_stored(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as text; none if there is no file."""
+    """Return the rows of a CSV file as texts; an empty list if there is no file."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8", newline="") as opened:
@@ -372,7 +373,7 @@ def rows_stored(file: Path) -> list[dict[str, str]]:
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """Number of rows."""
+    """Return the number of rows as text."""
     return f"{len(rows)} rows"
 
 

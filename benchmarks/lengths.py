@@ -53,17 +53,17 @@ WIDTH, BATCH, ROWS, ONE_CLASS, MIXED = 64, 64, 6000, 16, 256
 
 @dataclass(frozen=True)
 class Lengths:
-    """Frames of one codec with one padding; mean bytes, headers included.
+    """Mean lengths of a codec's frames with one padding, in bytes, and their leakage.
 
     Attributes:
         codec: spec of the codec.
-        pad: ``no``, ``query``, or ``sizes``: every frame is padded to one of a few agreed sizes,
-            which ``pad=always`` does only for training frames; computed here from the lengths of
-            ``no``.
-        single_auc, single_bytes: results for queries of one row.
-        class_auc, class_bytes: results for queries of 16 rows of one class.
+        pad: ``no``, ``query`` or ``sizes``. With ``sizes``, every frame is padded to one of a few
+            agreed sizes, which ``pad=always`` does only for training frames; the benchmark computes
+            it from the lengths with ``no``.
+        single_auc, single_bytes: AUC and mean bytes for queries of a single row.
+        class_auc, class_bytes: AUC and mean bytes for queries of 16 rows of one class.
         mixed_bytes: mean bytes for queries of 256 rows.
-        train_auc, train_bytes: results for the cuts of training batches of 64 rows.
+        train_auc, train_bytes: AUC and mean bytes for the cuts of training batches of 64 rows.
     """
 
     codec: str
@@ -78,13 +78,13 @@ class Lengths:
 
 
 def digits() -> tuple[pd.DataFrame, np.ndarray]:
-    """Load pictures of 64 pixels; the classes are the ten digits."""
+    """Load pictures of digits with 64 pixels; the classes are the ten digits."""
     pictures, labels = read_digits()
     return pd.DataFrame(pictures.reshape(len(pictures), -1)).rename(columns=str), labels
 
 
 def bank_marketing() -> tuple[pd.DataFrame, np.ndarray]:
-    """Load customers of a bank in a drawn order; the class is whether a customer bought."""
+    """Load customers of a bank in random order; the class is whether a customer bought."""
     file = Path(os.environ.get("VFL_DATA", "")) / "bank-marketing" / "bank-full.csv.gz"
     if not file.is_file():
         raise MissingDataError("the table does not exist", got=str(file), fix="set VFL_DATA")
@@ -103,11 +103,11 @@ def bench_lengths(
     codec: Sequence[harness.Whole] = SPECS,
     epochs: int = 20,
 ) -> list[Lengths]:
-    """Measure the information in frame lengths, and the cost of hiding it.
+    """Measure how much frame lengths disclose, and what hiding them costs.
 
     Args:
-        data: name of the table.
-        codec: codecs to measure, without pad; may be repeated.
+        data: name of the data set.
+        codec: codecs to measure, without the option pad; may be repeated.
         epochs: epochs of each training.
     """
     use_one_thread()
@@ -124,7 +124,7 @@ def bench_lengths(
 
 
 class Sent:
-    """An observer of a link that sees only lengths."""
+    """An observer of a link who sees only the lengths of frames."""
 
     def __init__(self) -> None:
         self.frame_bytes: dict[Kind, list[int]] = defaultdict(list)
@@ -222,7 +222,7 @@ def _frame_bytes(
 
 
 def _whole(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """Split rows into groups of equal size; a remainder is omitted."""
+    """Split rows into groups of equal size; the remaining rows are left out."""
     return list(rows[: len(rows) // size * size].reshape(-1, size))
 
 
@@ -233,7 +233,7 @@ def _best_auc(lengths: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _batch_auc(lengths: np.ndarray, batches: Sequence[np.ndarray], classes: int) -> float:
-    """Return the AUC for batches of full size in the second half."""
+    """Return the AUC for full batches in the second half of the training."""
     late = [at for at in range(len(batches) // 2, len(batches)) if len(batches[at]) == BATCH]
     areas = [0.5]
     for one in range(classes):

@@ -55,23 +55,23 @@ _MB = 1e6
 
 
 class LlmRow(Settings):
-    """Cost of questions to one system on one line.
+    """Cost of questions to one system over one network link.
 
     Attributes:
         system: "vfl", "plain torch" or another system.
-        line: line, such as "80mbps,40ms", or "loopback".
-        first_s, next_s: seconds to the first token, and between two later ones; medians.
+        line: network link, such as "80mbps,40ms", or "loopback".
+        first_s, next_s: median seconds to the first token, and between two later tokens.
         offline_s, offline_mb: seconds and megabytes of dealing for one token of an answer; None if
             the measured time includes dealing.
         first_mb, next_mb: megabytes to the first token and between two later ones. For vfl: frames
             of user and owner, headers included. For other systems: bytes of user and owner, headers
                 included; for other systems, the bytes at their interfaces with packet headers; None
                 if they are not counted.
-        messages: online messages of the whole answer.
-        framing: share of network bytes of a question that are not frames; None if they are not
+        messages: number of online messages for the whole answer.
+        framing: fraction of a question's network bytes that are not frames; None if they are not
             counted.
-        same, of: tokens that are plain torch's, and all.
-        error: the largest of a score.
+        same, of: number of tokens that equal plain torch's tokens, and number of all tokens.
+        error: largest error of a score.
     """
 
     system: str
@@ -90,16 +90,17 @@ class LlmRow(Settings):
 
 
 class NextTokens(Settings):
-    """The token after each of some prompts, compared with the model in float64.
+    """The next token after each of several prompts, compared with the model in float64.
 
     Attributes:
         system: "vfl, fast", "vfl, thesis", or "plain torch" in float32.
-        same, of: tokens that are the model's, and all.
-        error: largest error of a logit; for vfl of the sorted logits, because their order is
+        same, of: number of tokens that equal the tokens of the float64 model, and number of all
+            tokens.
+        error: largest error of a logit; for vfl, of the sorted logits, because their order is
             secret.
-        deviation: root of the mean square of all these.
-        margins: distance from the best logit for each token that differs.
-        near: share of the prompts whose two best logits are less than `error` apart.
+        deviation: root mean square of these errors.
+        margins: for each token that differs, the difference of its logit from the best logit.
+        near: fraction of the prompts whose two best logits differ by less than `error`.
     """
 
     system: str
@@ -112,13 +113,13 @@ class NextTokens(Settings):
 
 
 class Begin(Settings):
-    """First message to the user's process: its folder, the others' addresses, the dealing.
+    """First message to the user's process: folder, addresses of the other parties, and dealing.
 
     Attributes:
-        folder, model: the user's, and the weights to compare with.
-        addresses: addresses at which the user reaches owner and dealer.
-        prompt_tokens, count, questions: numbers of tokens and questions to deal for; also once for
-            an answer of one token.
+        folder, model: the user's folder, and the folder of the weights for comparison.
+        addresses: addresses at which the user reaches the owner and the dealer.
+        prompt_tokens, count, questions: number of prompt tokens, of answer tokens and of questions
+            for which material is dealt. Material for one answer of a single token is dealt too.
     """
 
     folder: str
@@ -130,19 +131,19 @@ class Begin(Settings):
 
 
 class Question(Settings):
-    """The next question."""
+    """Message with the next question."""
 
     prompt: list[int]
     count: int
 
 
 class Answer(Settings):
-    """Result of the user's process.
+    """Result of a question in the user's process.
 
     Attributes:
         tokens: token ids of the answer.
-        seconds: seconds from the call to the first token, then from token to token.
-        error: the largest of a score, against plain torch on the same tokens.
+        seconds: seconds from the call to the first token, then from each token to the next.
+        error: largest error of a score, compared with plain torch on the same tokens.
         phases: phases of `vfl.llm.parties.Reply`.
     """
 
@@ -153,7 +154,7 @@ class Answer(Settings):
 
 
 def work(parent: Parent) -> None:
-    """The user's process."""
+    """Run the user's process."""
     begin = parent.get(Begin)
     plain, file = load_pretrained(Path(begin.model)), read_llm_file(Path(begin.folder))
     assert isinstance(plain, Decoder), "tokens are counted"
@@ -201,24 +202,25 @@ def bench_llm(
     next_tokens: int = 0,
     text: Path | None = None,
 ) -> Sequence[LlmRow | NextTokens]:
-    """Measure vfl llm over TLS and other systems, on the loopback and a given line.
+    """Measure vfl llm over TLS, and other systems, on the loopback and on a given network link.
 
     Args:
-        model: folder of a decoder; by default a small random one.
+        model: folder of a decoder; by default, a small random decoder.
         wan: the line.
-        questions: asked of ours.
-        prompt_tokens: tokens of each question.
+        questions: number of questions to vfl.
+        prompt_tokens: number of tokens of each question.
         count: number of tokens to answer.
-        network: means by which the line is made.
-        peer: another system and its Python: spu=PATH or crypten=PATH.
-        turns: number of questions, of each of which other systems compute two tokens.
-        next_tokens: number of prompts whose next tokens are compared; the benchmark then measures
-            nothing else.
-        text: a file with the prompts for next tokens.
+        network: kind of emulated network for the network link.
+        peer: another system and the Python interpreter that has it: spu=PATH or crypten=PATH.
+        turns: number of questions for which the other systems compute two tokens each.
+        next_tokens: number of prompts whose next tokens are compared; with it, the benchmark
+            measures nothing else.
+        text: file with the text from which the prompts for next tokens are cut.
 
     Raises:
-        BadOptionError: next tokens of no model.
-        ConfigError: other systems, and a decoder of other parts than their programs have.
+        BadOptionError: next tokens are requested without a model.
+        ConfigError: other systems are requested for a decoder with parts that their programs do not
+            know.
     """
     use_one_thread()
     if next_tokens:
@@ -248,13 +250,13 @@ def bench_llm(
 
 
 class _Bench:
-    """All systems in one network.
+    """All systems on one network.
 
     Args:
-        folder: folder of the project, and of arrays for other systems.
+        folder: folder for vfl's project, and for the arrays of other systems.
         model: folder of the weights.
-        plain: the model itself.
-        network: network of the parties.
+        plain: the model itself, for plain torch.
+        network: network that connects the parties.
         prompts: prompts of all questions.
         count: number of tokens to answer.
     """
@@ -273,7 +275,7 @@ class _Bench:
         self._line = "loopback" if network.kind == "loopback" else str(network.wan)
 
     def measured(self, others: Sequence[System], turns: int) -> list[LlmRow]:
-        """A row a system."""
+        """Measure all systems, and return a row for each."""
         with ExitStack() as held:
             user = self._user(held)
             running = {
@@ -298,7 +300,7 @@ class _Bench:
         return [*rows, self._alone()]
 
     def _user(self, held: ExitStack) -> BenchmarkWorker:
-        """The project's parties, started; material is dealt."""
+        """Start vfl's parties and deal the material; return the user's process."""
         network, ports = self._network, [each.rpartition(":")[2] for each in free_addresses(2)]
         standing: dict[LlmParty, str] = {"owner": ports[0], "dealer": ports[1]}
         at = {name: NAMES[ROLES[name]] for name in PARTIES}
@@ -311,7 +313,8 @@ class _Bench:
             owner=listening["owner"],
             dealer=listening["dealer"],
             limits={"max_tokens": len(self._prompts[0]) + self._count},
-            dealer_counts=False,  # what is compared is the computation, between two parties
+            # The comparison covers only the computation between the two parties.
+            dealer_counts=False,
             **needed_bits(self._plain),
         )
         start_standing(project, held, lambda name: network.command(at[name]))
@@ -332,7 +335,7 @@ class _Bench:
         return worker
 
     def _ask(self, user: BenchmarkWorker, prompt: list[int], count: int) -> tuple[Answer, int]:
-        """Return the network traffic too."""
+        """Ask a question; return the answer and the number of sent bytes."""
         before = sum(self._network.bytes_sent().values())
         user.put(Question(prompt=prompt, count=count))
         return user.get(Answer), sum(self._network.bytes_sent().values()) - before
@@ -340,7 +343,7 @@ class _Bench:
     def _others(
         self, running: dict[str, RunningSystem], number: int, prompt: list[int]
     ) -> list[dict[str, list[Run]]]:
-        """Measure the first token, and one in the middle of the answer."""
+        """Measure the first token, and a token in the middle, on the other systems."""
         middle = self._plain.generate(prompt, self._count)[: self._count // 2]
         found = []
         for text, past in ((prompt, 0), (prompt + middle, len(prompt) + len(middle) - 1)):
@@ -396,7 +399,7 @@ class _Bench:
         )
 
     def _alone(self) -> LlmRow:
-        """Plain torch, in this process."""
+        """Measure plain torch in this process."""
         firsts: list[float] = []
         nexts: list[float] = []
         for prompt in self._prompts:
@@ -413,14 +416,14 @@ class _Bench:
 
 
 def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path: Path) -> Task:
-    """Return another system's task: the token after a text, of which `past` are known.
+    """Return a task for another system: the token after a text, of which `past` tokens are cached.
 
     Args:
         plain: the model.
         text: token ids.
-        past: number of first tokens whose keys and values are cached.
+        past: number of first tokens whose keys and values are already shared.
         name: name of the run.
-        path: file of the arrays.
+        path: path of the file for the arrays.
     """
     shape = plain.shape
     found: dict[str, Tensor] = {}
@@ -475,10 +478,10 @@ def bench_next_tokens(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
 ) -> list[NextTokens]:
-    """Next tokens of both modes and of plain torch, chosen greedily.
+    """Compare next tokens of both modes and of plain torch, chosen greedily.
 
     Args:
-        model: model in float32.
+        model: the model in float32.
         prompts: token ids.
     """
     use_one_thread()
@@ -516,7 +519,7 @@ def _compared(
     wanted: Sequence[Tensor],
     logits: Sequence[Tensor] | None = None,
 ) -> NextTokens:
-    """Return scores minus expected ones, and tokens compared with the best logits."""
+    """Return the errors of the scores, and how the tokens compare with the best logits."""
     errors = torch.stack(list(found)) - torch.stack(list(wanted))
     whole, error = torch.stack(list(logits or wanted)), float(errors.abs().max())
     best, second = whole.topk(2).values.unbind(1)
@@ -534,10 +537,10 @@ def _compared(
 
 
 def cut_prompts(text: str | None, model: Decoder, folder: Path, count: int, length: int) -> Prompts:
-    """Cut prompts at random places of a text by the folder's tokenizer, or random tokens.
+    """Cut prompts at random positions of a text, or draw random tokens if there is no text.
 
     Raises:
-        DataError: the text is shorter than a prompt.
+        DataError: the text is shorter than one prompt.
     """
     draw = generator(0, "next tokens")
     if text is None:
@@ -587,7 +590,7 @@ ANSWERS = harness.table(
 
 
 def shown(rows: Sequence[LlmRow | NextTokens]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     return (NEXT_TOKENS if isinstance(rows[0], NextTokens) else ANSWERS)(rows)
 
 

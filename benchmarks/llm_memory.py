@@ -38,21 +38,24 @@ from vfl.models.decoder import Decoder, DecoderShape
 from vfl.models.pretrained import save_decoder
 
 _POLL_S = 0.02
-#: The user's second process.
+#: Name of the user's second process, which deals.
 SECOND = "user, dealing"
 
 
 class MemoryRow(Settings):
-    """Cost of a phase.
+    """Memory and CPU time of one phase.
 
     Attributes:
-        phase: "sharing and dealing a token", "dealing", "asking beside a dealing", "asking".
-        weights: number of the model's weights.
-        peak_bytes: peak of each process by its party; "user, dealing" is the user's second process.
+        phase: name of the phase: "sharing and dealing a token", "dealing", "asking beside a
+            dealing", "asking".
+        weights: number of weights of the model.
+        peak_bytes: peak memory of each party's process; "user, dealing" is the user's second
+            process.
         cpu_s: CPU time of each process.
-        sent: bytes of sharing the weights divided by their bytes in float32; only for the first
-            phase.
-        same, of: tokens equal to plain torch's, and all tokens; only where the user asks.
+        sent: sent bytes of the shared weights, divided by the bytes of the weights in float32; only
+            for the first phase.
+        same, of: number of tokens that equal plain torch's tokens, and number of all tokens; only
+            for phases in which the user asks.
     """
 
     phase: str
@@ -64,12 +67,12 @@ class MemoryRow(Settings):
     of: int | None = None
 
     def each(self, party: str) -> float:
-        """Return a process's bytes per weight."""
+        """Return a process's peak bytes per weight."""
         return self.peak_bytes[party] / self.weights
 
     @property
     def together(self) -> float:
-        """Bytes per weight of all processes together."""
+        """Peak bytes per weight, summed over all processes."""
         return sum(self.peak_bytes.values()) / self.weights
 
 
@@ -79,13 +82,13 @@ def bench_llm_memory(
     count: int = 24,
     layers: int = 22,
 ) -> Sequence[MemoryRow]:
-    """Measure memory peaks and CPU seconds of a question's phases; compare tokens with torch.
+    """Measure memory peaks and CPU time of a question's phases; compare its tokens with torch.
 
     Args:
-        model: folder of a decoder; by default a random one of TinyLlama-1.1B's shape.
-        question: text to ask, once.
-        count: number of answered tokens.
-        layers: number of blocks of the random decoder; with 22 it has 1.1 billion weights.
+        model: folder of a decoder; by default, a random decoder with the shape of TinyLlama-1.1B.
+        question: text of the question, which is asked once.
+        count: number of tokens to answer.
+        layers: number of layers of the random decoder; with 22 layers it has 1.1 billion weights.
     """
     use_one_thread()
     with ExitStack() as held:
@@ -109,7 +112,7 @@ def bench_llm_memory(
             limits={"max_tokens": len(prompt) + count},
             **needed_bits(plain),
         )
-        del plain  # the parties need the memory
+        del plain  # free the memory, because the parties need it
         measured = _Measured(folder, weights, start_standing(folder, held))
         deal = ("deal", "--prompt-tokens", str(len(prompt)), "--max-tokens")
         ask = ("ask", question, "--max-tokens", str(count), "--json")
@@ -147,12 +150,12 @@ def _random(layers: int) -> Decoder:
 
 
 class _Measured:
-    """The user's commands, while two other processes run.
+    """The user's commands, measured while the owner's and the dealer's processes run.
 
     Args:
         folder: folder of the project.
         weights: number of the model's weights.
-        standing: ids of the processes of owner and dealer.
+        standing: process ids of owner and dealer.
     """
 
     said = ""
@@ -161,7 +164,7 @@ class _Measured:
         self._folder, self._weights, self._standing = folder, weights, standing
 
     def phase(self, name: str, **commands: Sequence[str]) -> MemoryRow:
-        """Run commands of the user at once; the first one's output becomes `said`."""
+        """Run several commands of the user at once; the first command's output becomes `said`."""
         before = {party: harness.cpu_s(pid) for party, pid in self._standing.items()}
         for pid in self._standing.values():
             harness.forget_peak(pid)

@@ -3,9 +3,9 @@
 The three parties are threads of this process, on one core. A first token requires the parties to
 process the whole question; a next token, to process one token of each text. The time over a network
 link is computed. It is the online processor time, plus the time to send all bytes one after the
-other, plus half a round trip for each message. In speculative decoding (Leviathan et al. 2023), a
-round with k - 1 drafted tokens costs as much as the first token of a text of k tokens, plus the
-scores of k - 1 more tokens.
+other, plus half a round trip for each message. Speculative decoding (Leviathan et al. 2023) drafts
+k - 1 tokens in a round. Such a round costs as much as the first token of a text of k tokens, plus
+the scores of k - 1 more tokens.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _MB = 1e6
 
 
 class SizeRow(Settings):
-    """Cost of a token.
+    """Cost of a token for one kind of question.
 
     Attributes:
         texts: number of simultaneous questions.
         prompt_tokens: tokens of a question.
-        token: "first" or "next".
-        online_mb, messages: sent between owner and user, headers included.
-        online_s: processor time of owner and user together.
-        offline_mb, offline_s: megabytes and seconds of dealing, all three parties together.
-        line_s: computed seconds over the line.
-        same, of: tokens of plain torch, and all tokens.
+        token: kind of the token, "first" or "next".
+        online_mb, messages: megabytes and messages between owner and user, headers included.
+        online_s: online processor time of owner and user together, in seconds.
+        offline_mb, offline_s: megabytes and seconds of dealing, of all three parties together.
+        line_s: computed seconds over the network link.
+        same, of: number of tokens that equal plain torch's tokens, and number of all tokens.
     """
 
     texts: int
@@ -58,7 +58,7 @@ class SizeRow(Settings):
 
 
 class _Cost(NamedTuple):
-    """Cost of a number of tokens, see `SizeRow`."""
+    """Cost of several tokens; see `SizeRow`."""
 
     online: float
     messages: int
@@ -67,7 +67,7 @@ class _Cost(NamedTuple):
     offline_s: float
 
     def minus(self, other: _Cost) -> _Cost:
-        """Difference to another cost."""
+        """Return the difference from another cost."""
         return _Cost(
             self.online - other.online,
             self.messages - other.messages,
@@ -83,13 +83,13 @@ def bench_llm_sizes(
     texts: Sequence[int] = (1, 4, 16),
     line: Wan | None = None,
 ) -> Sequence[SizeRow]:
-    """Measure first tokens of questions by their length, and next tokens by their number.
+    """Measure first tokens by the length of questions, and next tokens by the number of questions.
 
     Args:
-        model: folder of a decoder; by default a small random one.
-        prompts: lengths of questions whose first tokens are measured.
-        texts: numbers of questions of 5 tokens whose next tokens are measured.
-        line: the line; 80mbps,40ms without.
+        model: folder of a decoder; by default, a small random decoder.
+        prompts: lengths of the questions for which first tokens are measured, in tokens.
+        texts: numbers of simultaneous questions of 5 tokens, for which next tokens are measured.
+        line: network link for the computed times; by default 80mbps,40ms.
     """
     use_one_thread()
     if model is None:
@@ -135,7 +135,7 @@ def _row(line: Wan, texts: int, tokens: int, kind: str, cost: _Cost, same: int, 
 def _asked(
     hidden: PrivateDecoder, plain: Decoder, texts: int, tokens: int, count: int
 ) -> tuple[_Cost, int]:
-    """Deal and ask; the cost, and how many tokens are plain torch's."""
+    """Deal and ask; return the cost, and the number of tokens that equal plain torch's."""
     draw = generator(0, "prompts", texts, tokens)
     prompts = torch.randint(plain.shape.vocabulary, (texts, tokens), generator=draw).tolist()
 
@@ -161,7 +161,7 @@ def _asked(
 
 
 def _sent(hidden: PrivateDecoder, phase: str) -> tuple[int, int]:
-    """Bytes and messages of a phase so far."""
+    """Return the bytes and messages of a phase so far."""
     rows = [row for row in hidden.traffic() if row.phase == phase]
     return sum(row.wire_bytes for row in rows), sum(row.frames for row in rows)
 

@@ -36,7 +36,7 @@ from vfl.session.store.party_folder import own_data
 ROWS, COLUMNS = 1_000_000, 20
 BLOCK_ROWS = 50_000
 BESIDE_BYTES = 64_000_000
-PAGE_BYTES = 1_500_000  # of a column of Parquet, while it is read
+PAGE_BYTES = 1_500_000  # bytes for a column of a Parquet file while it is read
 
 
 IdKind = Literal["text", "number"]
@@ -56,12 +56,13 @@ BATCH_ROWS = 256
 
 
 class Asked(Settings):
-    """Request for one measurement.
+    """Job of one process: the measurement to make.
 
     Attributes:
-        party: name of the table's party.
-        describes: whether to only describe the table, as `vfl init` does.
-        reads_epoch: whether to take all batches of an epoch in blocks, instead of the first only.
+        party: name of the party that has the table.
+        describes: whether to only describe the table, as `vfl init` does, without loading it.
+        reads_epoch: whether to read all batches of an epoch in blocks, instead of only the first
+            batch.
     """
 
     party: PartyFile
@@ -70,13 +71,14 @@ class Asked(Settings):
 
 
 class Peak(Settings):
-    """Result of one measurement.
+    """Result of one measurement in a process.
 
     Attributes:
-        peak_bytes: peak resident memory minus the memory after the imports.
+        peak_bytes: peak resident memory minus the memory after the imports, in bytes.
         load_s: seconds until the data were loaded.
-        load_cpu_s: processor seconds of that.
-        rows_per_cpu_s: rows whose inputs were selected per processor second; 0 if not measured.
+        load_cpu_s: processor seconds until the data were loaded.
+        rows_per_cpu_s: number of rows whose inputs were selected per processor second; 0 if not
+            measured.
     """
 
     peak_bytes: int
@@ -90,10 +92,12 @@ class MemoryRow:
     """One measurement.
 
     Attributes:
-        role: a feature party, a label party with its own inputs, a feature party with a category
-            with gaps and a date, or a label party that describes its table.
-        ids: content of the id column.
-        peak_mb, limit_mb: megabytes (10^6 bytes) above the size after the imports.
+        role: role of the party: a feature party, a label party with inputs of its own, or a label
+            party that only describes its table; "mixed" is a feature party whose columns include a
+            date and a category with gaps.
+        ids: content of the id column: text or numbers.
+        peak_mb, limit_mb: peak and its limit, in megabytes (10^6 bytes) above the memory after the
+            imports.
         load_s: seconds until the data were loaded.
         load_cpu_s, rows_per_cpu_s: see `Peak`.
     """
@@ -108,7 +112,7 @@ class MemoryRow:
 
     @property
     def kept(self) -> bool:
-        """Return whether the peak is within the limit."""
+        """Return whether the peak is at most the limit."""
         return self.peak_mb <= self.limit_mb
 
 
@@ -120,20 +124,21 @@ def bench_memory(
     ids: IdKind | None = None,
     role: Role | None = None,
 ) -> list[MemoryRow]:
-    """Measure the peak memory of a party that loads its table, compared with the limit.
+    """Measure the peak memory of a party that loads its table, and compare it with the limit.
 
     Args:
-        rows: rows of the table; at least 10.
-        columns: number of number columns that are inputs; ids, a label, a category and a date are
-            added.
-        format: format of the file.
-        memory: data.memory of the party, such as 1GiB; its rows are then on disk.
-        ids: measure only text or number ids.
-        role: measure only one party; describing makes no inputs, so it sets no memory.
+        rows: number of rows of the table, at least 10.
+        columns: number of numeric input columns; ids, a label, a category and a date are added to
+            them.
+        format: file format of the table.
+        memory: value of data.memory of the party, such as 1GiB; its rows then stay on disk.
+        ids: measure only this content of the id column, text or number.
+        role: measure only this role; a party that describes its table makes no inputs and has no
+            memory option.
 
     Raises:
-        BadOptionError: there are too few rows, or no such party.
-        UserError: the system does not report the peak of a process.
+        BadOptionError: there are too few rows, or there is no such role.
+        UserError: the operating system does not report the peak memory of a process.
         LostPeerError: a measurement ended early; its standard error says why.
     """
     cases = [
@@ -178,9 +183,9 @@ def _limit_bytes(role: Role, rows: int, columns: int, memory: str | None) -> flo
 
 
 def write_table(path: Path, rows: int, columns: int) -> None:
-    """Write random numbers with both kinds of ids, unordered, and a label; block by block.
+    """Write random numbers, ids of both kinds in random order, and a label, block by block.
 
-    A tenth of the towns is missing.
+    A tenth of the cells of the column "town" is missing.
     """
     draw = np.random.default_rng(0)
     numbers = draw.permutation(rows)
@@ -249,7 +254,7 @@ def measure(asked: Asked) -> Peak:
         return Peak(peak_bytes=harness.resident_bytes("VmHWM") - before, load_s=load_s)
     train = {"shuffle": "blocks" if asked.reads_epoch else "full", "batch_size": BATCH_ROWS}
     content = {"parties": {party.party: {}}, "train": train | {"epochs": 1}}
-    if asked.reads_epoch:  # an evaluation holds the scores of its rows
+    if asked.reads_epoch:  # few test rows, because an evaluation stores the scores of its rows
         content["data"] = {"validation": 0.0, "test": 0.01}
     terms = Terms.of(Experiment.model_validate(content), "train", "memory")
     before = harness.resident_bytes("VmRSS")
@@ -275,7 +280,7 @@ def measure(asked: Asked) -> Peak:
 
 
 def work(parent: Parent) -> None:
-    """Measure once, because a process has only one memory peak."""
+    """Measure once and end, because only a new process has its own memory peak."""
     parent.put(measure(parent.get(Asked)))
 
 

@@ -56,27 +56,28 @@ from vfl.mpc.three_party.network import fixed_point_rate
 TURNS = 5
 _WARM_S = 0.1
 _TALK = Path(__file__).parent / "peers" / "talk.py"
-#: The systems of an adapter, `benchmarks/peers/NAME_peer.py`, and each one's number of parties.
+#: The systems of each adapter, `benchmarks/peers/NAME_peer.py`, with each system's number of
+#: parties.
 PEERS: Mapping[str, Mapping[str, int]] = {
     "spu": {"spu-semi2k": 2, "spu-aby3": 3},
     "crypten": {"crypten": 2},
 }
 
 
-#: The workloads of fast and thesis mode.
+#: The workloads that are measured in fast and thesis mode.
 THREE_PARTY = tuple(name for name, each in WORKLOADS.items() if each.function != "cnn")
-#: Seconds between the order to run and the start, long enough for all parties to receive it.
+#: Seconds between the order to run and the start, long enough for all parties to receive the order.
 _AHEAD_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system and the command of its processes.
+    """A system, and the command that starts each of its processes.
 
     Attributes:
         name: name, such as "spu-semi2k".
         parties: number of its processes.
-        command: command of each process; our own party if empty.
+        command: command of each process; empty for vfl's own parties.
     """
 
     name: str
@@ -84,23 +85,23 @@ class System:
     command: tuple[str, ...] = ()
 
 
-#: The three parties of `vfl.mpc`; they play every system of ours.
+#: The three party processes of `vfl.mpc`, which run all of vfl's modes.
 OURS = System("vfl")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a system.
+    """Costs of one run of a system.
 
     Attributes:
-        milliseconds: time from the first party's start to the last one's end.
-        cpu_ms: CPU time of all parties.
-        offline_ms: longest time of a party's dealing ahead, before the clock.
-        bytes_setup, bytes_offline, bytes_online: bytes of all parties; None if not counted.
-        bytes_interface: bytes that all parties' interfaces sent from the first message of the setup
-            to the end; None if not counted.
-        max_error: largest error against float64 in plaintext.
-        wrong_tokens: for a decoder's step, tokens that differ from plaintext's.
+        milliseconds: milliseconds from the first party's start to the last party's end.
+        cpu_ms: CPU time of all parties in milliseconds.
+        offline_ms: longest time of a party for dealing ahead, which is not part of `milliseconds`.
+        bytes_setup, bytes_offline, bytes_online: bytes that all parties sent; None if not counted.
+        bytes_interface: bytes that all parties' interfaces sent from the first setup message to the
+            end; None if not counted.
+        max_error: largest error, compared with float64 in plaintext.
+        wrong_tokens: for a step of a decoder, number of tokens that differ from plaintext.
     """
 
     milliseconds: float
@@ -116,12 +117,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Result of a system in one turn.
+    """Result of one turn of a system.
 
     Attributes:
-        whole: the run with all dealing within its clock.
-        online: the run with dealing before its clock; for systems without such dealing the same
-            run.
+        whole: run whose measured time includes all dealing.
+        online: run with dealing before the measured time; for a system that cannot deal ahead, the
+            same run as `whole`.
     """
 
     whole: Run
@@ -129,16 +130,16 @@ class Taken:
 
 
 def peers(spec: str) -> list[System]:
-    """Return a peer's systems, given its name and an interpreter that has it installed.
+    """Return the systems of another project, from its name and a Python interpreter that has it.
 
     >>> [each.name for each in peers("spu=/opt/spu/bin/python")]
     ['spu-semi2k', 'spu-aby3']
 
     Args:
-        spec: peer, such as ``crypten=/opt/crypten/bin/python``.
+        spec: name and interpreter, such as ``crypten=/opt/crypten/bin/python``.
 
     Raises:
-        BadOptionError: the peer is unknown, or there is no interpreter.
+        BadOptionError: the name is unknown, or the interpreter does not exist.
     """
     name, _, python = spec.partition("=")
     if name not in PEERS or not python:
@@ -154,11 +155,11 @@ def peers(spec: str) -> list[System]:
 
 
 class RunningSystem(ExitStack):
-    """The processes of a system; a context manager, which ends them.
+    """The processes of a system; the context manager ends them.
 
     Args:
-        system: system that the processes run.
-        network: network between them.
+        system: the system that the processes run.
+        network: the network that connects the processes.
     """
 
     def __init__(self, system: System, network: Network) -> None:
@@ -182,10 +183,10 @@ class RunningSystem(ExitStack):
             raise
 
     def take(self, task: Task) -> Run:
-        """Run once; all parties start when all are ready.
+        """Run a task once; all parties start when all of them are ready.
 
         Raises:
-            LostPeerError: a process ended; its standard error says why.
+            LostPeerError: a process has ended; its standard error says why.
         """
         first = self._sent()
         self._put_all([task] * len(self._workers))
@@ -217,15 +218,15 @@ class RunningSystem(ExitStack):
             worker.get(Ready)
 
     def _sent(self) -> int | None:
-        """Return the bytes the parties' interfaces have sent so far.
+        """Return how many bytes the parties' interfaces have sent so far.
 
-        It is None if they are not counted.
+        The result is None if these bytes are not counted.
         """
         sent = self._network.bytes_sent()
         return sum(sent[party] for party in self._parties) if sent else None
 
     def _connect(self) -> None:
-        """Send every process its role and the addresses of the others."""
+        """Send every process its role and the addresses of the other processes."""
         session, token = secrets.token_hex(16), secrets.token_urlsafe(32)
         assignments = [
             Assignment(
@@ -245,7 +246,7 @@ class RunningSystem(ExitStack):
         self._await_all()
 
     def _endpoints(self, source: str, ports: Sequence[int]) -> Endpoints:
-        """Return all parties' addresses for one party; its own is where it listens."""
+        """Return all parties' addresses as one party uses them; its own is where it listens."""
         endpoints: list[tuple[str, int]] = []
         for target, port in zip(self._parties, ports, strict=True):
             own = target == source or not port
@@ -263,42 +264,47 @@ class RunningSystem(ExitStack):
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum, or None if a count is missing."""
+    """Return the sum of the counts, or None if one of them is missing."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 @dataclass(frozen=True, slots=True)
 class MpcRow:
-    """One workload of one system.
+    """Result of one workload on one system.
 
     Attributes:
         workload: a workload of `benchmarks.mpc_workloads.WORKLOADS`.
         system: "thesis", "fast", "holders", "shares", "spu-semi2k", "spu-aby3" or "crypten".
         network: "loopback", "tun", "proxy" or "model".
-        end_to_end_ms: median over the turns, with dealing within the clock; without computation for
-            computed lines.
-        milliseconds: median of the runs with dealing ahead; without dealing ahead, of the same
-            runs.
-        fastest_ms: the fastest of these.
-        cpu_ms: median user and system time of all parties, end to end; None for computed lines.
-        bytes_online: bytes sent by all parties. For vfl, frames with headers; for others all bytes
-            at their interfaces, packet headers included, or None on the loopback.
-        bytes_offline: bytes dealt before each turn, or by P2 within it; None for other systems.
-        bytes_setup: bytes of keys, and of openings that last for many turns; None for other
+        end_to_end_ms: median time over the turns, including dealing; for computed network links,
+            without computation time.
+        milliseconds: median time of the runs that deal ahead; for systems that cannot deal ahead,
+            the same as `end_to_end_ms`.
+        fastest_ms: time of the fastest of these runs.
+        cpu_ms: median user and system time of all parties, including dealing; None for computed
+            network links.
+        bytes_online: bytes sent by all parties. For vfl, the bytes of frames with headers. For
+            other systems, all bytes at their interfaces, packet headers included, or None on the
+            loopback interface.
+        bytes_offline: bytes dealt before each turn, or by P2 within the turn; None for other
+            systems.
+        bytes_setup: bytes for keys, and for values that stay opened over many turns; None for other
             systems.
         bytes_interface: bytes at the interfaces for setup and the whole run, with packet headers if
-            there are packets (`tun`); None on the loopback and for computed lines.
-        offline_ms: time of dealing ahead, before the clock.
-        max_error: largest of the turns, against float64 in plaintext.
-        hops: sequential messages; None for other systems.
-        limit_ms: time of the lines alone for these bytes and hops; None without a line.
-        matmul_ms: time of a holder's ring products alone; None over a line, for functions, and for
-            other systems.
-        limit_ratio, matmul_ratio: `milliseconds` divided by those times; None without them.
-        rival_ratio: time of the fastest other system divided by vfl's, end to end; None without
-            one.
-        online_ratio: the same against vfl's online time, although others deal within their clock.
+            the network has packets (`tun`); None on the loopback interface and for computed links.
+        offline_ms: time of dealing ahead, which is not part of `milliseconds`.
+        max_error: largest error over the turns, compared with float64 in plaintext.
+        hops: number of sequential messages; None for other systems.
+        limit_ms: least time that the network links allow for these bytes and messages; None without
+            a network link.
+        matmul_ms: time of a holder's ring products alone; None with a network link, for functions,
+            and for other systems.
+        limit_ratio, matmul_ratio: `milliseconds` divided by these times; None if they are None.
+        rival_ratio: time of the fastest other system divided by vfl's time, both including dealing;
+            None without another system.
+        online_ratio: the same ratio to vfl's online time, although the other systems' times include
+            dealing.
         fresh: whether inputs were opened within the turn.
     """
 
@@ -325,7 +331,7 @@ class MpcRow:
     fresh: bool
 
 
-#: Turns by system, and the model's results for ours.
+#: Results of the turns of each system, and the model's results for vfl's systems.
 _Turns = Mapping[str, Sequence[Taken]]
 _Models = Mapping[str, Modelled]
 
@@ -340,19 +346,20 @@ def bench_mpc(
     fresh: bool = False,
     peer: Sequence[str] = (),
 ) -> list[MpcRow]:
-    """Measure private inference and training between three processes, with SPU and CrypTen.
+    """Measure private inference and training between three processes of vfl, SPU and CrypTen.
 
     Args:
-        workload: names such as lr100-b64-inference,gelu-1k.
-        mode: modes, of thesis, fast, holders (1/sqrt) and shares (networks of images).
-        wan: every party's line; None is the plain loopback.
-        network: kind of the lines: auto, tun, proxy or model.
-        turns: turns of each workload and system.
-        fresh: open inputs within the turn, as for batches that are used once.
-        peer: another system and the Python that has it: spu=PATH or crypten=PATH.
+        workload: names of workloads, such as lr100-b64-inference,gelu-1k.
+        mode: modes to measure: thesis, fast, holders (for 1/sqrt) and shares (for networks of
+            images).
+        wan: network link of every party; None means the plain loopback interface.
+        network: kind of the emulated network: auto, tun, proxy or model.
+        turns: number of turns of each workload on each system.
+        fresh: open inputs within the turn, as a batch that is used only once requires.
+        peer: another system and the Python interpreter that has it: spu=PATH or crypten=PATH.
 
     Raises:
-        ConfigError: peers on computed lines.
+        ConfigError: other systems are requested on computed network links.
         BadOptionError, UnknownNameError: the network, mode or workload is unknown.
         LostPeerError: a process ended early.
     """
@@ -386,14 +393,14 @@ def bench_mpc(
 def take_turns(
     running: Mapping[str, RunningSystem], task: Task, turns: int
 ) -> dict[str, list[Taken]]:
-    """Run all systems in turn, repeatedly; the last run of each turn counts.
+    """Run all systems in turn, several times; the last run of each turn is measured.
 
-    For fast mode the last run has no dealing ahead, and one more run has it.
+    For fast mode, the last run includes dealing, and one more run deals ahead.
 
     Args:
         running: systems by name.
-        task: task for all of them.
-        turns: turns of each.
+        task: task that all systems run.
+        turns: number of turns of each system.
     """
     taken: dict[str, list[Taken]] = {system: [] for system in running}
 
@@ -413,7 +420,7 @@ def take_turns(
 
 
 def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
-    """Make the task for all processes; write arrays for systems that cannot draw them."""
+    """Make the task for all processes, and write arrays for systems that cannot draw them."""
     path = folder / f"{workload.name}.npz"
     if arrays:
         example = Example.of(workload)
@@ -441,7 +448,7 @@ def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
 def _rows(
     workload: Workload, kind: str, models: _Models, taken: _Turns, fresh: bool
 ) -> list[MpcRow]:
-    """Return one row per system; for computed lines also the model's row."""
+    """Return a row for each system; for computed network links, also a row for the model."""
     rows = []
     for system in taken or models:
         model, turns = models.get(system), taken.get(system) or [_turn_of(models[system])]
@@ -479,7 +486,7 @@ def _rows(
 
 
 def _turn_of(model: Modelled) -> Taken:
-    """Convert the model's clock to a turn."""
+    """Convert the model's clocks to the result of a turn."""
     run = Run(
         1000 * model.seconds,
         0.0,
@@ -495,7 +502,7 @@ def _turn_of(model: Modelled) -> Taken:
 def _rival_ratio(
     taken: _Turns, models: _Models, system: str, clock: Callable[[Taken], Run]
 ) -> float | None:
-    """Return the fastest rival's time divided by the system's own, median over the turns."""
+    """Return the fastest rival's time divided by this system's time, median over turns."""
     rivals = [turns for name, turns in taken.items() if name not in models]
     if system not in models or not rivals:
         return None

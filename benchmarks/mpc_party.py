@@ -44,7 +44,7 @@ from vfl.mpc.three_party.network import Network
 from vfl.mpc.three_party.party import Party
 from vfl.transport import Admission, Credential, Hello, TcpHub, TcpLink, TransportLink
 
-#: Parties that each party accepts connections from, and parties it connects to.
+#: For each party, the parties whose connections it accepts, and the parties to which it connects.
 LISTENS = {P0: (P1,), P1: (), P2: (P0, P1)}
 CALLS = {P0: (P2,), P1: (P0, P2), P2: ()}
 _JOIN_S = 60.0
@@ -52,16 +52,16 @@ _TRIES = 3
 
 
 class Assignment(Settings):
-    """Role of a process.
+    """The role of a process.
 
     Attributes:
         rank: 0, 1 or 2.
         parties: number of parties.
         system: name, such as "spu-semi2k".
-        host: address at which it listens.
-        device: name of the network device that has this address.
+        host: address at which the process listens.
+        device: name of the network device with this address.
         session: name of the session.
-        token: token that our parties show to be admitted.
+        token: token with which vfl's parties are admitted.
     """
 
     rank: int
@@ -74,29 +74,31 @@ class Assignment(Settings):
 
 
 class Port(Settings):
-    """Port on which a process listens now or later; 0 if no party connects to it."""
+    """Port on which a process listens; 0 if no other party connects to it."""
 
     port: int
 
 
 class Endpoints(Settings):
-    """Host and port of every party, by rank, as this party reaches them."""
+    """Host and port of every party, by rank, as one party reaches them."""
 
     endpoints: tuple[tuple[str, int], ...]
 
 
 class DecoderStep(Settings):
-    """Work of a decoder: the last token's scores, and the index of the largest.
+    """A decoder's work for one token: the scores of the last token, and the index of the largest.
 
-    All of it is public. It has rotary positions, RMSNorm and gated SiLU; the weights are those of
-    `vfl.llm.private_decoder.linear_layers`, so norms are folded into the following layers.
+    All fields of this message are public. The decoder has rotary positions, RMSNorm and gated SiLU.
+    Its weights are those of `vfl.llm.private_decoder.linear_layers`, in which the factors of norms
+    are part of the following layers.
 
     Attributes:
         layers, heads: their numbers.
-        epsilon: constant of the norms.
-        cos, sin: rotations of the new tokens' positions; axes (steps, head width).
-        past: number of tokens with cached keys and values, in arrays "0.keys", "0.values", "1.keys"
-            ...
+        epsilon: constant epsilon of the norms.
+        cos, sin: cosines and sines of the rotations at the new tokens' positions; axes (steps, head
+            width).
+        past: number of tokens whose keys and values are cached, in arrays "0.keys", "0.values",
+            "1.keys" ...
     """
 
     layers: int
@@ -111,17 +113,18 @@ class Task(Settings):
     """One run.
 
     Attributes:
-        system: name, such as "fast"; vfl's parties run every system of vfl.
+        system: name of the system, such as "fast"; vfl's party processes run every system of vfl.
         workload: its name.
-        session: session of this run, for fresh keys.
+        session: name of the session of this run, for which new keys are agreed.
         rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
-        rate: factor of the gradient, summed over the rows, in a training step.
-        fresh: whether inputs were not opened before.
-        ahead: whether dealing precedes the clock; otherwise the dealer deals within it, while it
-            waits for questions.
+        rate: factor of the gradient, which is summed over the rows, in a training step.
+        fresh: whether inputs are opened within the run, not before.
+        ahead: whether dealing takes place before the measured time; otherwise the dealer deals
+            within it, when the others ask.
         arrays: npz file with inputs, weights, targets and expected results; "" for vfl's parties,
-            which draw them from the same seed.
-        decoder: the step of a decoder, instead of a network or a function; only for other systems.
+            which draw these from the same seed.
+        decoder: the step of a decoder, if the task is not a network or function; only for other
+            systems.
     """
 
     system: str
@@ -139,30 +142,31 @@ class Task(Settings):
 
 
 class Ready(Settings):
-    """Report that preparation is done (keys, shares, code); the second time, that the run ended."""
+    """Report that preparation is done; the second such report says that the run ended."""
 
 
 class Go(Settings):
-    """Signal to start together, or, after the run, to reveal the results.
+    """Signal to all parties to start at one time, or, after the run, to reveal the results.
 
     Attributes:
-        at: time on the machine's clock, in seconds.
+        at: time of the start on the machine's clock, in seconds.
     """
 
     at: float
 
 
 class Turn(Settings):
-    """Measurements of one process from "go" to its end.
+    """Measurements of one process, from its start to its end.
 
     Attributes:
-        began, ended: times on the machine's clock, in seconds.
-        cpu_ms: user and system time of all its threads between the two.
-        offline_ms: work before the clock that every turn repeats; 0 if there is none.
-        bytes_setup, bytes_offline, bytes_online: bytes sent by this party; None if it does not
-            count them.
-        max_error: largest error against float64 in plaintext, at the party that has the result.
-        wrong_tokens: number of tokens that a decoder chose differently from plaintext, at that
+        began, ended: times of start and end on the machine's clock, in seconds.
+        cpu_ms: user and system time of all threads of the process between these two times.
+        offline_ms: time of the work before the start that every turn repeats; 0 if there is none.
+        bytes_setup, bytes_offline, bytes_online: bytes that this party sent; None if the party does
+            not count them.
+        max_error: largest error compared with float64 in plaintext, at the party that has the
+            result.
+        wrong_tokens: number of tokens that a decoder chose differently from plaintext, at the same
             party.
     """
 
@@ -178,11 +182,11 @@ class Turn(Settings):
 
 
 class Part:
-    """One party's part in a workload.
+    """The program of one party in a workload.
 
     Args:
-        party: this party, with agreed keys.
-        workload: equal at all parties.
+        party: this party, with keys that all parties agreed on.
+        workload: the workload, equal at all parties.
         example: inputs at P0 and P1, with weights and targets; None at P2.
     """
 
@@ -193,10 +197,10 @@ class Part:
         self._network: Network | None = None
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Share all values, and open those that are opened before; counted as setup.
+        """Share all values, and open those that are opened before a run; this counts as setup.
 
         Args:
-            fresh: whether inputs are not opened before.
+            fresh: whether inputs are opened within the run, and so not here.
         """
         party, workload, example = self._party, self._workload, self._example
         inputs = example.inputs if example else None
@@ -213,7 +217,7 @@ class Part:
             (self._inputs,) = party.open(self._inputs, phase="setup")
 
     def deal_ahead(self) -> None:
-        """Let P2 deal everything that `execute` will need, if the mode can."""
+        """Let P2 deal everything that `execute` will need, if the mode allows it."""
 
         def follow(party: Party) -> None:
             self._copy_for(party).execute()
@@ -221,7 +225,7 @@ class Part:
         self._party.deal(follow)
 
     def execute(self) -> SharedTensor | None:
-        """Run the workload; return the shared outputs, or None after a training step."""
+        """Run the workload; return the outputs as shares, or None after a training step."""
         party, workload = self._party, self._workload
         if workload.function:
             asked = function(workload.function)
@@ -233,7 +237,7 @@ class Part:
         return None
 
     def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
-        """Reveal the results to P1 for comparison."""
+        """Reveal the results to P1, for the comparison with plaintext."""
         if outputs is None:
             assert self._network is not None, "a network was trained"
             return self._network.reveal(self._party, P1)
@@ -241,7 +245,7 @@ class Part:
         return {} if found is None else {"": found}
 
     def _columns(self, inputs: Tensor | None) -> SharedTensor:
-        """Share half of the columns from P0, half from P1, as in a federation by columns."""
+        """Share half of the columns from P0 and half from P1, as in a vertical federation."""
         rows, width = self._workload.rows, self._workload.widths[0]
         half = -(-width // 2)
         left = self._owned(P0, (rows, half), None if inputs is None else inputs[:, :half], "inputs")
@@ -264,11 +268,11 @@ class Part:
 
 
 class RootPart:
-    """One party's part in 1/sqrt among holders; the dealer sees no value either.
+    """The program of one party for 1/sqrt on shares of two holders; the dealer sees no value.
 
     Args:
-        member: a holder, of two, or the dealer; with agreed keys.
-        workload: equal at all parties.
+        member: one of the two holders, or the dealer, with keys that all parties agreed on.
+        workload: the workload, equal at all parties.
         example: values at the holders; None at the dealer.
     """
 
@@ -281,24 +285,24 @@ class RootPart:
         self._inputs = self._member.share(P0, (self._workload.rows,), own, "inputs")
 
     def deal_ahead(self) -> None:
-        """Do nothing, because the dealer waits for no message: the clock includes its part."""
+        """Do nothing: the dealer waits for no message, so its work is within the measured time."""
 
     def execute(self) -> SharedTensor | None:
         """Run the workload."""
         return inverse_root(self._member, self._inputs)
 
     def results(self, outputs: SharedTensor | None) -> dict[str, Tensor]:
-        """Reveal the results to P1 for comparison."""
+        """Reveal the results to P1, for the comparison with plaintext."""
         assert outputs is not None, "a function has outputs"
         found = self._member.reveal(outputs, "outputs", P1)
         return {} if found is None else {"": found}
 
 
 class ImagePart:
-    """One party's part in a network of images on shares, as a program of `vfl.tensors`.
+    """The program of one party for a network of images on shares, written with `vfl.tensors`.
 
     Args:
-        member, workload, example: see `RootPart`; P0 has the images, P1 the weights.
+        member, workload, example: see `RootPart`; P0 has the images, and P1 has the weights.
     """
 
     def __init__(self, member: Member, workload: Workload, example: Example | None) -> None:
@@ -307,7 +311,7 @@ class ImagePart:
 
     def prepare(self, *, fresh: bool = False) -> None:
         """Share all values."""
-        example = self._example or Example.of(self._workload)  # the dealer uses its axes
+        example = self._example or Example.of(self._workload)  # the dealer needs the shape only
         self._images = self._party.share(P0, example.inputs.shape, self._own(example.inputs))
         self._weights = {
             name: self._party.share(P1, each.shape, self._own(each))
@@ -315,10 +319,10 @@ class ImagePart:
         }
 
     def deal_ahead(self) -> None:
-        """Do nothing: the dealer waits for no message, so its part is done within the clock."""
+        """Do nothing: the dealer waits for no message, so its work is within the measured time."""
 
     def execute(self) -> Any:
-        """Return the scores, shared."""
+        """Run the network, and return the scores as shares."""
         with torch.no_grad():
             return image_scores(self._images, self._weights)
 
@@ -333,14 +337,15 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """One workload in one mode, with computation that takes no time.
+    """Result of one workload in one mode on computed network links, without computation time.
 
     Attributes:
-        seconds: time on the parties' clocks.
-        limit_s: least time of any protocol with these bytes and hops.
+        seconds: latest time on the parties' clocks, in seconds.
+        limit_s: least time of any protocol with these bytes and sequential messages.
         hops: number of sequential messages.
-        bytes_setup, bytes_offline, bytes_online: bytes of all parties, frame headers included.
-        max_error: largest error against float64 in plaintext.
+        bytes_setup, bytes_offline, bytes_online: bytes that all parties sent, frame headers
+            included.
+        max_error: largest error, compared with float64 in plaintext.
     """
 
     seconds: float
@@ -352,15 +357,15 @@ class Modelled:
     max_error: float
 
 
-#: Systems of ours: the modes of three parties, and shares among holders (`RootPart`, `ImagePart`).
+#: Systems of vfl: the modes of three parties, and shares of two holders (`RootPart`, `ImagePart`).
 SYSTEMS = ("thesis", "fast", "holders", "shares")
 
 
 def rules_of(workload: Workload, system: str) -> Rules | None:
-    """Return the mode's rules; 1/sqrt is steep near 0 and has the bits of thesis mode in both.
+    """Return a mode's rules; 1/sqrt is steep near 0, so both modes have thesis mode's bits.
 
     Returns:
-        None for holders, which have no modes.
+        None for holders, whose shares have no modes.
 
     Raises:
         ConfigError: the system does not support the workload.
@@ -386,14 +391,14 @@ def rules_of(workload: Workload, system: str) -> Rules | None:
 def modelled(
     workload: Workload, rules: Rules | None, wan: Wan, *, fresh: bool = False, ahead: bool = True
 ) -> Modelled:
-    """Run the workload in this process, with lines between the parties after the preparation.
+    """Run the workload in this process; the network links are computed after the preparation.
 
     Args:
         workload: workload to run.
-        rules: rules with the mode; None for holders.
-        wan: every party's line.
-        fresh: whether inputs were not opened before.
-        ahead: for fast mode, whether P2 deals before the clocks start.
+        rules: protocol rules, which include the mode; None for holders.
+        wan: network link of every party.
+        fresh: whether inputs are opened within the run, not before.
+        ahead: whether P2 deals before the clocks start; only for fast mode.
     """
     example = Example.of(workload)
     terms = {"workload": workload.name}
@@ -431,10 +436,10 @@ def _part(
 
 
 def products(workload: Workload, mode: str) -> list[tuple[int, int, int]]:
-    """Return rows, inner width and columns of a holder's matrix products in an inference or a step.
+    """Return the shapes of a holder's matrix products: rows, inner width, columns.
 
-    On shares a product is two ring products at each holder, e (d + v) + u d; with inputs that fast
-    mode leaves with their owner it is one, half of it X_i (W_i + D), half E V.
+    On shares, a product is two ring products at each holder, e (d + v) + u d. If fast mode leaves
+    the inputs with their owner, it is one ring product: half of X_i (W_i + D), and half of E V.
     """
     forward = [(workload.rows, one.inputs, one.outputs) for one in workload.layers]
     first, rest = forward[:1], forward[1:]
@@ -446,7 +451,7 @@ def products(workload: Workload, mode: str) -> list[tuple[int, int, int]]:
 
 
 def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
-    """Return the time of the ring products alone, one thread; the fastest of three runs."""
+    """Return the time of the ring products alone on one thread; the fastest of three runs."""
     pairs = [
         (torch.ones(rows, inner, dtype=torch.int64), torch.ones(inner, columns, dtype=torch.int64))
         for rows, inner, columns in shapes
@@ -461,18 +466,18 @@ def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
 
 
 def _lines(trio: Trio | LocalMembers, wan: Wan) -> LinkModel:
-    """Put emulated lines into all channels, while no frame is in transit."""
+    """Put computed network links into all channels; no frame may be in transit."""
     model = LinkModel(NAMES, wan)
     for one, other in combinations(trio.parties, 2):
         there, back = one.channels[other.role], other.channels[one.role]
-        # A trio's links are those of `vfl.mpc.in_process`, which report why they stop.
+        # The links of a `Trio` are those of `vfl.mpc.in_process`, which report why they stop.
         ends = cast("tuple[TransportLink, TransportLink]", (there.link, back.link))
         there.link, back.link = model.between(NAMES[one.role], NAMES[other.role], ends)
     return model
 
 
 class Links:
-    """This party's two connections; without TLS, like the compared systems.
+    """This party's two connections, without TLS, as in the compared systems.
 
     Args:
         assignment: role of the process.
@@ -489,7 +494,7 @@ class Links:
         self.port = self._hub.port if self._hub else 0
 
     def connect(self, endpoints: Endpoints) -> dict[int, TransportLink]:
-        """Return links to the two others, by role."""
+        """Return the links to the two other parties, by role."""
         assignment, callers = self._assignment, LISTENS[self._assignment.rank]
         hello = Hello(assignment.session, NAMES[assignment.rank], assignment.token)
         for role in CALLS[assignment.rank]:
@@ -502,7 +507,7 @@ class Links:
         return self._links
 
     def close(self) -> None:
-        """Close the links and the port."""
+        """Close the links and the listening port."""
         for link in self._links.values():
             link.close()
         if self._hub is not None:
@@ -515,7 +520,7 @@ def _example(name: str) -> Example:
 
 
 def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent) -> Turn:
-    """Prepare a run, wait for "go", and run it."""
+    """Prepare a run, wait for the signal to start, and run."""
     workload = workload_named(task.workload)
     rules = rules_of(workload, task.system)
     party = make_party(rank, links, rules) if rules else Member(rank, links, holders=2)
@@ -535,7 +540,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
     ended, cpu_ms = time.monotonic(), 1000 * (time.process_time() - busy)
     after = bytes_by_phase(traffic(party))
     parent.put(Ready())
-    parent.get(Go)  # no party reveals a result until all bytes were counted
+    parent.get(Go)  # no party reveals its result before all bytes were counted
     found = part.results(outputs)
     error = None
     if found and example is not None:
@@ -553,7 +558,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
 
 
 def work(parent: Parent) -> None:
-    """Run workloads until the input ends."""
+    """Run workloads until the standard input ends."""
     assignment = parent.get(Assignment)
     links = Links(assignment)
     parent.put(Port(port=links.port))

@@ -27,14 +27,14 @@ _MODELS = {"lr100": (100, 1), "lr1000": (1000, 1), "dnn1": (100, 50, 1), "dnn2":
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One workload to measure.
+    """One workload that the benchmark measures.
 
     Attributes:
         name: name, such as lr100-b64-inference or gelu-1k.
-        rows: rows of the batch; elements of an element-wise function.
-        widths: widths of the network; empty for an element-wise function.
-        training: whether it is a training step instead of an inference.
-        function: the element-wise function; "" for a network.
+        rows: number of rows of the batch, or of elements of an element-wise function.
+        widths: widths of the network's layers; empty for an element-wise function.
+        training: whether the workload is a training step; if not, it is an inference.
+        function: name of the element-wise function; "" for a network.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def layers(self) -> list[Layer]:
-        """The network's structure."""
+        """Return the layers of the network."""
         last = len(self.widths) - 2
         return [
             Layer(inputs, outputs, "sigmoid" if index == last else "relu")
@@ -78,13 +78,14 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Inputs, weights and targets of a workload, the same from the same seed.
+    """Inputs, weights and targets of a workload; the same seed gives the same values.
 
     Attributes:
-        inputs: normal; 2 times that for GeLU, log-uniform on [0.01, 300] for 1/sqrt.
-        weights: normal numbers divided by the root of the width, named as in `Network.share`.
-        targets: coins; empty without training.
-        wanted: expected results in float64: outputs, or weights after the step.
+        inputs: normal numbers; for GeLU twice as large, and for 1/sqrt log-uniform on [0.01, 300].
+        weights: normal numbers divided by the square root of the width, with names as in
+            `Network.share`.
+        targets: random labels 0 and 1; empty without training.
+        wanted: expected results in float64: the outputs, or the weights after the step.
     """
 
     inputs: Tensor
@@ -94,7 +95,7 @@ class Example:
 
     @classmethod
     def of(cls, workload: Workload, seed: int = 0) -> Example:
-        """Draw an example."""
+        """Draw the example of a workload."""
         source = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -125,7 +126,7 @@ class Example:
 
 
 def image_scores(images: Any, weights: Mapping[str, Any]) -> Any:
-    """Return the scores of the picture network, for torch tensors or shared ones."""
+    """Return the scores of the network for images, for torch tensors or shared tensors."""
     found = functional.max_pool2d(torch.relu(functional.conv2d(images, weights["conv"])), 2)
     return torch.relu(found.flatten(1) @ weights["first"]) @ weights["second"]
 

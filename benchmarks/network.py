@@ -37,11 +37,12 @@ class Send(NamedTuple):
     size: int
 
 
-#: Rounds: a party begins one when it has received all messages of the round before.
+#: Type: rounds of messages; a party begins a round when it has received all messages of the round
+#: before.
 Pattern = tuple[tuple[Send, ...], ...]
 
 _P0, _P1, _P2 = PARTIES
-#: A cut of 128 rows and width 500 in float32.
+#: Bytes of a cut of 128 rows and width 500 in float32.
 _CUT = 4 * 128 * 500
 PATTERNS: dict[str, Pattern] = {
     "there and back, 1 byte": ((Send(_P0, _P1, 1),), (Send(_P1, _P0, 1),)),
@@ -59,7 +60,7 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def most_bytes(pattern: Pattern) -> int:
-    """Return the bytes of the party that sends most."""
+    """Return the number of bytes of the party that sends most."""
     sent = Counter[str]()
     for each in (send for step in pattern for send in step):
         sent[each.source] += each.size
@@ -67,7 +68,7 @@ def most_bytes(pattern: Pattern) -> int:
 
 
 def modelled_s(pattern: Pattern, wan: Wan) -> float:
-    """Return the seconds of the pattern on the parties' own clocks."""
+    """Return the computed seconds of the pattern, on the parties' own clocks."""
     model = LinkModel(PARTIES, wan)
     for step in pattern:
         sent = [(send.target, model.send(send.source, send.size)) for send in step]
@@ -77,20 +78,20 @@ def modelled_s(pattern: Pattern, wan: Wan) -> float:
 
 
 class LinesJob(Settings):
-    """Party of a process that tests a network, and the address where it listens."""
+    """A party in a process that tests a network, and the address at which the party listens."""
 
     party: str
     host: str
 
 
 class Play(Settings):
-    """Messages to exchange: rounds of (from, to, bytes)."""
+    """Job: messages to exchange, in rounds of (from, to, bytes)."""
 
     rounds: tuple[tuple[Send, ...], ...]
 
 
 class Played(Settings):
-    """Times of a party's first send and last receipt, on the machine's clock."""
+    """Times of a party's first send and of its last receipt, on the machine's clock."""
 
     began: float | None = None
     ended: float | None = None
@@ -98,19 +99,20 @@ class Played(Settings):
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """Measurement of one pattern over one network.
+    """Measurement of one pattern of messages on one network.
 
     Attributes:
         network: "tun", "proxy" or "model".
-        pattern: name of the messages' pattern.
-        milliseconds: median over the turns, from the first byte sent to the last received.
-        fastest_ms: the fastest turn; on a busy machine others also wait for a core.
-        first_ms: the first turn.
-        model_ms: time of the model, without headers.
+        pattern: name of the pattern.
+        milliseconds: median time over the turns, from the first sent byte to the last received
+            byte.
+        fastest_ms: time of the fastest turn; on a busy machine, other turns also wait for a core.
+        first_ms: time of the first turn.
+        model_ms: computed time, without headers.
         limit_ms: max(bytes / bandwidth) + hops * round trip / 2.
-        ratio: `milliseconds` divided by the model's.
-        mbps: bit rate of the party that sends most.
-        bytes_sent: bytes of the party that sends most, per turn, as counted by the network.
+        ratio: `milliseconds` divided by `model_ms`.
+        mbps: bit rate of the party that sends most, in Mbit/s.
+        bytes_sent: bytes per turn of the party that sends most, as the network counted them.
     """
 
     network: str
@@ -132,18 +134,18 @@ def bench_lines(
     turns: int = TURNS,
     pattern: Sequence[harness.Whole] = tuple(PATTERNS),
 ) -> list[LineRow]:
-    """Measure the lines of the other benchmarks, and compare them with their model.
+    """Measure the network links that other benchmarks use, and compare them with their model.
 
     Args:
-        wan: every party's line.
-        network: tun, proxy or model; by default all available ones.
-        turns: turns of each pattern, after the first.
-        pattern: patterns of messages; all by default.
+        wan: network link of every party.
+        network: tun, proxy or model; by default all networks that are available.
+        turns: number of turns of each pattern, after the first turn.
+        pattern: names of patterns; by default, all of them.
 
     Raises:
-        ConfigError: there is no line to measure.
-        BadOptionError: the network is unknown.
-        UserError: the network is not available here.
+        ConfigError: there is no network link to measure.
+        BadOptionError: no network has this name.
+        UserError: the network is not available on this machine.
     """
     if wan in (None, Wan()):
         raise ConfigError("nothing to measure", want="a line with a bandwidth or a delay")
@@ -177,7 +179,7 @@ def _modelled(wan: Wan, patterns: Sequence[str]) -> list[LineRow]:
 
 
 def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[LineRow]:
-    """Measure patterns between processes, one per party."""
+    """Measure patterns between processes; each party is a process."""
     with open_network(PARTIES, wan, kind) as network, processes("network", network) as workers:
         _connect(network, workers)
         rows = []
@@ -191,7 +193,7 @@ def _measured(wan: Wan, kind: str, patterns: Sequence[str], turns: int) -> list[
 
 
 def _connect(network: Network, workers: dict[str, BenchmarkWorker]) -> None:
-    """Connect each two parties."""
+    """Connect every pair of parties."""
     endpoints = {}
     for party, worker in workers.items():
         worker.put(LinesJob(party=party, host=network.host(party)))
@@ -203,7 +205,7 @@ def _connect(network: Network, workers: dict[str, BenchmarkWorker]) -> None:
 
 
 def _play(workers: dict[str, BenchmarkWorker], pattern: Pattern) -> float:
-    """Return the seconds of one turn; all processes share the machine's clock."""
+    """Return the seconds of one turn; all processes use the machine's clock."""
     for worker in workers.values():
         worker.put(Play(rounds=pattern))
     played = [worker.get(Played) for worker in workers.values()]
@@ -229,7 +231,7 @@ def _row(kind: str, name: str, wan: Wan, seconds: Sequence[float], sent: int) ->
 
 
 class Player:
-    """One party and its connections, by the name of the party at the other end."""
+    """One party and its connections, by the name of the peer."""
 
     def __init__(self, job: LinesJob, parent: Parent) -> None:
         self._party = job.party
@@ -253,7 +255,10 @@ class Player:
         self._peers[peer] = end
 
     def play(self, pattern: Pattern, pool: ThreadPoolExecutor) -> Played:
-        """Run this party's part of a pattern; one thread per peer sends, this one reads."""
+        """Send and receive this party's messages in a pattern.
+
+        A thread for each peer sends; this thread receives.
+        """
         began = ended = None
         for step in pattern:
             sending = []
@@ -279,7 +284,7 @@ def _receive(end: socket.socket, size: int) -> None:
 
 
 def work(parent: Parent) -> None:
-    """Run one party's part in the requested patterns."""
+    """Run one party's part of the requested patterns."""
     player = Player(parent.get(LinesJob), parent)
     parent.put(Played())
     with ThreadPoolExecutor(len(PARTIES)) as pool:

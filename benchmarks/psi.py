@@ -28,30 +28,32 @@ SIZES: Mapping[str, Sequence[int]] = {
     "spu-ecdh": (10_000, 100_000),
     "spu-rr22": (10_000, 100_000, 1_000_000),
 }
-#: The systems of a peer from the command line.
+#: Systems of each other library that the command line can name.
 PEERS = {"openmined": ("openmined",), "spu": ("spu-ecdh", "spu-rr22")}
 _PEER = Path(__file__).parent / "peers" / "psi_peer.py"
 _WAIT_S = 900
 
 
 class PsiJob(Settings):
-    """One intersection by our protocols."""
+    """Job of one process: an intersection by a protocol of vfl."""
 
     spec: str
     ids: int
 
 
 class PsiRow(Settings):
-    """Cost of one intersection.
+    """Cost of one private set intersection.
 
     Attributes:
-        system: a protocol of ours, or another system.
+        system: name of a protocol of vfl, or of another system.
         ids: number of ids of each party.
         seconds: wall clock.
         cpu_s: CPU time of all parties, and of the helper if there is one.
-        party_bytes: bytes of the party that sends and receives most; None if not counted.
-        peak_mb: memory of all roles together, including ids, in 10^6 bytes; None if not counted.
-        common: number of common ids found; half is right.
+        party_bytes: bytes that the party with the most traffic sends and receives; None if not
+            counted.
+        peak_mb: memory of all roles together, including the ids, in units of 10^6 bytes; None if
+            not measured.
+        common: number of common ids that were found; the right number is half of the ids.
         skipped: reason for a missing measurement.
     """
 
@@ -72,11 +74,11 @@ def bench_psi(
     """Measure private set intersection of vfl, openmined-psi and SPU.
 
     Args:
-        most: omit larger sets.
-        peer: openmined or spu, and the Python that has it installed, such as spu=PATH.
+        most: largest number of ids of a party; larger sets are left out.
+        peer: openmined or spu, and the Python interpreter that has it, such as spu=PATH.
 
     Raises:
-        BadOptionError: the peer is unknown, or there is no set to measure.
+        BadOptionError: no other system has this name, or there is no set to measure.
     """
     pythons = dict(map(_peer, peer))
     if not any(size <= most for size in SIZES["ecdh"]):
@@ -97,7 +99,7 @@ def bench_psi(
 
 
 def ids_of(rank: int, count: int) -> list[bytes]:
-    """Return a party's ids; two parties have half of them in common.
+    """Return the ids of one party; two parties have half of their ids in common.
 
     >>> len(set(ids_of(0, 100)) & set(ids_of(1, 100)))
     50
@@ -107,9 +109,9 @@ def ids_of(rank: int, count: int) -> list[bytes]:
 
 
 def measure(job: PsiJob) -> PsiRow:
-    """Play all roles in this process."""
+    """Run all roles in this process, and return the costs."""
     if job.spec == "ecdh":
-        ristretto.random_points(1)  # this loads libsodium
+        ristretto.random_points(1)  # the first intersection loads libsodium
     before = harness.resident_bytes("VmRSS")
     owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
     began, cpu = time.perf_counter(), time.process_time()

@@ -32,7 +32,8 @@ from vfl.core.errors import DataError, VFLError, nearest
 State = Literal["equal", "better", "worse", "other data", "not run"]
 STATES: tuple[State, ...] = ("equal", "better", "worse", "other data", "not run")
 FOLDER = Path("docs/results")
-#: Clocks of a shared machine differ by so much from run to run; bytes by headers of packets.
+#: Relative differences between runs that count as equal: of times on a shared machine, and of bytes
+#: because of packet headers.
 TIMES_WITHIN, BYTES_WITHIN = 0.05, 0.01
 _TIMES, _BYTES = ("s", "ms"), ("MiB",)
 _MODELLED, _MIB_BITS = "80mbps,40ms", 8 * 2.0**20
@@ -60,15 +61,16 @@ class Printed:
     Attributes:
         paper: short name of the paper.
         source: table, figure or section.
-        what, setting: meaning of the number, and the conditions under which ours was measured.
+        what, setting: meaning of the number, and conditions under which vfl's result was measured.
         unit: unit of the number.
-        better: whether "higher" or "lower" is better; "near" has no direction.
-        printed: number as printed.
-        spread: standard deviation printed with it; "" if there is none.
-        within: largest difference of two numbers that count as equal; "" follows from the unit.
+        better: whether "higher" or "lower" values are better; "near" means neither.
+        printed: the number as the paper prints it.
+        spread: standard deviation that the paper prints with it; "" if there is none.
+        within: largest difference at which two numbers count as equal; if "", the unit determines
+            it.
         ours: link to vfl's result for this number; "" if none is stored.
-        also: link to a second result of ours: another form, or another model.
-        data: data set of our measurement if it differs from the source's; else "".
+        also: link to a second result of vfl, of another form or another model.
+        data: data set of vfl's result if it differs from the paper's; otherwise "".
         why: why nothing was run, or why the print is wrong.
     """
 
@@ -94,12 +96,12 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A printed number and vfl's number.
+    """A printed number, compared with vfl's stored result.
 
     Attributes:
-        printed: number of the paper.
-        ours, also: vfl's results; None if none is stored.
-        state: comparison with ours.
+        printed: the number that the paper prints.
+        ours, also: vfl's results; None if no result is stored.
+        state: verdict of the comparison.
     """
 
     printed: Printed
@@ -109,17 +111,18 @@ class PublishedRow:
 
     @property
     def ratio(self) -> float | None:
-        """Ratio of vfl's number to the printed one; None if either is missing or zero."""
+        """Ratio of vfl's number to the printed number; None if either is missing or zero."""
         if self.ours is None or not self.printed.value:
             return None
         return self.ours.value / self.printed.value
 
 
 def state_of(printed: Printed, ours: Figure | None) -> State:
-    """Return the verdict on vfl's number against a printed one.
+    """Return the verdict on vfl's result, compared with a printed number.
 
-    Two numbers are equal where they differ by no more than half of the last printed digit and the
-    noise of both: intervals over seeds, what `within` allows, 5 % of a time, 1 % of bytes.
+    Two numbers count as equal if they differ by at most half of the last printed digit plus the
+    noise of both. The noise is the intervals over seeds, plus the difference in `within`, 5 % of a
+    time, or 1 % of bytes.
 
     >>> one = Printed("a", "b", "c", "d", "%", "higher", "90.0", "", "", "", "", "", "")
     >>> state_of(one, Figure(91.0, noise=1.2)), state_of(one, Figure(89.0))
@@ -127,7 +130,7 @@ def state_of(printed: Printed, ours: Figure | None) -> State:
 
     Args:
         printed: number that the paper prints.
-        ours: the stored result.
+        ours: the stored result of vfl.
     """
     if ours is None:
         return "not run"
@@ -146,14 +149,14 @@ def _tolerance(printed: Printed, ours: Figure) -> float:
     digit = 0.5 * 10.0 ** -len(decimals)
     relative = {**dict.fromkeys(_TIMES, TIMES_WITHIN), **dict.fromkeys(_BYTES, BYTES_WITHIN)}
     allowed = float(printed.within or relative.get(printed.unit, 0.0) * abs(printed.value))
-    # The papers repeat a run five times or more.
+    # The papers average five runs or more.
     theirs = 2 * float(printed.spread or 0) / math.sqrt(5)
     return digit + allowed + math.hypot(ours.noise, theirs)
 
 
 @cache
 def _records(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV or JSONL file as text."""
+    """Return the rows of a CSV or JSONL file as texts."""
     if path.suffix == ".csv":
         with path.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
@@ -168,11 +171,11 @@ def read_figure(link: str, folder: Path) -> Figure:
     Figure(value=2.8564453125, noise=0.0)
 
     Args:
-        link: see the module.
+        link: link in the form that the module describes.
         folder: folder of the files.
 
     Raises:
-        DataError: no file, row or column like that.
+        DataError: the file, row or column of the link does not exist.
     """
     parts = re.split(r" ([-/]) ", link)
     found = _term(parts[0], folder)
@@ -237,13 +240,13 @@ def _figure(rows: Sequence[Mapping[str, str]], column: str, factor: float) -> Fi
 
 
 def joined(folder: Path = FOLDER) -> list[PublishedRow]:
-    """Return all printed numbers with vfl's numbers.
+    """Return all printed numbers, each with vfl's result.
 
     Args:
         folder: folder of `published.csv` and the stored results.
 
     Raises:
-        DataError: a link leads nowhere, or a row has neither a link nor a reason.
+        DataError: a link does not lead to a result, or a row has neither a link nor a reason.
     """
     rows = []
     for record in _records(folder / "published.csv"):
@@ -263,7 +266,7 @@ def joined(folder: Path = FOLDER) -> list[PublishedRow]:
 
 
 def _number(figure: Figure | None, like: str) -> str:
-    """Format a value with about as many digits as the printed one, and its interval if known."""
+    """Format a value with about as many digits as the printed number, with its interval."""
     if figure is None:
         return ""
     decimals = max(len(like.partition(".")[2]), 0 if abs(figure.value) >= 20 else 1)
@@ -282,7 +285,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _file(link: str) -> str:
-    """Return the file of vfl's number, as a link on the page."""
+    """Return the file of vfl's result, as a Markdown link."""
     if link.startswith("codec:"):
         return "formula"
     found = re.search(r"[\w]+\.(?:csv|jsonl)", link)
@@ -325,15 +328,16 @@ def _summary(rows: Sequence[PublishedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """A time of chapters 5 and 6, and the minimum that its line allows, in seconds.
+    """A time of chapters 5 and 6, and the least time that its network link allows, in seconds.
 
     Attributes:
-        what: workload and line.
-        printed: number that the thesis prints.
-        sent: time for the printed bytes over one line of the printed bandwidth, without delay.
-        latency: time for the sequential messages, half a round trip each.
-        computed: time of vfl's form as printed: sequential messages, no computation.
-        measured: the same, measured.
+        what: workload and network link.
+        printed: time that the thesis prints.
+        sent: time to send the printed bytes over one link of the printed bandwidth, without delay.
+        latency: time of the sequential messages, half a round trip for each.
+        computed: computed time of vfl with the protocol as printed: the time of bytes and messages,
+            without computation.
+        measured: measured time of vfl with the protocol as printed.
     """
 
     what: str
@@ -345,7 +349,7 @@ class LineRow:
 
 
 def line_rows(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> list[LineRow]:
-    """Return times of the source's methods in Tables 5.2 to 6.2, and what their lines allow.
+    """Return the times of the thesis's methods in Tables 5.2 to 6.2, and what their links allow.
 
     Args:
         rows: rows of `joined`.
@@ -405,7 +409,7 @@ def _line_words(found: Sequence[LineRow]) -> str:
 
 
 def _simulated(folder: Path) -> str:
-    """Figure 5.2: distance correlations by distribution and width."""
+    """Return the page's table of figure 5.2: distance correlations by distribution and width."""
     rows = _records(folder / "published_correlation.csv")
     widths = list(dict.fromkeys(row["width"] for row in rows))
     ways = {"projected": "Y = A X", "estimated": "eq 5-19", "permuted": "Y permuted"}
@@ -422,7 +426,7 @@ def _simulated(folder: Path) -> str:
 def _simulated_words(folder: Path) -> str:
     rows = _records(folder / "published_correlation.csv")
     single = {row["distribution"]: row["projected"] for row in rows if row["width"] == "1"}
-    # One number has one order.
+    # A single number has only one order.
     wide = [row for row in rows if row["width"] != "1"]
     below = sum(float(row["permuted"]) < float(single[row["distribution"]]) for row in wide)
     off = max(abs(float(row["estimated"]) - float(row["projected"])) for row in rows)
@@ -433,7 +437,7 @@ def _simulated_words(folder: Path) -> str:
 
 
 def _usage(folder: Path) -> str:
-    """Figure 3.8: how even the top k is, by codec."""
+    """Return the page's table of figure 3.8: how evenly each codec uses the units of a cut."""
     rows = _records(folder / "published_usage.csv")
     columns = ["never", "least", "quarter", "median", "three_quarters", "most"]
     lines = []
@@ -448,7 +452,7 @@ def _usage(folder: Path) -> str:
 
 
 def _widths(folder: Path) -> str:
-    """Figure 5.3: time and bytes by hidden width, in both forms."""
+    """Return the page's table of figure 5.3: time and bytes by hidden width, in both forms."""
     rows = _records(folder / "published_widths.csv")
     lines = []
     for width in dict.fromkeys(row["width"] for row in rows):
@@ -465,11 +469,11 @@ def _widths(folder: Path) -> str:
 
 
 def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> str:
-    """Return the page: its beginning, the summary, and one table per paper.
+    """Return the page: its introduction, the summary, and a table for each paper.
 
     Args:
         rows: rows of `joined`.
-        prose: a template with `{summary}`, and `{NAME}` for each paper's table.
+        prose: template of the page, with `{summary}`, and `{NAME}` in place of each paper's table.
         folder: folder of the stored results.
     """
     found = line_rows(rows, folder)
@@ -505,14 +509,14 @@ def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> 
 
 
 def bench_published(check: bool = False, folder: Path = FOLDER) -> list[PublishedRow]:
-    """Compare printed numbers of the seed papers with vfl's, and write the page.
+    """Compare the printed numbers of the seed papers with vfl's results, and write the page.
 
     Args:
-        check: write nothing; fail if the page differs from the stored results.
-        folder: folder of the stored results and the page.
+        check: only compare the page with the stored results, and fail if it differs.
+        folder: folder of the stored results and of the page.
 
     Raises:
-        VFLError: the page is stale.
+        VFLError: the page does not match the stored results.
     """
     rows = joined(folder)
     page = folder / "published.md"
@@ -530,7 +534,7 @@ def bench_published(check: bool = False, folder: Path = FOLDER) -> list[Publishe
 
 
 def shown(rows: Sequence[PublishedRow]) -> str:
-    """Number of rows in each state."""
+    """Return the number of rows with each verdict."""
     return _summary(rows)
 
 

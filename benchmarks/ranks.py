@@ -47,24 +47,26 @@ WARMUP_STEPS, STEPS, REPEATS = 3, 10, 5
 QUICK_STEPS = 3
 _COMPUTED = (2, 8)
 
-#: Measurements of one rank, by party.
+#: Measurements of one rank number, by party.
 _Step = Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A step in several ranks.
+    """Cost of a step with a number of ranks per party.
 
     Attributes:
-        model, batch_size: sizes of the workload.
-        ranks: ranks of each of the two parties.
+        model, batch_size: model and batch size of the workload.
+        ranks: number of ranks of each of the two parties.
         how: "measured" or "computed".
-        cpu_ms: CPU time of the two processes of one rank, which work in turn.
-        collectives_ms: part of it for messages between the ranks of both parties; 0 for one rank.
-        wall_ms: median duration of a step at rank 0 of the label party; 0 if it is computed.
-        speed: speed relative to one rank, by wall time, or by CPU time where computed.
-        work: CPU time of all processes divided by that of one rank.
-        final_loss: loss of the last epoch; equal for all numbers of ranks. 0 where it is computed.
+        cpu_ms: CPU time of the two processes of one rank number, which work in turn.
+        collectives_ms: part of this CPU time that messages between ranks take, at both parties; 0
+            for one rank.
+        wall_ms: median duration of a step at rank 0 of the label party; 0 for computed rows.
+        speed: speed relative to one rank, by wall time; for computed rows, by CPU time.
+        work: CPU time of all processes, divided by that with one rank.
+        final_loss: training loss of the last epoch; equal for all numbers of ranks. For computed
+            rows it is 0.
     """
 
     model: str
@@ -87,14 +89,14 @@ def bench_ranks(
     seed: int = 0,
     quick: bool = False,
 ) -> list[RankRow]:
-    """Measure a training step in one and two ranks per party, and compute it for eight.
+    """Measure a training step with one and two ranks per party, and compute it for eight ranks.
 
     Args:
-        names: workloads of `SHARED`.
-        steps: timed steps of one turn.
+        names: names of workloads in `SHARED`.
+        steps: number of timed steps in a turn.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        quick: check only that it runs.
+        quick: only check that the benchmark runs.
     """
     if quick:
         steps, repeats = QUICK_STEPS, 1
@@ -136,7 +138,7 @@ def _job(workload: str, seed: int, steps: int) -> StepJob:
 def _measure(
     ranks: Sequence[Mapping[str, BenchmarkWorker]], network: Network, job: StepJob
 ) -> list[_Step]:
-    """Train once; return the measurements of each rank's processes."""
+    """Train once; return the measurements of each rank number's processes."""
     with TemporaryDirectory() as folder:
         for rank, workers in enumerate(ranks):
             own = {"rank": rank, "ranks": len(ranks), "meeting": folder}
@@ -148,9 +150,9 @@ def _measure(
 
 
 def collectives_ms(workload: Workload, size: int, steps: int) -> float:
-    """Return a rank's CPU time to sum the gradients of both parties and gather outputs.
+    """Return a rank's CPU time to sum the gradients of both parties and to gather outputs.
 
-    The ranks are threads of this process with equal work; each counts an equal share of its time.
+    The ranks are threads of this process with equal work, so each counts an equal part of its time.
     """
     parts = [fresh_bottom(workload, 0, "left"), fresh_top(workload, 0)]
     outputs = torch.zeros(workload.batch_size // size, workload.outputs)
@@ -181,7 +183,7 @@ def collectives_ms(workload: Workload, size: int, steps: int) -> float:
 
 
 def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
-    """Return an optimiser that sums gradients but changes no weight."""
+    """Return an optimiser that sums gradients over the ranks but changes no weight."""
     weights = [nn.Parameter(weight.detach().clone()) for weight in part.parameters()]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
@@ -189,7 +191,7 @@ def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
 
 
 def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
-    """Return rows for one rank, two measured ranks, and two and eight computed ones."""
+    """Return measured rows for one and two ranks, and computed rows for two and eight."""
 
     def cpu(step: _Step) -> float:
         return sum(one.cpu_ms for one in step.values())
@@ -224,8 +226,8 @@ def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
         ),
     ]
     for size in _COMPUTED:
-        # Linear between the whole batch and an eighth: the cost of a step besides its rows is
-        # constant.
+        # The cost is linear in the batch size between an eighth and the whole batch, because the
+        # part that does not depend on rows is constant.
         part = (8 / size - 1) / 7
         own = [cpu(t.eighth) + part * (cpu(t.one) - cpu(t.eighth)) for t in turns]
         steps = [mine + t.collectives[size] for mine, t in zip(own, turns, strict=True)]

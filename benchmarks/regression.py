@@ -30,16 +30,17 @@ _LABEL = "label"
 
 @dataclass(frozen=True, slots=True)
 class RegressionRow:
-    """Results of one family.
+    """Results of one family of regressions.
 
     Attributes:
         family: "linear", "logistic" or "poisson".
-        train_s: seconds of the training.
-        central_s: seconds of the same fit with all columns in one place.
-        sent_bytes: bytes between all parties; relayed ones count at their sender.
-        helper_bytes: bytes sent by the helper.
-        coefficient_error: the largest difference of coefficients of standardised columns.
-        error_error: the largest relative difference of standard errors.
+        train_s: seconds of the joint training.
+        central_s: seconds of the same fit with all columns in one process.
+        sent_bytes: bytes that all parties sent; a relayed byte counts at its sender.
+        helper_bytes: bytes that the helper sent.
+        coefficient_error: largest difference of the coefficients of standardised columns from the
+            central fit.
+        error_error: largest relative difference of the standard errors from the central fit.
     """
 
     family: str
@@ -59,13 +60,13 @@ def bench_regression(
     families: Sequence[Family] = ("linear", "logistic", "poisson"),
     seed: int = 0,
 ) -> list[RegressionRow]:
-    """Measure regressions over several parties' columns, and the same fit in one place.
+    """Measure regressions over several parties' columns, and the same fit on all columns together.
 
     Args:
         rows: training rows.
-        columns: columns of all parties together.
-        parties: number of parties that share the columns evenly; the last one has the labels.
-        families: families of regressions.
+        columns: number of columns of all parties together.
+        parties: number of parties that divide the columns evenly; the last party has the labels.
+        families: families of regressions to measure.
         seed: seed of the table.
     """
     return [_measured(rows, columns, parties, one, seed) for one in families]
@@ -74,7 +75,7 @@ def bench_regression(
 def _measured(rows: int, columns: int, parties: int, name: str, seed: int) -> RegressionRow:
     draw = np.random.default_rng(seed)
     inputs = draw.standard_normal((rows, columns), dtype=np.float32)
-    inputs[:, 1:] += 0.5 * inputs[:, :-1]  # neighbours are correlated
+    inputs[:, 1:] += 0.5 * inputs[:, :-1]  # neighbouring columns are correlated
     margins = inputs @ (draw.standard_normal(columns) / np.sqrt(columns)) / 2
     labels = {
         "linear": lambda: margins + draw.standard_normal(rows),

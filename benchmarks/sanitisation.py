@@ -42,14 +42,15 @@ WORDS, LENGTH = 10_000, 300
 
 @dataclass(frozen=True)
 class Sanitised:
-    """One defense; shares of words, and accuracies on test reviews.
+    """Results of one defense: fractions of words, and accuracies on test reviews.
 
     Attributes:
-        defense: its spec; "none" sends the words themselves.
-        kept: share of words that stayed.
-        read: share of words that the attacker finds.
-        guess: share of the most frequent word.
-        mean_vector, words: accuracy of each regression.
+        defense: spec of the defense; "none" sends the words themselves.
+        kept: fraction of words that the defense left unchanged.
+        read: fraction of words that the attacker infers.
+        guess: fraction of words that equal the most frequent word, the attacker's guess without the
+            texts.
+        mean_vector, words: accuracy of the regression on mean vectors, and on sets of words.
     """
 
     defense: str
@@ -61,10 +62,10 @@ class Sanitised:
 
 
 class WordVectors(nn.Module):
-    """Concatenates the vectors of words.
+    """Layer that concatenates the vectors of a row's words.
 
     Args:
-        table: vectors by number, axes (words, width).
+        table: vectors by word index, axes (words, width).
     """
 
     def __init__(self, table: Tensor) -> None:
@@ -72,13 +73,13 @@ class WordVectors(nn.Module):
         self.embedding = nn.Embedding(len(table), table.shape[1], _weight=table.clone())
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Axes (rows, words) in, (rows, words x width) out."""
+        """Map word indices, axes (rows, words), to vectors, axes (rows, words x width)."""
         vectors: Tensor = self.embedding(rows.long())
         return vectors.flatten(1)
 
 
 def reviews() -> tuple[Tensor, Tensor, Split]:
-    """Return the words of reviews, axes (rows, words), their labels and the split."""
+    """Return reviews as word indices, axes (rows, words), their labels, and the split."""
     data = {"source": "review_polarity", "tokenizer": "glove", "length": LENGTH}
     experiment = Experiment.model_validate(
         {
@@ -95,7 +96,7 @@ def reviews() -> tuple[Tensor, Tensor, Split]:
 
 
 def vectors() -> Tensor:
-    """Return the vectors of the most frequent words, 0 being padding; axes (words, width)."""
+    """Return the vectors of the most frequent words, axes (words, width); index 0 is padding."""
     found, count = [], 1
     for some in embedding_rows(existing_model("glove")):
         found.append(some)
@@ -109,7 +110,7 @@ def vectors() -> Tensor:
 def measure(
     specs: Iterable[str], texts: Tensor, labels: Tensor, split: Split, table: Tensor
 ) -> Iterator[Sanitised]:
-    """Yield one line per defense, the first without a defense."""
+    """Yield a result for each defense; the first is without a defense."""
     yield Sanitised("none", 1, 1, _guess(texts), *_accuracies(texts, labels, split, table))
     for spec in specs:
         defense = make(spec)
@@ -123,13 +124,14 @@ def measure(
 
 
 def read(texts: Tensor, sent: Tensor) -> float:
-    """Return the share of words of the second half that the attacker finds; see above."""
+    """Return the fraction of words in the second half that the attacker infers; see the module."""
     half, most = len(texts) // 2, 1 + int(max(texts.max(), sent.max()))
     known, asked = texts[:half] > 0, texts[half:] > 0
     pairs = sent[:half][known].long() * most + texts[:half][known].long()
     kinds, counts = torch.unique(pairs, return_counts=True)
     behind = torch.zeros(most, dtype=torch.int64)
-    for kind in kinds[counts.argsort(stable=True)].tolist():  # the most frequent pair comes last
+    # The most frequent pair of substitute and word comes last.
+    for kind in kinds[counts.argsort(stable=True)].tolist():
         behind[kind // most] = kind % most
     named = behind[sent[half:][asked].long()] == texts[half:][asked].long()
     return named.double().mean().item()
@@ -159,7 +161,7 @@ def _accuracies(texts: Tensor, labels: Tensor, split: Split, table: Tensor) -> t
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write each defense's line when it is measured."""
+    """Write a line for each defense as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("sanitisation.csv"))
     out = parser.parse_args(arguments).out

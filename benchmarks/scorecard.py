@@ -31,7 +31,7 @@ from vfl.trees.scorecard.page import write_card
 
 Source = Literal["credit", "german", "made"]
 LABEL = "bad"
-#: Columns of each party, the label party's first.
+#: Columns of each party; the label party comes first.
 _CREDIT = {
     "bank": ("LIMIT_BAL", "BILL_*"),
     "payments": ("PAY_*",),
@@ -54,17 +54,17 @@ _GERMAN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ScorecardRow:
-    """Cards of one table, over all seeds.
+    """Scorecards of one table, over all seeds.
 
     Attributes:
         source: name of the table.
         rows, columns: size of the table, all parties together.
-        on_card: columns on the card, mean.
-        auc, ks, stability: means on the test rows; stability against the training rows, NaN where
-            their scores are missing.
-        auc_spread, ks_spread: standard deviations; 0 for one seed.
-        cpu_s, wall_s: mean time from the CSV to the page.
-        sent_bytes: mean payload of a training.
+        on_card: mean number of columns on the scorecard.
+        auc, ks, stability: means over the seeds on the test rows. Stability compares scores with
+            the training rows; it is NaN where their scores are missing.
+        auc_spread, ks_spread: standard deviations over the seeds; 0 for a single seed.
+        cpu_s, wall_s: mean processor and wall time from the CSV files to the page, in seconds.
+        sent_bytes: mean payload bytes of a training.
     """
 
     source: str
@@ -93,10 +93,10 @@ def bench_scorecard(
 
     Args:
         sources: tables.
-        seeds: number of trainings of each, with different splits of rows.
+        seeds: number of trainings of each scorecard, each with a different split of the rows.
         rows: number of synthetic rows.
         columns: number of synthetic columns, of all parties together.
-        options: options of the model.
+        options: options of the scorecard model.
     """
     use_one_thread()
     found = []
@@ -123,7 +123,7 @@ class _Made:
 
 
 def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: str) -> _Made:
-    """Make one card, from the CSV file to its page."""
+    """Make one scorecard, from the CSV files to its page."""
     content = {
         "name": "benchmark",
         "seed": seed,
@@ -169,7 +169,7 @@ def _row(source: str, table: pd.DataFrame, cards: Sequence[_Made]) -> ScorecardR
 def _table(
     source: Source, rows: int, columns: int
 ) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """Return a table with its label, 1 for a bad row, and each party's columns."""
+    """Return a table with its label, which is 1 for a bad loan, and each party's columns."""
     if source == "made":
         return made_table(rows, columns)
     folder = Path(os.environ.get("VFL_DATA", ""))
@@ -179,7 +179,7 @@ def _table(
         return table.rename(columns={table.columns[-1]: LABEL}), _CREDIT
     path = _found(folder / "german-credit" / "german.csv.gz")
     table = pd.read_csv(path, names=_GERMAN_COLUMNS)
-    table[LABEL] -= 1  # 2 is bad
+    table[LABEL] -= 1  # the value 2 means a bad loan
     return table, _GERMAN
 
 
@@ -192,9 +192,9 @@ def _found(path: Path) -> Path:
 
 
 def made_table(rows: int, columns: int) -> tuple[pd.DataFrame, dict[str, tuple[str, ...]]]:
-    """Make rows with columns of high, low and no information about the odds.
+    """Make rows with columns that have much, little or no information about the odds.
 
-    One column in ten has categories, and one in five has missing cells.
+    One column in ten is a category, and one in five has missing cells.
     """
     draw = np.random.default_rng(0)
     cells = draw.normal(size=(rows, columns))

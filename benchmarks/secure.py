@@ -24,22 +24,22 @@ WORKLOAD = "summed"
 MODES = ("none", "sum", "sum:bits=8", "beaver")
 PATHS: tuple[Path, ...] = ("inprocess", "tls")
 STEPS, REPEATS, WARMUP_STEPS = 30, 40, 10
-#: Turns over a line, where a step takes at least a round trip.
+#: Number of turns over a network link, where a step takes at least one round trip.
 LINE_REPEATS = 5
 QUICK_STEPS = 5
-#: Most CPU time of a step under a secure sum, relative to the plain step.
+#: Largest CPU time of a step with a secure sum, relative to the plain step.
 AIM = 1.03
-#: Paths with that aim.
+#: Variants to which this aim applies.
 _AIMED = ("sum", "sum:bits=8")
 
 
 @dataclass(frozen=True, slots=True)
 class SecureRow(StepCost):
-    """A step under a secure mode, compared with the plain step.
+    """Cost of a step in one secure mode, compared with the plain step.
 
     Attributes:
-        path: "inprocess" or "tls"; "model" where the line is computed.
-        secure: the secure mode.
+        path: "inprocess" or "tls"; "model" for computed network links.
+        secure: name of the secure mode.
     """
 
     path: Path
@@ -55,19 +55,19 @@ def bench_secure(
     network: str = "auto",
     quick: bool = False,
 ) -> list[SecureRow]:
-    """Measure a step under each secure mode and the plain one: 128 rows, width 500.
+    """Measure a step in each secure mode, and the plain step, with 128 rows and width 500.
 
     Args:
-        steps: timed steps of one training; by default 30, or 20 over a line.
-        repeats: turns; by default 40, or 5 over a line.
+        steps: number of timed steps of a training; by default 30, or 20 over a network link.
+        repeats: number of turns; by default 40, or 5 over a network link.
         seed: seed of rows, weights and batch order.
-        wan: network settings between the parties; None leaves the loopback unchanged.
-        network: kind of the lines: auto, tun, proxy or model.
-        quick: check only that it runs.
+        wan: network link between the parties; None leaves the loopback interface unchanged.
+        network: kind of the emulated network: auto, tun, proxy or model.
+        quick: only check that the benchmark runs.
 
     Raises:
-        BadOptionError: the network is unknown.
-        UserError: the network is not available here.
+        BadOptionError: no network has this name.
+        UserError: the network is not available on this machine.
     """
     kind = choose(network) if wan else "loopback"
     usual = (LINE_STEPS, LINE_REPEATS) if wan else (STEPS, REPEATS)
@@ -95,7 +95,7 @@ def _paths(kind: str) -> tuple[Path, ...]:
 
 
 def _turn(parties: Parties, path: Path, seed: int, steps: int, turn: int) -> dict[str, Measurement]:
-    """Measure every mode once; reverse the order in every second turn."""
+    """Measure every mode once; every second turn has the reverse order."""
     order = MODES if turn % 2 == 0 else MODES[::-1]
     return {
         mode: parties.measure(path, WORKLOAD, seed, WARMUP_STEPS, steps, mode) for mode in order

@@ -40,22 +40,22 @@ _RATE, _CLIP, _LONGEST = 8.0, 1.0, 8.0
 
 
 class SecureRow(Settings):
-    """One training; all figures are per step unless stated otherwise.
+    """Result of one training; costs are per step unless stated otherwise.
 
     Attributes:
-        holders: number of holders; 0 is the plaintext training with all rows in one place.
-        form: form of the inverse square root.
-        split: division of rows: "even", or "sorted" by label.
-        start: "zero", or "average" or "best" of models that holders train separately with half of
-            the epsilon; 500 public rows select the best.
-        ms: wall time of this process, which plays all parties.
+        holders: number of holders; 0 is the training in plaintext with all rows in one process.
+        form: form in which the inverse square root is computed.
+        split: division of the rows among holders: "even", or "sorted" by label.
+        start: initial weights: "zero", or the "average" or "best" of models that holders train
+            separately with half of epsilon; 500 public rows select the best.
+        ms: wall time of this process, which runs all parties.
         cpu_ms: CPU time of this process.
-        online, offline: bytes of all parties, headers of frames included.
+        online, offline: bytes that all parties send, headers of frames included.
         hops: number of sequential messages.
-        line_ms: time over the computed line.
-        epsilon: epsilon of the whole training, at delta 1e-5; the noise is that of `vfl.privacy`.
-        accuracy: accuracy on test rows after the whole training; mean over the seeds.
-        deviation: standard deviation between the seeds.
+        line_ms: time over the computed network link.
+        epsilon: epsilon of the whole training, at delta 1e-5; `vfl.privacy` computes the noise.
+        accuracy: accuracy on the test rows after the whole training; mean over the seeds.
+        deviation: standard deviation over the seeds.
     """
 
     holders: int
@@ -74,12 +74,12 @@ class SecureRow(Settings):
 
 
 def pictures(rows: int, features: str = "means") -> tuple[Rows, Rows]:
-    """Return training and test rows; inputs of axes (rows, columns), labels.
+    """Return training rows and test rows: inputs, axes (rows, columns), and labels.
 
     Args:
         rows: number of training rows of MNIST.
-        features: "means" of four pixels, centred by a constant, or the spec of a bottom without
-            weights.
+        features: "means" of four pixels, centred by a constant, or the spec of a bottom model
+            without weights.
     """
     try:
         found, labels, count = read_mnist("MNIST", tuple(range(10))).read(limit=rows * 7 // 6)
@@ -104,7 +104,7 @@ def _features(spec: str, inputs: Tensor) -> Tensor:
 
 
 def accuracy(weights: Tensor, rows: Rows) -> float:
-    """Return the share of rows whose largest output is at their class."""
+    """Return the fraction of rows whose largest output is at their class."""
     inputs, labels = rows
     found = (inputs @ weights[:-1] + weights[-1]).argmax(1)
     return float((found == labels).double().mean())
@@ -123,19 +123,20 @@ def bench_secure_dpsgd(
     seeds: int = 3,
     wan: Wan | None = Wan(80, 40),  # noqa: B008 (it does not change)
 ) -> list[SecureRow]:
-    """Measure DP-SGD on shares of many holders, and in plaintext.
+    """Measure DP-SGD on shares of many holders, and the same training in plaintext.
 
     Args:
-        holders: numbers of holders, one training each.
-        form: form of the inverse square root.
+        holders: numbers of holders; there is a training for each number.
+        form: form in which the inverse square root is computed.
         epsilon: epsilon of a training.
-        start: zero, or average or best of models that holders train separately.
-        split: division of rows.
+        start: initial weights: zero, or the average or best of models that holders train
+            separately.
+        split: division of the rows among holders.
         features: means of four pixels, or hog:cell=7.
-        rows: training rows of MNIST.
-        steps: steps of a training.
-        seeds: trainings of each kind, with different batches and noise.
-        wan: every party's line.
+        rows: number of training rows of MNIST.
+        steps: number of steps of a training.
+        seeds: number of trainings of each kind, each with different batches and noise.
+        wan: network link of every party.
     """
     use_one_thread()
     known, test = pictures(rows, features)
@@ -152,7 +153,7 @@ def bench_secure_dpsgd(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Kind of a training; see `SecureRow`."""
+    """Settings of a training; see `SecureRow`."""
 
     holders: int
     form: Form
@@ -163,8 +164,8 @@ class Kind:
     seeds: int
 
     def terms(self, count: int, columns: int) -> SecureSgd:
-        """Return the terms of a training on a number of rows."""
-        among = self.holders or 2  # in plaintext it does not matter
+        """Return the terms of a training on this number of rows and columns."""
+        among = self.holders or 2  # has no effect in plaintext
         parts = [count // among] * among
         parts[-1] += count % among
         size, epsilon, delta = min(BATCH_SIZE, count // 4), self.epsilon, DELTA
@@ -176,9 +177,9 @@ class Kind:
         )
 
     def beginning(self, terms: SecureSgd, public: int) -> LocalStart | None:
-        """Return the start from separately trained models, which took the same number of epochs.
+        """Return the start from separately trained models; each trained for as many epochs.
 
-        Some starts also need public rows.
+        The start from the best model also needs public rows.
         """
         if self.start == "zero":
             return None
@@ -194,7 +195,7 @@ def _row(kind: Kind, known: Rows, test: Rows, wan: Wan) -> SecureRow:
     if kind.split == "sorted":
         order = known[1].argsort(stable=True)
         known = (known[0][order], known[1][order])
-    # Public rows are neither training rows nor test rows.
+    # Public rows are not among the training rows or the test rows.
     few = min(_PUBLIC, len(test[1]) // 4)
     public, judged = (test[0][:few], test[1][:few]), (test[0][few:], test[1][few:])
     start = kind.beginning(terms, few)
@@ -232,7 +233,7 @@ def _row(kind: Kind, known: Rows, test: Rows, wan: Wan) -> SecureRow:
 def _on_shares(
     terms: SecureSgd, known: Rows, wan: Wan, start: LocalStart | None, public: Rows
 ) -> tuple[Tensor, dict[str, int], int, float]:
-    """Return the model, bytes by phase, sequential messages, and seconds on the line."""
+    """Return the model, bytes by phase, sequential messages, and seconds on the network link."""
     parts = zip(*(torch.split(each, list(terms.rows)) for each in known), strict=True)
     own: list[Rows | None] = [*parts, None]
     secrets = [Secret.fresh() for _ in own]

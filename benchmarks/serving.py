@@ -62,7 +62,7 @@ from vfl.session.store.identity import Identity
 from vfl.transport.certificates import session_certificate
 from vfl.transport.stream import client_context
 
-_FLOOR_BYTES = 128  # bytes of an answer
+_FLOOR_BYTES = 128  # number of bytes of an answer
 PARTIES, ROWS, COLUMNS = ("bank", "shop"), 2000, 10
 CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
 FAULT_CLIENTS = 4
@@ -78,14 +78,15 @@ CONTENT = {
 }
 
 
-#: The same with a party in the middle: it has the hidden layer, the label party the head.
+#: The same network with a party in the middle, which has the hidden layer; the label party has the
+#: head.
 MIDDLE = "compute"
 MIDDLED = CONTENT | {
     "label": {"party": "lender", "top": "linear"},
     "middle": {"party": MIDDLE, "width": 32, "model": "mlp:hidden=none,last=relu"},
 }
 
-#: The same parties with boosted trees, a hundred of depth 4.
+#: The same parties with boosted trees: a hundred trees of depth 4.
 TREES = CONTENT | {
     "model": "trees:max_depth=4",
     "parties": {name: {} for name in PARTIES},
@@ -96,19 +97,20 @@ TREES = CONTENT | {
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """Results of one load.
+    """Results of one load on one server.
 
     Attributes:
-        server: "split", "monolith" or "floor"; or "counted" and "uncounted", see ``--drift``; or
-            "plain" and "middle", or "network" and "trees".
-        clients: number of simultaneous clients, each for one row at a time.
-        requests_per_second: over all rounds.
-        p50_ms, p99_ms: latency percentiles of a request, at its client.
-        throughput_ratio, p99_ratio: relative to the first server with the same clients; 1 for
-            itself.
-        cpu_us: CPU time of the listening process, per request.
-        party_cpu_us: CPU time of each other party, per request; 0 without one.
-        failed: requests with another status than 200.
+        server: "split", "monolith" or "floor"; with ``--drift``, "counted" or "uncounted"; with
+            ``--middle``, "plain" or "middle"; with ``--trees``, "network" or "trees".
+        clients: number of simultaneous clients, each of which requests one row at a time.
+        requests_per_second: number of answered requests per second over all rounds.
+        p50_ms, p99_ms: percentiles of a request's latency, measured at the client.
+        throughput_ratio, p99_ratio: ratio to the first server with as many clients; 1 for the first
+            server itself.
+        cpu_us: CPU time per request of the process that listens, in microseconds.
+        party_cpu_us: CPU time per request of each other party, in microseconds; 0 if there is no
+            other party.
+        failed: number of requests with a status other than 200.
     """
 
     server: str
@@ -125,16 +127,18 @@ class ServingRow:
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """Results of clients while parties died.
+    """Results of clients while parties were killed or stopped.
 
     Attributes:
-        seconds: seconds of load.
-        kills: number of kills, or of stops.
-        answered, unavailable: requests with 200, and with a 503 that names a feature party.
-        wrong: answers that differ from the prediction of their row.
+        seconds: duration of the load in seconds.
+        kills: number of times that a party was killed or stopped.
+        answered, unavailable: number of requests with status 200, and with a 503 that names a
+            feature party.
+        wrong: number of answers that differ from the known prediction for their row.
         other: number of all other results.
-        longest_outage_s: longest time from a first failure to the next answer.
-        rss_first_mb, rss_last_mb: resident memory of the label party after warm-up and at the end.
+        longest_outage_s: longest time from the first failure of an outage to the next answer.
+        rss_first_mb, rss_last_mb: resident memory of the label party after the warm-up and at the
+            end, in MB.
     """
 
     seconds: float
@@ -150,7 +154,7 @@ class FaultRow:
 
 @dataclass(frozen=True)
 class _Envelope:
-    """A message that needs no running Flower."""
+    """A message like Flower's, for which Flower need not run."""
 
     content: Any
     dst_node_id: int
@@ -159,11 +163,11 @@ class _Envelope:
 
 
 class Pipes:
-    """Replaces Flower at the label party: a message starts its party's process.
+    """Replacement of Flower at the label party: a message starts the process of its party.
 
     Args:
-        folder: folder with every party's files.
-        parties: parties with a node.
+        folder: folder with the files of every party.
+        parties: names of the parties that have a node.
     """
 
     def __init__(self, folder: Path, parties: Sequence[str]) -> None:
@@ -171,12 +175,12 @@ class Pipes:
         self.processes: dict[str, Process] = {}
 
     def get_nodes(self) -> list[Any]:
-        """Return a node a party, always online."""
+        """Return a node for each party; all nodes are always online."""
         named = enumerate(self._parties, start=1)
         return [SimpleNamespace(node_id=i, name=name) for i, name in named]
 
     def push_messages(self, messages: Sequence[Any]) -> list[str]:
-        """Start a party again with its message; an earlier process of it ends by itself."""
+        """Start each party's process with its message; its former process ends by itself."""
         (message,) = messages
         name = self._parties[message.dst_node_id - 1]
         party = Worker(name, _command("party", self.folder, name), _environment())
@@ -187,11 +191,11 @@ class Pipes:
         return [name]
 
     def pull_messages(self, identifiers: Sequence[str]) -> list[Any]:
-        """Return no reply, because none arrives early."""
+        """Return no reply, because no reply arrives before the session ends."""
         return []
 
     def close(self) -> None:
-        """Wait for every party's end, then end it."""
+        """Wait until every party has ended, and end those that have not."""
         for party in self.processes.values():
             party.stop(10)
 
@@ -205,12 +209,12 @@ def _environment() -> dict[str, str]:
 
 
 def _start(*words: object) -> Process:
-    output = subprocess.DEVNULL  # standard output is the measurement's
+    output = subprocess.DEVNULL  # standard output carries the measurement's messages
     return Process(str(words[0]), _command(*words), _environment(), stdout=output)
 
 
 def play_party(folder: Path, name: str) -> None:
-    """Run one feature party, whose message arrives on standard input."""
+    """Run one feature party; its message arrives on standard input."""
     from vfl.clients.session import take_part
     from vfl.session import SessionMessage
 
@@ -218,17 +222,17 @@ def play_party(folder: Path, name: str) -> None:
     message = SessionMessage.parse(sys.stdin.readline())
     try:
         take_part(message, read_party_file(folder / name / "party.toml"))
-    except VFLError as error:  # another party died, and the session begins anew
+    except VFLError as error:  # another party has ended, so the session begins again
         print(str(error).splitlines()[0], file=sys.stderr)
 
 
 def play_label(folder: Path, *modes: str) -> None:
-    """Run the label party through some modes; the last one serves until it is ended."""
+    """Run the label party in several modes; the last mode serves until the process is ended."""
     from vfl.server import federation, session
     from vfl.session import Terms
 
     use_one_thread()
-    session._COLLECT_S = 0.0  # no replies come
+    session._COLLECT_S = 0.0  # no replies arrive
     vars(federation)["Message"] = _Envelope
     experiment = Experiment.model_validate(json.loads((folder / "experiment.json").read_text()))
     party = read_party_file(folder / "lender" / "party.toml")
@@ -250,7 +254,7 @@ def play_label(folder: Path, *modes: str) -> None:
 
 
 def scores(outputs: torch.Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Decode outputs of axes (rows, outputs): the class of the largest probability, and all."""
+    """Convert outputs, axes (rows, outputs), to answers: the likeliest class, and probabilities."""
     shares = torch.softmax(outputs, dim=1)
     best = shares.argmax(dim=1).tolist()
     return [
@@ -260,7 +264,7 @@ def scores(outputs: torch.Tensor, classes: Sequence[str]) -> list[dict[str, Any]
 
 
 def play_monolith(folder: Path) -> None:
-    """Run all columns, all models and FastAPI in one process; a forward pass per request."""
+    """Run all columns, all models and FastAPI in one process; a request is one forward pass."""
     use_one_thread()
     data = {
         name: load_own(name, OwnTable(folder / name / "data.csv", "id", ("*",)), None, Dealing(0))
@@ -302,7 +306,7 @@ def play_monolith(folder: Path) -> None:
 
 
 def play_floor(folder: Path) -> None:
-    """Run a request's network hops without its work: a listener, and two echoes behind TLS."""
+    """Run only the messages of a request: a process that listens, and two that echo behind TLS."""
     certificate = session_certificate(["127.0.0.1"])
     (folder / "ca.pem").write_bytes(certificate.ca_pem)
     inside, outside = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
@@ -339,7 +343,7 @@ def play_echo(folder: Path, port: str) -> None:
 
 
 def write_tables(folder: Path) -> list[str]:
-    """Write every party's folder; return the ids."""
+    """Write the folder of every party; return the ids."""
     draw, ids = np.random.default_rng(0), [f"r{row:05}" for row in range(ROWS)]
     signal_of = np.zeros(ROWS)
     for name in PARTIES:
@@ -353,7 +357,7 @@ def write_tables(folder: Path) -> list[str]:
 
 
 def write_middle(folder: Path) -> None:
-    """Write the folder of a party in the middle, and the other parties' settings for it."""
+    """Write the folder of the middle party, and the settings that the other parties need for it."""
     names = (*PARTIES, MIDDLE)
     (folder / MIDDLE).mkdir()
     limits = '[consent]\nmodes = ["train", "predict", "serve"]\nmax_rows_per_second = 1e9\n'
@@ -385,12 +389,14 @@ class Load:
     """Clients' results.
 
     Attributes:
-        processes: processes whose CPU time counts: the listening one, and the feature parties.
+        processes: processes whose CPU time counts: the process that listens first, then the feature
+            parties.
         seconds: latency of each answered request.
-        statuses: number of each status.
-        cpu_s: CPU time of every process.
-        over: set this to end a load early.
-        checked: called with id, status and body of every answer; status 0 is a lost connection.
+        statuses: number of answers with each status.
+        cpu_s: CPU time of each of the processes.
+        over: set it to True to end a load early.
+        checked: function that is called with id, status and body of every answer; status 0 means a
+            lost connection.
     """
 
     address: str
@@ -405,7 +411,7 @@ class Load:
     over: bool = False
 
     def run(self, clients: int, seconds: float) -> None:
-        """Send requests from several clients at once, each for one row at a time."""
+        """Send requests from several clients at once; each client requests one row at a time."""
         before = [harness.cpu_s(pid) for pid in self.processes]
         asyncio.run(self._all(clients, seconds))
         took = [
@@ -414,7 +420,7 @@ class Load:
         self.cpu_s = [sum(pair) for pair in zip(self.cpu_s or [0.0] * len(took), took, strict=True)]
 
     def forget(self) -> None:
-        """Discard the results of a warm-up."""
+        """Discard all results so far, after a warm-up."""
         self.seconds.clear()
         self.statuses.clear()
         self.cpu_s, self.lasted_s = [], 0.0
@@ -437,7 +443,8 @@ class Load:
                     status, answer = await self._ask(host, each, reader, writer)
                     self.checked(each, status, answer)
                     if status != 200:
-                        await asyncio.sleep(0.05)  # clients do not overload a service that is away
+                        # Clients must not overload a service that is unavailable.
+                        await asyncio.sleep(0.05)
             except (OSError, asyncio.IncompleteReadError):
                 self.statuses[0] += 1
                 self.checked(each, 0, b"")
@@ -451,7 +458,7 @@ class Load:
     async def _ask(
         self, host: str, each: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[int, bytes]:
-        """Return status and body of one answer."""
+        """Send a request; return the status and the body of its answer."""
         body = json.dumps({"ids": [each]}).encode()
         head = (
             f"POST /predict HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self.token}\r\n"
@@ -470,12 +477,12 @@ class Load:
 
 
 class Servers:
-    """Servers over their own tables; as a context manager it ends every process.
+    """Servers on the same tables; the context manager ends every process.
 
     Args:
-        modes: modes in which the label party runs before it serves.
-        beside: other roles, each in a separate process.
-        content: the experiment; a party in the middle runs if the experiment names one.
+        modes: modes that the label party runs before it serves.
+        beside: other roles to run, each in a separate process.
+        content: settings of the experiment; if they name a middle party, it runs too.
     """
 
     def __init__(
@@ -509,7 +516,7 @@ class Servers:
         self._folder.cleanup()
 
     def load(self, server: str) -> Load:
-        """Return a load on one of the servers when it is ready."""
+        """Return a load on one of the servers, once the server is ready."""
         if server in self._beside:
             address = _address(self.folder / f"{server}.json")
             pids = [self._processes[1 + list(self._beside).index(server)].pid]
@@ -523,7 +530,7 @@ class Servers:
 
     @property
     def label_pid(self) -> int:
-        """The label party's process."""
+        """Return the process id of the label party."""
         return self._processes[0].pid
 
 
@@ -542,7 +549,7 @@ def _address(path: Path) -> str:
 
 
 def wait_ready(address: str) -> None:
-    """Wait until a service can answer."""
+    """Wait until a service answers."""
     _wait(lambda: _ready(address))
 
 
@@ -569,18 +576,18 @@ def bench_serving(
     stop_s: float | None = None,
     quick: bool = False,
 ) -> Sequence[ServingRow | FaultRow]:
-    """Measure `vfl serve` and one process with all columns; one client measures the floor.
+    """Measure `vfl serve` and one process with all columns; with one client, also the floor.
 
     Args:
-        clients: numbers of simultaneous clients; if parties die, the largest one.
-        seconds: seconds of one turn, or of the load if parties die.
-        rounds: turns of each.
-        drift: measure the cost of drift counters instead.
-        middle: measure the cost of a party in the middle instead.
-        trees: measure the cost of a hundred trees and of a network instead.
-        kill_s: kill a party every so many seconds instead.
-        stop_s: stop it for so many seconds instead of killing it.
-        quick: check only that it runs.
+        clients: numbers of simultaneous clients; if parties are killed, the largest number.
+        seconds: duration of a turn in seconds, or of the whole load if parties are killed.
+        rounds: number of turns of each server.
+        drift: measure the cost of counting drift instead.
+        middle: measure the cost of a middle party instead.
+        trees: compare a hundred trees with a network instead.
+        kill_s: kill a feature party each time after this many seconds instead.
+        stop_s: stop the party for this many seconds instead of killing it.
+        quick: only check that the benchmark runs.
     """
     if kill_s is not None:
         return bench_faults(seconds or 600.0, kill_s, stop_s, max(clients or [FAULT_CLIENTS]))
@@ -602,7 +609,7 @@ def bench_serving(
 
 
 def _servers(drift: bool, middle: bool, trees: bool) -> dict[str, Servers]:
-    """Return servers by the name of a row; the first is the base of comparison."""
+    """Return the servers by their names in the result rows; others are compared with the first."""
     if drift:
         return {"uncounted": Servers("uncounted"), "counted": Servers()}
     if middle:
@@ -650,16 +657,16 @@ def bench_faults(
     stop_s: float | None = None,
     clients: int = FAULT_CLIENTS,
 ) -> list[FaultRow]:
-    """Apply load while feature parties are killed or stopped one by one.
+    """Send requests while feature parties are killed or stopped one after another.
 
     Args:
-        seconds: seconds of load.
+        seconds: duration of the load in seconds.
         every_s: seconds between two kills.
-        stop_s: stop a party for so many seconds instead.
+        stop_s: stop a party for this many seconds instead of killing it.
         clients: number of simultaneous clients.
     """
     counts: Counter[str] = Counter()
-    outage = [0.0, 0.0]  # start of the outage, and the longest one
+    outage = [0.0, 0.0]  # start of the present outage, and the longest outage so far
     with Servers("predict") as servers:
         load = servers.load("split")
         table = pd.read_csv(servers.run / "predictions.csv", dtype=str).set_index("id")
@@ -695,7 +702,7 @@ def bench_faults(
                 try:
                     os.kill(pid, signal.SIGKILL if stop_s is None else signal.SIGSTOP)
                 except ProcessLookupError:
-                    continue  # it is restarting
+                    continue  # the party is starting again
                 kills += 1
                 harness.say(f"{'killed' if stop_s is None else 'stopped'} {name}")
                 if stop_s is not None:
@@ -753,12 +760,12 @@ FAULTS = harness.table(
 
 
 def shown(rows: Sequence[ServingRow | FaultRow]) -> str:
-    """Format either measurement's rows, for people."""
+    """Format the rows of either measurement for people."""
     return (FAULTS if isinstance(rows[0], FaultRow) else SERVED)(rows)
 
 
 def main() -> None:
-    """Measure, or run one process of a measurement."""
+    """Run a measurement, or one process of a measurement."""
     roles = {
         "party": play_party,
         "label": play_label,

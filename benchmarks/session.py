@@ -1,4 +1,4 @@
-"""A session over streams with one process per party: its start, and each party's part."""
+"""A session over streams with one process for each party: its start, and each party's program."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _JOIN_TIMEOUT_S = 60.0
 
 
 class SessionJob(Settings):
-    """One party's part in a session.
+    """One party's part in a session, as a job for its process.
 
     Attributes:
-        party: name of the process's party.
+        party: name of the party that the process runs.
         session: name of the session.
-        tokens: tokens that parties show to be admitted; a feature party gets only its own.
+        tokens: tokens with which parties are admitted; a feature party gets only its own token.
         tls: whether the stream has TLS.
-        host: address the label party listens at.
-        endpoint: address of the label party for a feature party.
+        host: address on which the label party listens.
+        endpoint: address at which a feature party reaches the label party.
     """
 
     party: str = ""
@@ -54,7 +54,7 @@ _Job = TypeVar("_Job", bound=SessionJob)
 def start(
     workers: Mapping[str, BenchmarkWorker], network: Network, label: str, job: SessionJob
 ) -> None:
-    """Send every party its part; the label party listens before others get its address."""
+    """Send every party its part; the label party listens before other parties get its address."""
     tokens = {party: secrets.token_urlsafe(32) for party in workers if party != label}
     session = {"session": secrets.token_hex(16), "party": label, "tokens": tokens}
     workers[label].put(job.model_copy(update=session | {"host": network.host(label)}))
@@ -72,10 +72,10 @@ def play_label(
     build: Callable[[dict[str, HubLink]], LabelParty],
     schedule: Iterable[Exchange],
 ) -> LabelParty:
-    """Play the label party.
+    """Run the label party.
 
     Raises:
-        MissingPartyError: a feature party did not join.
+        MissingPartyError: a feature party did not attach.
     """
     certificate = session_certificate([job.host]) if job.tls else None
     credentials = {party: Credential(party, token) for party, token in job.tokens.items()}
@@ -95,7 +95,8 @@ def play_label(
         label.aggregator.begin()
         label.run(schedule)
         for end in label.ends.values():
-            end.link.receive()  # its DONE: the last gradient has arrived
+            # Waits for the party's DONE frame, which shows that the last gradient has arrived.
+            end.link.receive()
     finally:
         hub.close()
     return label
@@ -107,7 +108,7 @@ def play_feature(
     build: Callable[[TcpLink], FeatureParty],
     schedule: Iterable[Exchange],
 ) -> None:
-    """Play a feature party."""
+    """Run a feature party."""
     assert job.endpoint is not None, "a party that joins knows where"
     hello = Hello(job.session, job.party, job.tokens[job.party])
     ca_pem = job.endpoint.ca_pem.encode() or None

@@ -36,28 +36,28 @@ from vfl.training import demo
 CLIENTS, MINUTES, ROUND_S, AWAY_S = 8, 10.0, 60.0, 10.0
 SIDES = ("left", "right")
 _PATIENCE_S, _LOOK_S = 180.0, 0.02
-#: Seconds before the first loss and after the last answer to one.
+#: Seconds without a loss at the beginning, and after the last answer to a loss.
 _CALM_S = 3.0
 _COMMAND = (sys.executable, "-m", "vfl")
 _CLIENT_APP = "flwr-clientapp"
 
-#: Victims of a kill: the process of a session; the command `vfl up`, whose processes have to
-#: notice; or everything that the party runs, as in a power failure.
+#: Victims of a kill: the process of a session; the command `vfl up`, whose child processes have to
+#: notice it; or everything that the party runs, as in a power failure.
 Kill = Literal["session", "command", "machine"]
 KILLS: tuple[Kill, ...] = ("machine", "command", "session")
 
 
 @dataclass(slots=True)
 class Loss:
-    """A killed party; all times are from one clock, in seconds.
+    """A party that was killed; all times are from one clock, in seconds.
 
     Attributes:
         party: name of the party.
-        kill: party that was killed.
-        killed_at, back_at: time of the kill, and time when the SuperNode was connected again; for a
+        kill: victim of the kill; see `Kill`.
+        killed_at, back_at: time of the kill, and time when the SuperNode had connected again. For a
             session, whose SuperNode stays connected, both are equal.
-        answered_at: time of the first answer after its return.
-        left: processes of the party that outlived the command which started them.
+        answered_at: time of the first answer after the party's return.
+        left: number of the party's processes that outlived the command which had started them.
     """
 
     party: str
@@ -70,14 +70,14 @@ class Loss:
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of clients.
+    """Results of all clients of a load.
 
     Attributes:
-        losses: losses of parties.
-        promotions: seconds of each promotion.
-        answered: right answers, by the name of the run.
-        unavailable: time of each 503, and the party it named.
-        faults: wrong answers, other refusals, lost connections; described without ids.
+        losses: parties that were killed.
+        promotions: duration of each promotion in seconds.
+        answered: number of right answers, by name of the run.
+        unavailable: time of each 503, and the party that it named.
+        faults: wrong answers, other refusals and lost connections, described without ids.
     """
 
     losses: list[Loss] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def unexcused(self) -> list[str]:
-        """Return faults, and every 503 at a time when the party that it names was present."""
+        """Return all faults, and every 503 at a time when the party that it names was running."""
         return self.faults + [
             f"503 names {party} at {at:.1f} s, which was there"
             for at, party in self.unavailable
@@ -103,14 +103,14 @@ class StandingRow:
     """Results of one kind of event, or of the whole load.
 
     Attributes:
-        what: a kind of loss, "promotion", or "all".
+        what: the kind of kill, "promotion", or "all".
         times: number of events.
         slowest_s, median_s: seconds from the return of the party to the first answer, or of a
             promotion; None for the whole load.
-        answered: right answers; only for the whole load, like the following.
-        unavailable: answers 503 that named the absent party.
-        faults: all other results.
-        left: processes that outlived a killed command.
+        answered: number of right answers; like the following fields only for the whole load.
+        unavailable: number of 503 answers that named a party that was down.
+        faults: number of all other results.
+        left: number of processes that outlived a killed command.
     """
 
     what: str
@@ -124,7 +124,7 @@ class StandingRow:
 
 
 class Standing:
-    """The demo's project with a command of each party running, two trained runs and a service.
+    """The demo project, with a running command for each party, two trained runs and a service.
 
     Args:
         folder: folder for all files.
@@ -138,7 +138,7 @@ class Standing:
         self.runs: list[Path] = []
 
     def start(self) -> None:
-        """Start all parties, train twice, predict with both runs, and serve the first."""
+        """Start all parties, train twice, predict with both runs, and serve the first run."""
         self._start("label", "up", self.label.path, marker="listens on")
         for side in SIDES:
             self.bring(side)
@@ -152,7 +152,7 @@ class Standing:
         self._start("service", *serve, marker="listens at")
 
     def vfl(self, *arguments: object) -> str:
-        """Run a command that must succeed; return its JSON."""
+        """Run a command of vfl that must succeed; return its JSON output."""
         done = subprocess.run(
             [*_COMMAND, *map(str, arguments), "--json"], capture_output=True, text=True, check=False
         )
@@ -161,13 +161,13 @@ class Standing:
         return done.stdout
 
     def bring(self, side: str) -> None:
-        """Start a feature party, also after a kill; return when it is connected."""
+        """Start a feature party, also after a kill; return once it is connected."""
         if side in self._running:
             self._running[side].stop()
         self._start(side, "up", self.folder / "project" / side, marker="is connected")
 
     def kill(self, side: str, kill: Kill) -> set[int]:
-        """Kill some processes of a party; return its others, which must end by themselves."""
+        """Kill some processes of a party; return the others, which must end by themselves."""
         top = self._running[side].pid
         family = {pid: harness.called(pid) for pid in harness.family(top)}
         match kill:
@@ -182,11 +182,11 @@ class Standing:
         return set() if kill == "session" else family.keys() - chosen
 
     def expected(self) -> dict[str, dict[str, tuple[str, list[np.float32]]]]:
-        """Return predictions and probabilities of `vfl predict`, by run and id."""
+        """Return the predictions and probabilities of `vfl predict`, by run and id."""
         return {run.name: _predicted(run / "predictions.csv") for run in self.runs}
 
     def load(self) -> Load:
-        """Return clients for the service when it is ready."""
+        """Return the clients of the service, once the service is ready."""
         first = self.runs[0]
         address = json.loads((first / "serving.json").read_text())["address"]
         token = (first / "serve.token").read_text().strip()
@@ -201,7 +201,7 @@ class Standing:
         service.wait_for(marker, _PATIENCE_S)
 
     def close(self) -> None:
-        """End every command, the service first."""
+        """End every command; the service ends first."""
         for name in ("service", *SIDES, "label"):
             if name in self._running:
                 self._running[name].stop(30)
@@ -216,7 +216,7 @@ def _predicted(path: Path) -> dict[str, tuple[str, list[np.float32]]]:
 
 @contextmanager
 def standing() -> Iterator[Standing]:
-    """Run a federation that serves."""
+    """Yield a federation that serves, and end it afterwards."""
     with tempfile.TemporaryDirectory(prefix="vfl-standing-") as name:
         made = Standing(Path(name))
         try:
@@ -227,7 +227,7 @@ def standing() -> Iterator[Standing]:
 
 
 class Recorder:
-    """Compares every answer, and remembers when each party was away."""
+    """Compares every answer with the expected one, and records when each party was down."""
 
     def __init__(self, expected: Mapping[str, Mapping[str, tuple[str, list[np.float32]]]]) -> None:
         self.outcome, self._expected = Outcome(), expected
@@ -253,7 +253,7 @@ class Recorder:
             outcome.faults.append(f"status {status}, {told.get('code', 'no code')}")
 
     def _named(self, loss: Loss, now: float) -> bool:
-        """Return whether an answer may predate the loss, whose detection takes some time."""
+        """Return whether an answer may precede the loss, whose detection takes some time."""
         told = any(at >= loss.killed_at for at, _ in self.outcome.unavailable)
         return not told and now < loss.killed_at + 1.0
 
@@ -266,15 +266,15 @@ def play(
     away_s: float,
     kills: Sequence[Kill],
 ) -> Outcome:
-    """Load a service during rounds of losses and promotions.
+    """Send requests to a service during rounds of kills and promotions.
 
     Args:
         made: the federation that serves.
         clients: number of simultaneous clients.
-        seconds: seconds of load, whole rounds.
+        seconds: duration of the load in seconds, in whole rounds.
         round_s: seconds between two kills.
-        away_s: seconds between a party's kill and its restart.
-        kills: victims of the kills, in turn.
+        away_s: seconds between the kill of a party and its restart.
+        kills: victims of the kills, in turn; see `Kill`.
     """
     recorder, load = Recorder(made.expected()), made.load()
     load.checked = recorder.checked
@@ -297,7 +297,7 @@ def play(
 
 
 def _round(made: Standing, outcome: Outcome, loss: Loss, away_s: float, number: int) -> None:
-    """Kill a party and restart it; promote a run afterwards, or meanwhile in every second round."""
+    """Kill a party, restart it and promote a run, in every second round during the outage."""
 
     def promote() -> None:
         since = time.monotonic()
@@ -336,17 +336,17 @@ def bench_standing(
     away_s: float = AWAY_S,
     kills: Sequence[str] = KILLS,
 ) -> list[StandingRow]:
-    """Load a real federation that serves, while runs are promoted and a party is killed.
+    """Send requests to a serving federation while runs are promoted and parties are killed.
 
     Args:
-        minutes: minutes of load.
-        clients: number of simultaneous clients, each for one row after the other.
+        minutes: duration of the load in minutes.
+        clients: number of simultaneous clients, each of which requests one row after another.
         round_s: seconds between two kills.
-        away_s: seconds that a killed party is away before its command is started again.
-        kills: victims of the kills in turn: machine, command, session.
+        away_s: seconds from the kill of a party to the restart of its command.
+        kills: victims of the kills, in turn: machine, command, session.
 
     Raises:
-        UserError: the system does not list its processes, or a kind of loss is unknown.
+        UserError: the operating system does not list its processes, or a kind of kill is unknown.
         LostPeerError: a process did not start.
     """
     if not sys.platform.startswith("linux"):
@@ -361,7 +361,7 @@ def bench_standing(
 
 
 def rows_of(outcome: Outcome) -> list[StandingRow]:
-    """Return one row for each kind of event, and one for the whole load."""
+    """Return a row for each kind of event, and one for the whole load."""
     took = {
         f"{kill} killed": [
             loss.answered_at - loss.back_at for loss in outcome.losses if loss.kill == kill

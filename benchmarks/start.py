@@ -30,20 +30,22 @@ TURNS, IDLE_S = 5, 20.0
 _SIDES = ("left", "right")
 _LOOK_S = 0.01
 _PATIENCE_S = 120.0
-#: After this time the processes of the last session have ended.
+#: Seconds after which the processes of the last session have ended.
 _REST_S = 3.0
 _STAND_BY = "vfl: a worker is ready"
 
 
 @dataclass(frozen=True, slots=True)
 class StartRow:
-    """One measurement; unmeasured figures are None.
+    """Result of one measurement; values that were not measured are None.
 
     Attributes:
-        what: a command, or a process of a party.
-        joined_s, end_s: median seconds until every party was there, and until the end.
-        resident_mb, own_mb: memory of an idle process in 10^6 bytes, and its unshared part.
-        cpu_percent: percent of one core that the idle services use.
+        what: name of a command, or of a process of a party.
+        joined_s, end_s: median seconds until every party had connected, and until the command
+            ended.
+        resident_mb, own_mb: memory of an idle process in units of 10^6 bytes, and the part that it
+            does not share.
+        cpu_percent: CPU time that the idle services use, in percent of one core.
     """
 
     what: str
@@ -55,15 +57,15 @@ class StartRow:
 
 
 def bench_start(turns: int = TURNS, idle_s: float = IDLE_S, quick: bool = False) -> list[StartRow]:
-    """Measure how long sessions take to start with running parties, and their cost.
+    """Measure how long sessions take to start in a running federation, and what idle parties cost.
 
     Args:
-        turns: turns of each command.
-        idle_s: seconds of the idle phase.
-        quick: check only that it runs.
+        turns: number of turns of each command.
+        idle_s: duration of the idle phase in seconds.
+        quick: only check that the benchmark runs.
 
     Raises:
-        UserError: the system does not list its processes.
+        UserError: the operating system does not list its processes.
         LostPeerError: a process did not start, or a command failed.
     """
     if quick:
@@ -109,7 +111,7 @@ def _changed(path: Path) -> float:
 
 
 def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
-    """Return seconds until the parties were connected, and until the command ended."""
+    """Return the seconds until all parties had connected, and until the command ended."""
     notes = {file: file.read_text() for file in label.path.rglob("notes.txt")}
     command = [sys.executable, "-m", "vfl", mode, str(path)]
     began, joined = time.monotonic(), 0.0
@@ -132,7 +134,7 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
 
 
 def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
-    """Return memory and CPU of idle services and of the processes that they started."""
+    """Return memory and CPU use of idle services, and of the processes that they started."""
     time.sleep(_REST_S)
     processes = {pid: name for name, top in services.items() for pid in harness.family(top)}
     before = {pid: harness.cpu_s(pid) for pid in processes}

@@ -38,7 +38,7 @@ from vfl.core.registry import require_choice
 
 WARMUP_STEPS = 10
 QUICK_STEPS = 20
-#: Timed steps over a line, where a step takes at least a round trip.
+#: Number of timed steps over a network link, where a step takes at least one round trip.
 LINE_STEPS = 20
 REPEATS = 5
 
@@ -47,15 +47,16 @@ _Turn = Mapping[Path, Measurement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Cost of a step, median over the turns.
+    """Cost of a step; medians over the turns.
 
     Attributes:
-        cpu_ms: user and system time of all processes, per step.
-        wall_ms: median duration of a step, at the label party.
-        cpu_ratio, wall_ratio: the same, divided by those of the reference in the same turn.
-        final_loss: mean training loss over the last epoch's steps; equal on every path.
+        cpu_ms: user and system time of all processes, per step, in milliseconds.
+        wall_ms: duration of a step at the label party, in milliseconds.
+        cpu_ratio, wall_ratio: CPU time and wall time, divided by those of the reference in the same
+            turn.
+        final_loss: mean training loss over the last epoch's steps; equal for all variants.
         network: network of the streams: "loopback", "tun", "proxy" or "model".
-        limit_ms: time of a step for the line's bandwidth and delay; None without a line.
+        limit_ms: least time of a step that bandwidth and delay allow; None without a network link.
     """
 
     cpu_ms: float
@@ -69,14 +70,14 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepRow(StepCost):
-    """A step along one path, relative to the monolith's step.
+    """Cost of a step of one variant, relative to the monolith's step.
 
     Attributes:
         model: "cnn" or "mlp".
-        batch_size: rows of a step.
+        batch_size: number of rows in a step.
         width: width of each feature party's cut.
-        path: "monolith", "module", "split", "inprocess", "tcp" or "tls"; "model" where the line is
-            computed.
+        path: "monolith", "module", "split", "inprocess", "tcp" or "tls"; "model" for computed
+            network links.
     """
 
     model: str
@@ -95,21 +96,23 @@ def bench_step(
     network: str = "auto",
     quick: bool = False,
 ) -> list[StepRow]:
-    """Measure a training step: monolith, modules, in process, over TCP, TLS; ratios of one run.
+    """Measure a training step: monolith, modules, split in one process, over TCP, over TLS.
+
+    All ratios come from one run.
 
     Args:
         models: workloads: mlp_small (64 rows, width 128), mlp (256 rows, width 1280), cnn.
-        steps: timed steps of one turn; None takes about a second's worth.
+        steps: number of timed steps in a turn; None means about as many as take a second.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        wan: network settings of every party, such as 80mbps,40ms; None leaves the loopback
+        wan: network link of every party, such as 80mbps,40ms; None leaves the loopback interface
             unchanged.
-        network: kind of the lines: auto, tun, proxy or model.
-        quick: check only that it runs.
+        network: kind of the emulated network: auto, tun, proxy or model.
+        quick: only check that the benchmark runs.
 
     Raises:
-        BadOptionError: a workload or network is unknown.
-        UserError: the network is not available here.
+        BadOptionError: no workload or network has this name.
+        UserError: the network is not available on this machine.
     """
     for name in models:
         require_choice("workload", name, tuple(WORKLOADS))
@@ -133,11 +136,11 @@ def bench_step(
 
 
 def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> harness.Shown:
-    """Return a formatter of columns, then times with ratios in brackets, and the CPU aim.
+    """Return a function that formats columns, then times with ratios in brackets, and the CPU aim.
 
     Args:
-        columns: the measured columns.
-        aim: most CPU time of a row, relative to its reference.
+        columns: columns that come before the times.
+        aim: function that returns the largest CPU ratio that a row should have, or None.
     """
 
     def aimed(row: StepCost) -> str:
@@ -159,7 +162,7 @@ def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> 
 
 
 def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[str, Any]:
-    """Return medians over the turns, and of the ratios to the base of the same turn."""
+    """Return the medians over the turns, and of the ratios to the base in the same turn."""
     pairs = list(zip(own, base, strict=True))
     assert own[0].final_loss is not None, "the label party knows its loss"
     return harness.middle(own, "cpu_ms", "wall_ms") | {
@@ -170,17 +173,17 @@ def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[st
 
 
 def network_of(kind: str, wan: Wan | None) -> Network:
-    """Return the network for a step's streams; computed lines have no streams."""
+    """Return the network for a step's streams; computed network links have no streams."""
     parties = (LABEL_PARTY, *FEATURE_PARTIES)
     return Network(parties, wan) if kind == "model" else open_network(parties, wan, kind)
 
 
 class PartyProcesses(ExitStack):
-    """One process per party, started once; a context manager.
+    """One process for each party, started once; use it as a context manager.
 
     Args:
-        network: network between the parties.
-        program: the module of `benchmarks` whose `work` they run.
+        network: network that connects the parties.
+        program: module of `benchmarks` whose `work` the processes run.
     """
 
     def __init__(self, network: Network, program: str) -> None:
@@ -189,17 +192,17 @@ class PartyProcesses(ExitStack):
         self._workers = self.enter_context(processes(program, network))
 
     def _measured(self) -> Measurement:
-        """Combine all processes' measurements: CPU time of all, the rest from the label party."""
+        """Combine all measurements: CPU times are added, the rest is the label party's."""
         found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
         cpu_ms = sum(one.cpu_ms for one in found.values())
         return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})
 
 
 class Parties(PartyProcesses):
-    """The parties of vfl, which measure every path in turn.
+    """The processes of vfl's parties, which measure all variants in turn.
 
     Args:
-        network: network of the parties' streams.
+        network: network for the streams between the parties.
     """
 
     def __init__(self, network: Network) -> None:
@@ -214,7 +217,7 @@ class Parties(PartyProcesses):
         steps: int,
         secure: str = "none",
     ) -> Measurement:
-        """Train once along a path; CPU time of all processes, wall time of the label party.
+        """Train once with a variant; return all parties' CPU time and the label party's wall time.
 
         Raises:
             LostPeerError: a process ended early; its standard error says why.

@@ -61,19 +61,20 @@ from vfl.session.label.party import Classification, Meter
 Peer = Literal["gloo", "rpc"]
 System = Literal["tls", "tcp", "gloo", "rpc"]
 SYSTEMS: tuple[System, ...] = get_args(System)
-#: Losses of systems that train the same network differ only by rounding.
+#: Largest relative difference between the losses of systems that train the same network; it comes
+#: from rounding.
 _SAME = 1e-4
 _PATIENCE = timedelta(seconds=60)
 
 
 class PeerJob(StepJob):
-    """One process's part in a measurement of a peer.
+    """One process's part in a measurement of another system.
 
     Attributes:
-        system: name of the peer.
-        rank: rank of this party; the label party is 0.
-        device: the network device that leads to the others.
-        store: file in which all processes find each other.
+        system: name of the other system.
+        rank: rank of this party; the label party has rank 0.
+        device: network device through which this party reaches the others.
+        store: file by which all processes find each other.
     """
 
     system: Peer = "gloo"
@@ -84,16 +85,15 @@ class PeerJob(StepJob):
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """A step in one system.
+    """Cost of a step in one system.
 
     Attributes:
-        workload: workload of its network.
+        workload: name of the workload.
         parties: number of feature parties.
-        system: name of the system; tls and tcp are vfl's.
-        cpu_ms: user and system time of all processes, per step.
-        wall_ms: time of a step at the label party.
-        cpu_ratio, wall_ratio: time of vfl over TLS divided by the time of this system, in the same
-            turn.
+        system: name of the system; "tls" and "tcp" are vfl's.
+        cpu_ms: user and system time of all processes, per step, in milliseconds.
+        wall_ms: duration of a step at the label party, in milliseconds.
+        cpu_ratio, wall_ratio: time of vfl over TLS, divided by this system's time in the same turn.
         final_loss: mean training loss over the last epoch's steps.
     """
 
@@ -117,22 +117,22 @@ def bench_peers(
     wan: Wan | None = None,
     quick: bool = False,
 ) -> list[PeerRow]:
-    """Measure a step over a stream: vfl, torch.distributed's gloo and PyTorch RPC.
+    """Measure a step over a stream with vfl, torch.distributed's gloo, and PyTorch RPC.
 
     Args:
         models: names of workloads.
         parties: number of feature parties, 2 or 8.
-        steps: timed steps of one turn; None takes about a second's worth.
+        steps: number of timed steps in a turn; None means about as many as take a second.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        wan: network settings between the parties, by packets (network `tun`); None leaves the
-            loopback unchanged.
-        quick: check only that it runs.
+        wan: network link between the parties, by delayed packets (network `tun`); None leaves the
+            loopback interface unchanged.
+        quick: only check that the benchmark runs.
 
     Raises:
-        ConfigError: the workload or number of parties does not exist.
-        PeerFailedError: a system trained another network than the others.
-        UserError: lines of packets are not available here.
+        ConfigError: there is no such workload, or no such number of parties.
+        PeerFailedError: a system trained another network than the other systems.
+        UserError: delayed packets are not available on this machine.
     """
     names = [name if parties == 2 else f"{name}_{parties}" for name in models]
     unknown = [name for name in names if name not in KNOWN]
@@ -191,10 +191,10 @@ def _row(name: str, system: System, turns: Sequence[dict[System, Measurement]]) 
 
 
 class Peers(PartyProcesses):
-    """The parties of a peer.
+    """The processes of another system's parties.
 
     Args:
-        network: network between the parties.
+        network: network that connects the parties.
     """
 
     def __init__(self, network: Network) -> None:
@@ -205,7 +205,7 @@ class Peers(PartyProcesses):
     def measure(
         self, system: Peer, workload: str, seed: int, warmup_steps: int, steps: int
     ) -> Measurement:
-        """Train once; return CPU time of all processes and wall time of the label party.
+        """Train once; return the CPU time of all processes, and the wall time of the label party.
 
         Raises:
             LostPeerError: a process ended early; its standard error says why.
@@ -230,8 +230,8 @@ class Peers(PartyProcesses):
 
 
 def work(parent: Parent) -> None:
-    """Train with the requested peers."""
-    # its RPC uses deprecated functions
+    """Train with the requested systems."""
+    # PyTorch's RPC calls deprecated functions of torch
     warnings.filterwarnings("ignore", module="torch.distributed")
     for job in parent.each(PeerJob):
         setup = Setup(job)
@@ -240,10 +240,10 @@ def work(parent: Parent) -> None:
 
 
 class _Bottom:
-    """A feature party's network, which alternates forward and backward.
+    """A feature party's model, which runs forward and backward passes in turn.
 
     Args:
-        setup: its rows, first weights and schedule.
+        setup: the party's rows, initial weights and schedule.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -264,27 +264,27 @@ class _Bottom:
         return self._cut.detach()
 
     def backward(self, gradient: Tensor) -> None:
-        """Take a step with the gradient of the last cut, axes (rows, width)."""
+        """Make a training step with the gradient of the last cut, axes (rows, width)."""
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self._cut, gradient)
         self._optimizer.step()
 
 
 class _Links(Protocol):
-    """Connections of a label party with all feature parties, in their order."""
+    """Connections of the label party to all feature parties, in the parties' order."""
 
     def receive(self) -> Sequence[Tensor]:
-        """Receive every party's next cut."""
+        """Receive the next cut of every party."""
 
     def send(self, gradients: Sequence[Tensor]) -> None:
-        """Send every party its gradient, without waiting for its arrival."""
+        """Send every party its gradient, without waiting until it has arrived."""
 
     def finish(self) -> None:
         """Wait until all messages have arrived."""
 
 
 def _lead(setup: Setup, links: _Links) -> Measurement:
-    """Play the label party."""
+    """Run the label party."""
     top = setup.top()
     optimizer, criterion = _sgd(setup, top), nn.CrossEntropyLoss()
     labels = setup.data[LABEL_PARTY].labels
@@ -350,19 +350,19 @@ class _GlooLinks:
         pairs = zip(gradients, self._ranks, strict=True)
         self._sending = [
             (dist.isend(one, rank), one) for one, rank in pairs
-        ]  # they must live until they are sent
+        ]  # the tensors must exist until they are sent
 
     def finish(self) -> None:
         for work, _ in self._sending:
             work.wait()
 
 
-#: The feature party of this process, which its label party calls.
+#: The feature party of this process, whose methods the label party calls.
 _called: _Bottom | None = None
 
 
 def _exchange(gradient: Tensor | None) -> Tensor | None:
-    """Take a step with the last cut's gradient, and return a feature party's next cut."""
+    """Train a feature party with the gradient of the last cut, and return its next cut."""
     assert _called is not None, "a party that is called has its network"
     if gradient is not None:
         _called.backward(gradient)
@@ -377,14 +377,14 @@ def _with_rpc(job: PeerJob, setup: Setup) -> Measurement:
         num_worker_threads=4,
         rpc_timeout=_PATIENCE.total_seconds(),
         init_method=f"file://{job.store}",
-        _transports=["uv"],  # sockets, as between machines
+        _transports=["uv"],  # use sockets, as between machines
         _channels=["basic"],
     )
     rpc.init_rpc(  # type: ignore[no-untyped-call]
         job.party, rank=job.rank, world_size=1 + len(parties), rpc_backend_options=options
     )
     if job.rank:
-        rpc.shutdown()  # waits until the label party has shut down
+        rpc.shutdown()  # this call waits until the label party has shut down
         return setup.measurement()
     measured = _lead(setup, _RpcLinks(parties))
     rpc.shutdown()

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Key = TypeVar("Key", bound=Hashable)
-#: Result of a study for one task.
+#: Type variable: the result of a study for one task.
 Found = TypeVar("Found")
-#: A dataclass whose fields are text, integers and floats.
+#: Type variable: a dataclass whose fields are texts, integers and floats.
 Row = TypeVar("Row", bound="DataclassInstance")
-#: Path of a table below the folder of data sets; sets without a file are known by name.
+#: Path of each table below the folder of data sets; data sets without a file are named.
 TABLES = {
     "bank-full.csv.gz": "bank-marketing/bank-full.csv.gz",
     "UCI_Credit_Card.csv.gz": "credit-default/UCI_Credit_Card.csv.gz",
@@ -47,10 +47,10 @@ TABLES = {
 
 
 def source_of(file: Path) -> list[str]:
-    """Return the overrides of a task: the path of its table, if it reads one.
+    """Return the setting with the path of a task's table, if the task reads a table.
 
     Raises:
-        MissingDataError: VFL_DATA names no folder of tables.
+        MissingDataError: VFL_DATA does not name a folder of tables.
     """
     table = TABLES.get(Path(read_checked(file, [])[0].data.source).name)
     if table is not None and "VFL_DATA" not in os.environ:
@@ -59,7 +59,7 @@ def source_of(file: Path) -> list[str]:
 
 
 def study_of(file: Path, *overrides: str, **changes: object) -> Study:
-    """Return the grid of a task with some of its settings changed."""
+    """Return the grid of a task, with some of its settings changed."""
     changed = [*source_of(file), *overrides, *overrides_of("grid", changes)]
     return plan_study("grid", *read_checked(file, changed))
 
@@ -67,13 +67,13 @@ def study_of(file: Path, *overrides: str, **changes: object) -> Study:
 def played(
     study: Study, path: Path, jobs: int, wanted: Callable[[Cell], bool] | None = None
 ) -> GridFolder:
-    """Return the folder of a study, after missing trainings and attacks have run.
+    """Run the missing trainings and attacks of a study, and return its folder.
 
     Args:
         study: result of `study_of`.
         path: its folder.
-        jobs: number of simultaneous cells, a process each.
-        wanted: chooses cells; all by default.
+        jobs: number of simultaneous cells, each in its own process.
+        wanted: function that chooses cells; by default, all cells.
     """
     cells = None if wanted is None else [one for one in study.cells if wanted(one)]
     run_study(study, path, shlex.join(sys.argv), cells, jobs=jobs, on_end=say_cell)
@@ -81,20 +81,21 @@ def played(
 
 
 def played_alone(study: Study, path: Path, jobs: int, victims: Sequence[str]) -> GridFolder:
-    """Run the same without the undefended model, which a grid would also train."""
+    """Run some victims of a study without the undefended model, which a grid would train too."""
     return played(study, path, jobs, lambda one: one.victim in (BASELINES, *victims))
 
 
 @dataclass(frozen=True)
 class StudyPage(Generic[Found]):
-    """The page of a study: sections made from the result of each task.
+    """The page of a study, with sections that are made from the result of each task.
 
     Attributes:
         title: title of the page.
-        note: text after day and version.
-        shown: sections of all tasks together.
-        of_task: sections of one task; it may write pictures beside the page.
-        method: end of the page, which does not depend on results.
+        note: text after the day and the version of vfl.
+        shown: function that returns the sections about all tasks together.
+        of_task: function that returns the sections about one task; it may write pictures beside the
+            page.
+        method: end of the page, which does not depend on the results.
     """
 
     title: str
@@ -108,9 +109,9 @@ class StudyPage(Generic[Found]):
 
         Args:
             page: its file.
-            found: results by task.
-            measured: whether this call measured new results; if not, the page keeps its day and
-                version.
+            found: results, one for each task.
+            measured: whether this call measured new results; if not, the page keeps its former day
+                and version.
         """
         about = f"{datetime.now(UTC).date()}, vfl {VERSION}"
         if not measured and page.exists():
@@ -124,7 +125,7 @@ class StudyPage(Generic[Found]):
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of a CSV file, every cell as text; none if there is no file."""
+    """Return the rows of a CSV file with all cells as texts; no rows if there is no file."""
     if not file.exists():
         return pd.DataFrame(columns=list(columns))
     found: pd.DataFrame = pd.read_csv(file, dtype=str, keep_default_na=False)
@@ -139,7 +140,7 @@ def store(file: Path, rows: pd.DataFrame) -> None:
 
 
 def read_rows(file: Path, kind: type[Row]) -> list[Row]:
-    """Return the rows of a CSV file as records; none if there is no file."""
+    """Return the rows of a CSV file as records; an empty list if there is no file."""
     made: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float}
     types = {one.name: made[str(one.type)] for one in fields(kind)}
     lines = stored(file, list(types)).itertuples(index=False)
@@ -150,7 +151,7 @@ def read_rows(file: Path, kind: type[Row]) -> list[Row]:
 
 
 def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
-    """Write records in the form that `read_rows` reads; numbers have four decimal places."""
+    """Write records in the form that `read_rows` reads; numbers get four decimal places."""
     lines = [
         {name: f"{one:.4f}" if isinstance(one, float) else one for name, one in asdict(row).items()}
         for row in rows
@@ -161,7 +162,7 @@ def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
 def added(
     rows: pd.DataFrame, new: pd.DataFrame, key: Sequence[str], tasks: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the existing rows, and those that are new by their key; task by task."""
+    """Return the existing rows, and rows whose key is new, task by task."""
     whole = pd.concat([rows, new.astype(str)]).drop_duplicates(list(key))
     order = whole.task.map(tasks.index)
     return whole.iloc[order.argsort(kind="stable")].reset_index(drop=True)
@@ -170,7 +171,7 @@ def added(
 def by_seed(
     rows: pd.DataFrame, names: Sequence[str], figure: str
 ) -> dict[tuple[str, ...], pd.Series[float]]:
-    """Return a figure of each seed, by the identity of the rows, in their order."""
+    """Return a value of each seed, by the identity of the rows, in the rows' order."""
     return {
         tuple(map(str, key)): own.drop_duplicates("seed").set_index("seed")[figure].astype(float)
         for key, own in rows.groupby(list(names), sort=False)
@@ -178,19 +179,19 @@ def by_seed(
 
 
 def highest(found: Mapping[Key, pd.Series[float]]) -> Key:
-    """Return the key of the highest mean over seeds; the first of equal ones."""
+    """Return the key with the highest mean over seeds; for equal means, the first key."""
     return max(found, key=lambda one: float(found[one].mean()))
 
 
 def over(values: Iterable[float]) -> Estimate:
-    """Return the mean of a figure over its repeats, with its interval."""
+    """Return the mean of a value over its repetitions, with its interval."""
     found = estimate([float(one) for one in values])
     assert found is not None, "a repeat at least"
     return found
 
 
 def points_text(found: Estimate, sign: str = "") -> str:
-    """Format a share in points, without a unit.
+    """Format a fraction in percentage points, without a unit.
 
     >>> points_text(Estimate(0.7213, 0.0131, 3)), points_text(Estimate(0.5, None, 1), "+")
     ('72.1 ± 1.3', '+50.0')
@@ -199,12 +200,12 @@ def points_text(found: Estimate, sign: str = "") -> str:
     return f"{100 * found.mean:{sign}.1f}{half}"
 
 
-#: Kinds of compared members by prefix of their name, with colours; the longest prefix counts.
+#: Families of members by the prefix of their names, with colours; the longest prefix counts.
 Families = Mapping[str, tuple[str, int]]
 
 
 def family_of(name: str, families: Families) -> str:
-    """Return the kind of a defense or a protection."""
+    """Return the family of a defense or a protection."""
     return families[max(filter(name.startswith, families), key=len)][0]
 
 
@@ -213,10 +214,10 @@ class Dot:
     """One point of a picture, with its intervals.
 
     Attributes:
-        family: its kind, which determines its colour.
+        family: family of the point, which determines its colour.
         what: tooltip.
         x, y: shares.
-        at: position on the x axis, if not the mean of `x`.
+        at: position on the x axis, if it is not the mean of `x`.
     """
 
     family: str
@@ -235,7 +236,7 @@ def picture(
     families: Families,
     through: Sequence[Position] = (),
 ) -> str:
-    """Draw dots on two axes, in percent, with a legend of their kinds, as SVG."""
+    """Draw points on two percent axes, with a legend of their families, as SVG."""
     styles = dict(families.values())
     points = [
         Point(

@@ -26,14 +26,14 @@ _MOMENTUM = 0.9
 
 
 class ImagesRow(Settings):
-    """State of a training.
+    """State of a training after some steps.
 
     Attributes:
         where: "plain" or "shares".
         step: number of finished steps.
         loss: loss of the last batch.
         accuracy: accuracy on the test images.
-        cpu_s: processor seconds of the steps, all parties together.
+        cpu_s: processor seconds of the steps, of all parties together.
     """
 
     where: str
@@ -44,7 +44,7 @@ class ImagesRow(Settings):
 
 
 def network() -> nn.Sequential:
-    """Build the same network at every call; max pooling comes before ReLU, which commutes."""
+    """Build the same network in every call; max pooling comes before ReLU, because both commute."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
@@ -55,13 +55,13 @@ def network() -> nn.Sequential:
 def bench_tensor_images(
     *, steps: int = 400, batch_size: int = 32, learning_rate: float = 0.05, every: int = 100
 ) -> list[ImagesRow]:
-    """Train MNIST on shares and in plain torch: same rows, first weights and SGD.
+    """Train MNIST on shares and in plain torch, with the same rows, initial weights and SGD.
 
     Args:
-        steps: steps of each training.
-        batch_size: rows of a step.
+        steps: number of steps of each training.
+        batch_size: number of rows in a step.
         learning_rate: learning rate of SGD with momentum 0.9.
-        every: number of steps after which the weights are revealed and tested.
+        every: number of steps after which the weights are revealed and tested each time.
     """
     use_one_thread()
     found = read_mnist("MNIST", tuple(range(10)))
@@ -102,7 +102,7 @@ def bench_tensor_images(
 
 
 def _tensors(part: Part) -> tuple[Tensor, Tensor]:
-    """Return pictures from 0 to 1, and labels."""
+    """Return the pictures, with values from 0 to 1, and the labels."""
     pictures = part.take(np.arange(len(part.labels)))
     return torch.from_numpy(pictures).float() / 255, torch.from_numpy(part.labels)
 

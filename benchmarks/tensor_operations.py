@@ -28,14 +28,15 @@ from vfl.mpc.rules import name_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "tensors.md"
 FILE = PAGE.with_name("tensor_operations.csv")
-#: Operations on the page.
+#: Operations that the page shows.
 ON_PAGE = ("x * y", "x < y", "relu", "max_pool2d", "exp", "x / y", "sigmoid", "softmax of 10")
 _BEGIN, _END = "<!-- operations -->\n\n", "\n<!-- end -->"
 _PEER = Path(__file__).parent / "peers" / "crypten_operations.py"
 COUNT = 1000
 _TABLE, _IMAGES, _FILTERS = (10, COUNT // 10), (1, 10, 10, 10), (1, 10, 3, 3)
 
-#: Functions of x and, where an argument is positive or there are two, of a second tensor.
+#: Operations as functions of x and of a second tensor; the second is used where an argument must be
+#: positive, or where there are two arguments.
 OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "x * y": lambda x, y: x * y,
     "x ** 2": lambda x, y: x**2,
@@ -76,11 +77,11 @@ class OperationRow(Settings):
     Attributes:
         name: name in `OPERATIONS`.
         rounds: number of sequential messages.
-        holder_bytes: payload bytes per element of both holders together.
+        holder_bytes: payload bytes per element that both holders send together.
         dealer_bytes: payload bytes per element that the dealer sends.
-        error: largest error against torch in float32.
-        peer_rounds, peer_bytes, peer_error: CrypTen's figures; None where it was not run, or has
-            none.
+        error: largest error, compared with torch in float32.
+        peer_rounds, peer_bytes, peer_error: the same values for CrypTen; None if it was not run or
+            does not report them.
     """
 
     name: str
@@ -97,8 +98,8 @@ def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[O
     """Measure operations on shares of two holders: rounds, bytes and errors.
 
     Args:
-        crypten: a Python that has CrypTen installed; without one CrypTen is not measured.
-        write: whether to write the rows to FILE, and those of ON_PAGE to PAGE.
+        crypten: a Python interpreter that has CrypTen; without it, CrypTen is not measured.
+        write: whether to write all rows to FILE, and the rows of ON_PAGE to PAGE.
     """
     use_one_thread()
     beside = _peer(crypten) if crypten else {}
@@ -114,12 +115,12 @@ def bench_tensor_operations(*, crypten: str = "", write: bool = False) -> list[O
 
 
 def measured(members: LocalMembers, name: str, beside: Mapping[str, Any]) -> OperationRow:
-    """Measure one operation of three parties.
+    """Measure one operation, run by three parties.
 
     Args:
         members: two holders and a dealer.
         name: name of the operation.
-        beside: CrypTen's figures for it.
+        beside: CrypTen's values for this operation.
     """
     operation = OPERATIONS[name]
     plain = torch.linspace(-4, 4, COUNT), torch.linspace(0.05, 20, COUNT)
@@ -149,7 +150,7 @@ def measured(members: LocalMembers, name: str, beside: Mapping[str, Any]) -> Ope
 
 
 def _sent(members: LocalMembers) -> tuple[int, int]:
-    """Return payload bytes of the holders, and of the dealer."""
+    """Return the payload bytes that the holders sent, and that the dealer sent."""
     dealer = name_of(members.parties[0].dealer)
     totals = {True: 0, False: 0}
     for each in members.traffic():
@@ -171,7 +172,7 @@ def _peer(python: str) -> dict[str, dict[str, Any]]:
 
 
 def stored(rows: list[OperationRow]) -> list[dict[str, str]]:
-    """Return the rows of FILE."""
+    """Return the rows in the form in which FILE stores them."""
 
     def text(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
@@ -192,7 +193,7 @@ def stored(rows: list[OperationRow]) -> list[dict[str, str]]:
 
 
 def markdown(rows: list[dict[str, str]]) -> str:
-    """Return the table of PAGE, from stored rows."""
+    """Return the table of PAGE, made from stored rows."""
 
     def beside(row: dict[str, str], ours: str, theirs: str) -> str:
         return row[ours] + (f" ({row[theirs]})" if row[theirs] else "")

@@ -33,7 +33,7 @@ from vfl.datasets.sources.files import data_folder
 from vfl.privacy.accountants import noise_for
 
 STEPS, SIZES = 200, ((64, 128, 64), (256, 256, 256))
-#: Epsilon of the source, at delta 1e-5.
+#: Epsilon that the paper uses, at delta 1e-5.
 EPSILON = 0.5
 _BATCH, _RATE = 32, 0.05
 
@@ -42,13 +42,13 @@ class TensorRow(Settings):
     """One measurement.
 
     Attributes:
-        what: a product by its sizes, or a step of a network by data and activation.
+        what: a product with its sizes, or a step of a network with its data and activation.
         where: "plain", "pointer", "noise", "shares" or "mac".
         ms: median time of a product or a step.
-        ratio: time divided by the plain training's time.
-        error: error on test rows: for housing the mean square in squared units of the labels, for
-            diabetes the share of rows of the wrong class; 0 for a product.
-        epsilon: epsilon of a training with noise; else 0.
+        ratio: time divided by the time of the same work in plain torch.
+        error: error on the test rows. For housing, it is the mean squared error in squared units of
+            the labels; for diabetes, the fraction of wrongly classified rows; 0 for a product.
+        epsilon: epsilon of a training with noise; otherwise 0.
     """
 
     what: str
@@ -60,7 +60,7 @@ class TensorRow(Settings):
 
 
 def housing() -> tuple[Tensor, Tensor, float]:
-    """Return standardised inputs and labels in a fixed order, and the labels' variance."""
+    """Return standardised inputs and labels in a fixed order, and the variance of the labels."""
     path = data_folder(None) / "boston-housing" / "housing.data.gz"
     if path.is_file():
         with gzip.open(path, "rt") as file:
@@ -74,7 +74,7 @@ def housing() -> tuple[Tensor, Tensor, float]:
 
 
 def diabetes() -> tuple[Tensor, Tensor, float]:
-    """Return the same for the patients of Pima; labels are -1 and 1, and are not scaled."""
+    """Return the same for Pima patients; the labels are -1 and 1, and are not scaled."""
     path = data_folder(None) / "pima-diabetes" / "pima-indians-diabetes.csv.gz"
     if path.is_file():
         with gzip.open(path, "rt") as file:
@@ -104,15 +104,15 @@ DATA: dict[str, Callable[[], tuple[Tensor, Tensor, float]]] = {
 
 
 class Square(torch.nn.Module):
-    """The activation x^2, which needs no comparison."""
+    """The activation x^2, which needs no comparison on shares."""
 
     def forward(self, inputs: Any) -> Any:
-        """Square element by element."""
+        """Square each element."""
         return torch.square(inputs)
 
 
 def network(columns: int, activation: str) -> torch.nn.Sequential:
-    """Build columns-32-1, the same at every call."""
+    """Build a network with widths columns-32-1; every call returns the same weights."""
     torch.manual_seed(0)
     kind = {"relu": torch.nn.ReLU, "square": Square, "sigmoid": torch.nn.Sigmoid}[activation]
     return torch.nn.Sequential(torch.nn.Linear(columns, 32), kind(), torch.nn.Linear(32, 1))
@@ -125,13 +125,13 @@ def bench_tensors(
     steps: int = STEPS,
     epsilon: float = EPSILON,
 ) -> list[TensorRow]:
-    """Measure products and trainings with tensors at workers, shares, and torch.
+    """Measure products and trainings with tensors at workers, with shares, and in plain torch.
 
     Args:
-        activation: activations of the networks; training with noise needs those that a worker
-            knows.
-        data: data sets, of housing and diabetes.
-        steps: steps of a training.
+        activation: activations of the networks; training with noise needs activations that workers
+            know.
+        data: data sets among housing and diabetes.
+        steps: number of steps of a training.
         epsilon: epsilon of a training with noise, at delta 1e-5.
     """
     use_one_thread()
@@ -181,7 +181,7 @@ def bench_tensors(
 
 
 def _error(model: Any, inputs: Tensor, truth: Tensor, variance: float) -> float:
-    """Return the error; see `TensorRow.error`. Labels that are classes are -1 and 1."""
+    """Return the error that `TensorRow.error` describes. Class labels are -1 and 1."""
     with torch.no_grad():
         guess = model(inputs)
     if bool((truth.abs() == 1).all()):
@@ -208,7 +208,7 @@ def _train(model: Any, inputs: Any, labels: Any, steps: int) -> float:
 def _train_with_noise(
     model: torch.nn.Module, inputs: Any, labels: Any, steps: int, epsilon: float
 ) -> tuple[float, float]:
-    """Return the median time of a step, including the draw of its rows, and its epsilon."""
+    """Return the median time of a step, including the drawing of its rows, and its epsilon."""
     noise = noise_for(epsilon, 1e-5, steps, _BATCH / len(inputs))
     training = tensors.PrivateTraining(
         model, [inputs], [labels], clip=1.0, noise=noise, batch_size=_BATCH

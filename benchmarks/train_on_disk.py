@@ -35,9 +35,9 @@ class TrainingJob(Settings):
     """One training.
 
     Attributes:
-        table: Parquet file; the first `TEST_ROWS` rows are test rows.
-        rows: number of its rows.
-        memory: `data.memory`; None keeps rows in memory.
+        table: Parquet file of the table; its first `TEST_ROWS` rows are test rows.
+        rows: number of rows of the table.
+        memory: value of `data.memory`; None keeps the rows in memory.
         batch_size: batch size of the training.
     """
 
@@ -51,13 +51,13 @@ class TrainingRow(Settings):
     """Result of one training.
 
     Attributes:
-        train_rows: number of training rows, used once each.
+        train_rows: number of training rows, each of which is used once.
         memory: see `TrainingJob`.
-        peak_mb: peak resident memory minus the memory after the imports, in 10^6 bytes.
-        cpu_s: CPU seconds of all of it, with reading, encoding and evaluation.
-        rows_per_cpu_s: training rows per second of that.
-        auc, log_loss: figures of the test rows.
-        best_auc: AUC of the probability that drew the labels.
+        peak_mb: peak resident memory minus the memory after the imports, in units of 10^6 bytes.
+        cpu_s: CPU seconds of the whole process, including reading, encoding and evaluation.
+        rows_per_cpu_s: training rows per CPU second.
+        auc, log_loss: metrics on the test rows.
+        best_auc: AUC of the probability with which the labels were drawn.
     """
 
     train_rows: int
@@ -75,15 +75,15 @@ def bench_train_on_disk(
     memory: str = "128MiB",
     batch_size: int = 1024,
 ) -> list[TrainingRow]:
-    """Train on a table on disk and on a sample of it, for one epoch each.
+    """Train for one epoch on a table that stays on disk, and for one epoch on a sample of it.
 
     Args:
-        rows: rows of the large table, test rows among them.
-        memory: `data.memory` of the large table.
-        batch_size: batch size of both.
+        rows: number of rows of the large table, including test rows.
+        memory: value of `data.memory` for the large table.
+        batch_size: batch size of both trainings.
 
     Raises:
-        BadOptionError: the table has no more rows than the sample.
+        BadOptionError: the table does not have more rows than the sample.
         LostPeerError: a training ended early; its standard error says why.
     """
     small = SAMPLE_ROWS + TEST_ROWS
@@ -105,7 +105,7 @@ def bench_train_on_disk(
 def write_table(path: Path, rows: int) -> float:
     """Write the table, block by block.
 
-    Return the AUC of the labels' probability at its first rows.
+    Return the AUC of the labels' probability on the first rows.
     """
     draw, first = np.random.default_rng(0), list[np.ndarray]()
     names = [f"x{n}" for n in range(COLUMNS)]
@@ -162,7 +162,7 @@ def measure(job: TrainingJob) -> TrainingRow:
 
 
 def work(parent: Parent) -> None:
-    """Train once, because a process has only one memory peak."""
+    """Train once and end, because only a new process has its own memory peak."""
     parent.put(measure(parent.get(TrainingJob)))
 
 

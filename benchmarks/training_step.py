@@ -42,32 +42,32 @@ from vfl.training.local import Connect, LocalSession
 from vfl.training.split import SplitModule
 from vfl.transport import HubLink, Observed, TcpLink, local_pair
 
-#: In one piece, as a `SplitModule` and cut by `vfl.split` in the same loop, all parties in one
-#: process, over streams without and with TLS, on computed lines.
+#: Variants of a training: a monolith, a `SplitModule`, a network cut by `vfl.split`, all parties in
+#: one process, streams without TLS, streams with TLS, and computed network links.
 Path = Literal["monolith", "module", "split", "inprocess", "tcp", "tls", "model"]
 PATHS: tuple[Path, ...] = ("monolith", "module", "split", "inprocess", "tcp", "tls")
-#: Paths that need no stream where lines are computed.
+#: Variants that need no stream, for computed network links.
 MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
 FEATURE_PARTIES = ("left", "right")
 LABEL_PARTY = "label"
-#: Batches in the fixed data; the order is drawn anew after all have been used.
+#: Number of batches in the fixed data; after all have been used, their order is drawn anew.
 EPOCH_STEPS = 20
 _MEETING_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One network and its training, the same on every path.
+    """One network and its training, the same for every variant.
 
     Attributes:
-        model: "cnn" or "mlp", as in the rows of a benchmark.
-        batch_size: rows of a step.
+        model: "cnn" or "mlp", as in the result rows of a benchmark.
+        batch_size: number of rows in a step.
         width: width of each feature party's cut.
-        shape: axes of one row at a feature party.
-        bottom, top: specs of the models.
+        shape: shape of one row at a feature party.
+        bottom, top: specs of the bottom and top models.
         outputs: number of classes.
-        steps: timed steps of one repeat; about one second of work.
-        aims: most CPU time of a path, relative to the monolith.
+        steps: number of timed steps in a turn; about one second of work.
+        aims: largest CPU time of a variant, relative to the monolith.
         merge: "concat" or "sum".
         parties: names of the feature parties.
     """
@@ -86,16 +86,16 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Rows of the fixed data."""
+        """Number of rows of the fixed data."""
         return EPOCH_STEPS * self.batch_size
 
     @property
     def merged_width(self) -> int:
-        """Width of the top's input."""
+        """Width of the input of the top model."""
         return self.width * (len(self.parties) if self.merge == "concat" else 1)
 
     def experiment(self, seed: int, total_steps: int) -> Experiment:
-        """Return an experiment that trains at least this number of steps; SGD with momentum."""
+        """Return an experiment with at least this number of training steps; SGD with momentum."""
         party = PartySettings(width=self.width, bottom=self.bottom)
         return Experiment(
             name="bench",
@@ -114,7 +114,7 @@ class Workload:
 
 
 def _mlp(batch_size: int, width: int, steps: int, **aims: float) -> Workload:
-    """Build bottoms 10-128-128-width, top 2*width-64-2."""
+    """Return a workload with bottoms of widths 10-128-128-width and a top of 2*width-64-2."""
     return Workload(
         model="mlp",
         batch_size=batch_size,
@@ -144,7 +144,7 @@ WORKLOADS: dict[str, Workload] = {
     ),
 }
 
-#: One linear layer of 500 of 1000 columns at each party, where the cost of a secure sum is largest.
+#: A single linear layer on 500 of 1000 columns at each party, where a secure sum costs most.
 SUMMED = Workload(
     model="linear",
     batch_size=128,
@@ -156,7 +156,7 @@ SUMMED = Workload(
     steps=100,
     merge="sum",
 )
-#: Halves of coloured pictures, as in CIFAR-10: enough work for a graphics card.
+#: Halves of colour pictures as in CIFAR-10, which are enough work for a GPU.
 PICTURES = Workload(
     model="resnet20",
     batch_size=256,
@@ -167,7 +167,8 @@ PICTURES = Workload(
     outputs=10,
     steps=20,
 )
-#: Sums of 64 units and little work, so that the cost of a label party's streams shows.
+#: Sums of cuts of width 64 with little computation, so that the cost of the label party's streams
+#: is visible.
 MANY = {
     f"many_{count}": Workload(
         model="mlp",
@@ -193,7 +194,7 @@ SHARED = {
     f"shared_{name}": replace(WORKLOADS[name], batch_size=512, parties=("left",), aims={})
     for name in ("mlp", "cnn")
 }
-#: The part of a rank of eight.
+#: The workload of one rank of eight ranks.
 EIGHTHS = {f"{name}_8th": replace(shared, batch_size=64) for name, shared in SHARED.items()}
 KNOWN: dict[str, Workload] = (
     WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY | EIGHT | SHARED | EIGHTHS
@@ -201,17 +202,17 @@ KNOWN: dict[str, Workload] = (
 
 
 class StepJob(SessionJob):
-    """One measurement, or one process's part in it.
+    """One measurement, or the part of one process in it.
 
     Attributes:
         path: measured path.
         workload: its name.
         seed: seed of rows, weights and batch order.
-        warmup_steps: steps before the clock starts.
+        warmup_steps: number of steps before the measurement begins.
         steps: timed steps.
         secure: the secure mode.
         codec: codec of the cut.
-        wan: the parties' lines, where they are computed.
+        wan: network link of every party, for computed links.
         rank, ranks: rank of the process, and number of ranks of its party.
         meeting: folder in which the ranks of a party find each other.
     """
@@ -230,12 +231,13 @@ class StepJob(SessionJob):
 
 
 class Measurement(Settings):
-    """Measurements of one process over the timed steps.
+    """Measurement of one process over the timed steps.
 
     Attributes:
-        cpu_ms: user and system time of all its threads, per step.
+        cpu_ms: user and system time of all threads of the process, per step.
         wall_ms: median duration of a step.
-        final_loss: mean training loss over the steps of the last epoch; None without labels.
+        final_loss: mean training loss over the steps of the last epoch; None for a party without
+            labels.
     """
 
     cpu_ms: float
@@ -244,12 +246,12 @@ class Measurement(Settings):
 
 
 class Clock:
-    """Yields the exchanges of a session, and measures the time between them.
+    """Yields the exchanges of a session and measures the time between them.
 
     Args:
-        warmup_steps: steps that are not measured.
+        warmup_steps: number of steps that are not measured.
         steps: number of measured steps.
-        now: returns the time in seconds.
+        now: function that returns the time in seconds.
     """
 
     def __init__(
@@ -262,7 +264,7 @@ class Clock:
         self._cpu_s = 0.0
 
     def over(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the first exchanges of a schedule; the request for the next one ends a step."""
+        """Yield the exchanges of a schedule; a step ends when the next exchange is requested."""
         started = 0.0
         total = self._warmup_steps + self._steps
         for index, exchange in enumerate(islice(schedule, total)):
@@ -274,7 +276,7 @@ class Clock:
         self._cpu_s = time.process_time() - started
 
     def measurement(self, final_loss: float | None = None) -> Measurement:
-        """Return the measurement after the exchanges have run out."""
+        """Return the measurement, once all exchanges have been yielded."""
         timed = self._ticks[self._warmup_steps :]
         return Measurement(
             cpu_ms=1000 * self._cpu_s / self._steps,
@@ -284,7 +286,7 @@ class Clock:
 
 
 class Setup:
-    """Rows, terms, initial weights and the clock of one job."""
+    """Rows, terms, initial weights and clock of one job."""
 
     def __init__(self, job: StepJob, now: Callable[[], float] = time.perf_counter) -> None:
         self.job = job
@@ -297,7 +299,7 @@ class Setup:
         self._clock = Clock(job.warmup_steps, job.steps, now)
 
     def schedule(self) -> Iterator[Exchange]:
-        """Return the exchanges, under the clock."""
+        """Return the exchanges, which the clock measures."""
         return self._clock.over(rules.schedule(self.terms, self.data[LABEL_PARTY].split))
 
     def measurement(self, final_loss: float | None = None) -> Measurement:
@@ -305,16 +307,16 @@ class Setup:
         return self._clock.measurement(final_loss)
 
     def bottoms(self) -> dict[str, nn.Module]:
-        """Return every feature party's fresh bottom model."""
+        """Return a new bottom model for every feature party."""
         seed = self.job.seed
         return {name: fresh_bottom(self.workload, seed, name) for name in self.workload.parties}
 
     def top(self) -> nn.Module:
-        """Return the label party's fresh top model."""
+        """Return a new top model for the label party."""
         return fresh_top(self.workload, self.job.seed)
 
     def agreement(self, party: str) -> Agreement:
-        """Return a feature party's side of a key agreement; its keys protect no secret."""
+        """Return a feature party's keys for a key agreement; they protect no secret here."""
         mode = secure_mode.make(self.terms.secure)
         everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
@@ -327,12 +329,12 @@ class Setup:
         return Own(self.secret(party), ranks=meeting(party, job.rank, job.ranks, job.meeting))
 
     def secret(self, party: str) -> Secret:
-        """Return a party's substitute for a secret; no value here needs protection."""
+        """Return a party's derived secret; no value in a benchmark needs protection."""
         return Secret.of_simulation(self.job.seed, party)
 
 
 def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
-    """Return one rank of a party, after the others have opened the same folder."""
+    """Return one rank of a party, once all ranks have opened the same folder."""
     if size == 1:
         return ALONE
     store = store_at(f"{folder}/{party}", size, _MEETING_S)
@@ -340,7 +342,7 @@ def meeting(party: str, rank: int, size: int, folder: str) -> Ranks:
 
 
 def _secured(experiment: Experiment, secure: str) -> Experiment:
-    """Return the experiment under a secure mode; shared weights have no momentum."""
+    """Return the experiment in a secure mode; shared weights have no momentum."""
     secured = experiment.model_copy(update={"secure": secure})
     if not shares_weights(secured):
         return secured
@@ -349,7 +351,7 @@ def _secured(experiment: Experiment, secure: str) -> Experiment:
 
 
 def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:
-    """Make every party's rows: normal inputs, and labels of a random linear map."""
+    """Make the rows of every party: normal inputs, and labels from a random linear map."""
     rows = np.arange(workload.rows)
     split = Split(train=rows, validation=rows[:0], test=rows[:0])
     digest = digest_of(rows)
@@ -369,19 +371,19 @@ def synthetic(workload: Workload, seed: int) -> dict[str, PartyData]:
 
 
 def fresh_bottom(workload: Workload, seed: int, party: str) -> nn.Module:
-    """Return one feature party's bottom model."""
+    """Return the initial bottom model of one feature party."""
     with scoped(derive(seed, "bench", "weights", party)):
         return models.make_bottom(workload.bottom).build(workload.shape, workload.width)
 
 
 def fresh_top(workload: Workload, seed: int) -> nn.Module:
-    """Return the label party's top model."""
+    """Return the initial top model of the label party."""
     with scoped(derive(seed, "bench", "weights", LABEL_PARTY)):
         return models.make_top(workload.top).build(workload.merged_width, workload.outputs)
 
 
 class Monolith(nn.Module):
-    """The whole network as one module: the parties' network without a cut."""
+    """The whole network as one module: the parties' models without a cut between processes."""
 
     def __init__(self, bottoms: Mapping[str, nn.Module], top: nn.Module) -> None:
         super().__init__()
@@ -389,7 +391,7 @@ class Monolith(nn.Module):
         self.top = top
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return logits from each bottom's inputs, axes (rows, ...), by party."""
+        """Return logits, from the inputs of each party's bottom model, axes (rows, ...)."""
         cuts = [bottom(inputs[name]) for name, bottom in self.bottoms.items()]
         logits: Tensor = self.top(torch.cat(cuts, dim=1))
         return logits
@@ -400,19 +402,19 @@ def _normal(seed: int, purpose: str, *shape: int) -> Tensor:
 
 
 def monolith(setup: Setup, device: str = "cpu") -> Measurement:
-    """Train the whole network as one plain torch module in a plain torch loop."""
+    """Train the whole network as one torch module in a plain torch loop."""
     return _in_a_loop(setup, Monolith(setup.bottoms(), setup.top()), device)
 
 
 def module(setup: Setup) -> Measurement:
-    """Train a `SplitModule` of the network in the same loop."""
+    """Train a `SplitModule` of the network in the same plain loop."""
     bottoms = setup.bottoms()
     widths = dict.fromkeys(bottoms, setup.workload.width)
     return _in_a_loop(setup, SplitModule(bottoms, setup.top(), widths), "cpu")
 
 
 def cut(setup: Setup) -> Measurement:
-    """Train the network in one piece, cut by `vfl.split` behind its bottoms, in the same loop."""
+    """Train the whole network, cut by `vfl.split` behind its bottoms, in the same loop."""
     network = Monolith(setup.bottoms(), setup.top())
     at = {name: f"bottoms.{name}" for name in setup.workload.parties}
     example = {name: torch.zeros(2, *setup.workload.shape) for name in at}
@@ -422,7 +424,7 @@ def cut(setup: Setup) -> Measurement:
 def _in_a_loop(setup: Setup, network: nn.Module, device: str) -> Measurement:
     """Train a network in a plain torch loop.
 
-    It keeps the figures of an epoch that a label party keeps, loss and accuracy.
+    The loop records loss and accuracy of each epoch, as a label party does.
     """
     network.to(device)
     train = setup.experiment.train
@@ -446,7 +448,7 @@ def _in_a_loop(setup: Setup, network: nn.Module, device: str) -> Measurement:
 
 
 def modelled(job: StepJob) -> Measurement:
-    """Train in process on the clocks of the parties' lines, where computation takes no time."""
+    """Train in one process on the clocks of computed network links; computation takes no time."""
     parties = [LABEL_PARTY, *KNOWN[job.workload].parties]
     model = LinkModel(parties, Wan.parse(job.wan))
     setup = Setup(job, now=lambda: model.now(LABEL_PARTY))
@@ -456,7 +458,7 @@ def modelled(job: StepJob) -> Measurement:
 def in_process(
     setup: Setup, connect: Connect = lambda party: local_pair(), device: str = "cpu"
 ) -> Measurement:
-    """Train with every party in this process, over in-process links."""
+    """Train with all parties in this process, connected by in-process links."""
     session = LocalSession(
         setup.experiment,
         setup.data,

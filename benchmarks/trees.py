@@ -51,15 +51,16 @@ PROTECTIONS = {
     "hidden": "protect=shared,nodes=hidden",
 }
 OURS, PEER, FEDERATED = "vfl, order", "XGBoost hist", "XGBoost federated"
-#: Share of test rows: relative to the training rows of a drawn table, or to all rows.
+#: Number of test rows, as a fraction of the training rows of a synthetic table, or of all rows of a
+#: real table.
 _TESTED, _HELD_OUT = 0.1, 0.2
 _FEDERATED = Path(__file__).parent / "peers" / "xgboost_federated.py"
-#: The C library returns memory at once, so that a peak is memory in use.
+#: Setting by which the C library returns freed memory at once, so that a peak is memory in use.
 _GIVES_BACK = ("env", "MALLOC_MMAP_THRESHOLD_=1048576", "MALLOC_TRIM_THRESHOLD_=1048576")
 
 
 class TreesJob(Settings):
-    """A table, and the number and size of the trees."""
+    """Job of one process: a table, and the number and size of the trees."""
 
     who: str
     rows: int
@@ -73,7 +74,7 @@ class TreesJob(Settings):
 
 
 class TreesCost(Settings):
-    """Cost of one training; `sent_bytes` is the payload between the parties."""
+    """Cost of one training; `sent_bytes` is the payload that the parties sent."""
 
     cpu_s: float
     peak_bytes: int
@@ -83,12 +84,12 @@ class TreesCost(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """State of a training over lines when a tree has grown.
+    """State of a training over computed network links after a tree.
 
     Attributes:
         seconds: time on the label party's clock.
         hops: number of sequential messages.
-        sent_bytes: bytes of all parties, headers included.
+        sent_bytes: number of bytes that all parties sent, headers included.
     """
 
     seconds: float
@@ -97,18 +98,18 @@ class Mark:
 
 
 class LineRow(Settings):
-    """A training over lines, and the same one on the loopback.
+    """Cost of a training over network links, and of the same training on the loopback interface.
 
     Attributes:
         who: name of the system.
-        cpu_s: processor seconds of the whole training, all parties together.
-        line_s: seconds on the lines in the whole training, if computation took no time; for a peer
-            the difference between lines and loopback.
-        tree_s: the same, for a tree.
-        round_trips: sequential round trips per tree; None if they are not counted.
-        first_bytes: bytes before the first tree; 0 for a peer.
-        tree_bytes: bytes of a tree; for a peer all bytes, divided by the trees.
-        auc: AUC of held-out rows.
+        cpu_s: processor seconds of the whole training, of all parties together.
+        line_s: seconds that the network links cost in the whole training, without computation; for
+            another system, the difference from the loopback interface.
+        tree_s: seconds that the network links cost for a tree.
+        round_trips: number of sequential round trips per tree; None if they are not counted.
+        first_bytes: bytes sent before the first tree; 0 for another system.
+        tree_bytes: bytes per tree; for another system, all bytes divided by the number of trees.
+        auc: AUC on held-out rows.
     """
 
     who: str
@@ -123,17 +124,17 @@ class LineRow(Settings):
 
 @dataclass(frozen=True, slots=True)
 class TreesRow:
-    """Cost of one way to train, a median over the turns.
+    """Cost of one way to train; medians over the turns.
 
     Attributes:
         who: name of the system.
-        cpu_s: CPU time of all parties together, binning included.
+        cpu_s: CPU time of all parties together, including the computation of bins.
         cpu_ratio: CPU time divided by XGBoost's in the same turn; None if XGBoost is not installed.
-        memory_ratio: peak memory of all parties together minus their tables, divided by a byte a
-            cell.
-        bytes_ratio: sent bytes divided by the protocol's minimum; None if all columns are in one
-            place.
-        auc: AUC of held-out rows.
+        memory_ratio: peak memory of all parties together without their tables, divided by one byte
+            for each cell.
+        bytes_ratio: sent bytes divided by the least bytes of the protocol; None if one process has
+            all columns.
+        auc: AUC on held-out rows.
     """
 
     who: str
@@ -146,16 +147,17 @@ class TreesRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Quality of one seed's training on a real table's held-out rows.
+    """Quality of trainings with one seed, on the held-out rows of a real table.
 
     Attributes:
         table: name of the table.
         measure: "AUC", or "RMSE".
         seed: seed of the held-out rows.
-        ours: figure with `protect=order`, two parties.
-        xgboost: figure of `hist` with the same parameters, with all columns in one place.
-        xgboost_on_our_bins: the same with each cell replaced by its bin number.
-        xgboost_reordered: XGBoost with the training rows in another order.
+        ours: value of the measure for vfl with `protect=order` and two parties.
+        xgboost: value for XGBoost's `hist` with the same parameters and all columns in one process.
+        xgboost_on_our_bins: value for XGBoost if each cell is replaced by the number of its bin in
+            vfl.
+        xgboost_reordered: value for XGBoost with the training rows in another order.
     """
 
     table: str
@@ -183,21 +185,21 @@ def bench_trees(
     wan: Wan | None = None,
     peer: str | None = None,
 ) -> Sequence[TreesRow | TableRow | LineRow]:
-    """Measure boosted trees of several parties, and XGBoost in one place.
+    """Measure boosted trees of several parties, and XGBoost with all columns in one process.
 
     Args:
         rows: training rows.
-        columns: columns of all parties together.
-        parties: number of feature parties that share the columns; the label party has none.
+        columns: number of columns of all parties together.
+        parties: number of feature parties, which divide the columns; the label party has none.
         rounds: number of trees.
         depth: depth of each tree.
-        bins: most bins of a column.
-        repeats: turns, or seeds of real tables.
+        bins: largest number of bins of a column.
+        repeats: number of turns, or of seeds for real tables.
         protect: protections to measure: "order", or shares with nodes that are "known" or "hidden".
-        tables: learn real tables instead.
-        only: only this table.
-        out: CSV file for the rows of real tables, written as they come.
-        wan: every party's line; trains once over such lines instead.
+        tables: train on real tables instead.
+        only: name of the only table to train on.
+        out: CSV file for the results on real tables, written as they come.
+        wan: network link of every party; with it, the benchmark only trains once over such links.
         peer: a Python whose XGBoost has the federated plug-in, for a training over lines.
     """
     if tables:
@@ -245,11 +247,11 @@ def bench_trees(
 def needed_bytes(
     who: str, rows: int, columns: int, parties: int, rounds: int, depth: int, bins: int
 ) -> int:
-    """Return the bytes that a protection needs for full trees of two classes.
+    """Return the bytes that a protection needs at least, for full trees and two classes.
 
-    A bin takes a byte, and a message between two feature parties crosses two links. A share takes 8
-    bytes, and so does each sum of both holders of shares; a node of a row takes a byte, a side a
-    bit. Sums are requested for one of two children.
+    A bin takes one byte, and a message between two feature parties crosses two links. A share takes
+    8 bytes, and so does each sum of both holders of shares. The node of a row takes one byte, and
+    the side of a split takes one bit. Sums are requested for only one of two children.
 
     >>> needed_bytes("vfl, order", 1000, 4, 2, 10, 3, 16)
     4000
@@ -275,16 +277,16 @@ def _measured(job: TreesJob, kind: type[Message]) -> Message:
 
 
 def work(parent: Parent) -> None:
-    """Train once, because a process has only one peak."""
+    """Train once and end, because only a new process has its own memory peak."""
     job = parent.get(TreesJob)
     train = train_xgboost if job.who == PEER else train_ours
-    # this loads imports and compiles machine code
+    # the first training loads imports and compiles machine code
     train(job.model_copy(update={"rounds": 1}), *_tables(job, 1000))
     if job.wan:
         parent.put(over_lines(job))
         return
     inputs, labels, held, truth = _tables(job, job.rows)
-    harness.forget_peak()  # the peak of drawing the tables
+    harness.forget_peak()  # forget the peak that drawing the tables has caused
     before, began = harness.resident_bytes("VmRSS"), time.process_time()
     answer, sent = train(job, inputs, labels, held, truth)
     peak, spent = harness.resident_bytes("VmHWM") - before, time.process_time() - began
@@ -298,14 +300,15 @@ def work(parent: Parent) -> None:
     )
 
 
-#: Tables by party and labels, of the training rows and of held-out ones.
+#: Type: training inputs by party, training labels, held-out inputs by party, held-out labels.
 _Tables = tuple[list[np.ndarray], np.ndarray, list[np.ndarray], np.ndarray]
-#: Computes the chances of the held-out rows, after the measurement; and sent bytes.
+#: Type: a function that predicts the held-out rows after the measurement, and the number of sent
+#: bytes.
 _Trained = tuple[Callable[[], np.ndarray], int]
 
 
 def _tables(job: TreesJob, rows: int) -> _Tables:
-    """Return cells, float32, axes (rows, columns), by party where parties train, and labels."""
+    """Return float32 inputs, axes (rows, columns), by party, and labels; also of held-out rows."""
     draw, count = np.random.default_rng(job.seed), rows + round(_TESTED * rows)
     cells = draw.standard_normal((count, job.columns), dtype=np.float32)
     score = np.sin(cells[:, ::3]).sum(axis=1) + cells[:, 0] * cells[:, -1]
@@ -316,7 +319,7 @@ def _tables(job: TreesJob, rows: int) -> _Tables:
 
 
 def over_lines(job: TreesJob) -> LineRow:
-    """Train with every party in this process, on the clocks of the parties' lines."""
+    """Train with all parties in this process, on the clocks of computed network links."""
     label, tables, marks = "label", _tables(job, job.rows), list[Mark]()
     names = [label, "helper", *_names(len(tables[0]))]
     model = LinkModel(names, Wan.parse(job.wan))
@@ -335,7 +338,7 @@ def over_lines(job: TreesJob) -> LineRow:
         cpu_s=cpu_s,
         line_s=model.seconds,
         tree_s=(last.seconds - first.seconds) / trees,
-        # except for the party that has read the last message
+        # except for the party that read the last message
         round_trips=round((last.hops - first.hops) / trees / 2),
         first_bytes=first.sent_bytes - tree_bytes,
         tree_bytes=tree_bytes,
@@ -344,11 +347,11 @@ def over_lines(job: TreesJob) -> LineRow:
 
 
 class PeerReady(Settings):
-    """The server listens."""
+    """Message: the server listens."""
 
 
 class PeerTrained(Settings):
-    """Cost of a training at one party, and rank 0's answers for the held-out rows."""
+    """Message: a training's cost at one party, and rank 0's held-out predictions."""
 
     seconds: float
     cpu_s: float
@@ -356,7 +359,7 @@ class PeerTrained(Settings):
 
 
 class PeerJob(Settings):
-    """Job of XGBoost's server or one of its parties; see `xgboost_federated.py`."""
+    """Job of XGBoost's server or of one of its parties; see `xgboost_federated.py`."""
 
     parties: int
     port: int
@@ -370,11 +373,11 @@ class PeerJob(Settings):
 
 
 def federated(job: TreesJob, python: str) -> LineRow:
-    """Run XGBoost's vertical mode over proxies, without and with the lines.
+    """Run XGBoost's vertical mode over proxies, without and with emulated network links.
 
     Args:
-        job: the training; rank 0 has the labels and no columns.
-        python: the interpreter that has the plug-in.
+        job: the training; rank 0 has the labels, but no columns.
+        python: Python interpreter that has the plug-in.
     """
     inputs, labels, held, truth = _tables(job, job.rows)
     with TemporaryDirectory() as folder:
@@ -406,7 +409,7 @@ def federated(job: TreesJob, python: str) -> LineRow:
 def _federated(
     job: TreesJob, python: str, files: Sequence[tuple[str, str]], labels: str, wan: Wan
 ) -> tuple[list[PeerTrained], int]:
-    """Return each party's cost, and the bytes that all sent."""
+    """Return the cost of each party, and the bytes that all parties sent."""
     server, names = "server", _names(len(files))
     command = (python, "-I", str(_FEDERATED))
     with ProxyNetwork([server, *names], wan) as network, ExitStack() as stack:
@@ -442,7 +445,7 @@ def train_ours(
     truth: np.ndarray,
     **options: Any,
 ) -> _Trained:
-    """Train all parties in this process: the session of an experiment."""
+    """Train vfl's trees with all parties in this process, as a session of an experiment."""
     from vfl.datasets import Split
     from vfl.datasets.party import AlignedRows, Inputs
     from vfl.training.specs import checked
@@ -488,7 +491,7 @@ def train_ours(
 
 
 def _options(who: str) -> str:
-    """Return a protection's options, given the system's name."""
+    """Return the options of a protection from the name of the system."""
     return PROTECTIONS[who.removeprefix("vfl, ")]
 
 
@@ -499,7 +502,7 @@ def train_xgboost(
     held: list[np.ndarray],
     truth: np.ndarray,
 ) -> _Trained:
-    """Train XGBoost with all columns in one place; no bytes are sent."""
+    """Train XGBoost with all columns in one process; no bytes are sent."""
     import xgboost
 
     (cells,), (tested,) = inputs, held
@@ -521,14 +524,14 @@ def _asked(objective: str, depth: int, bins: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Source:
-    """Path and form of a table below VFL_DATA.
+    """Path and format of a real table below VFL_DATA.
 
     Attributes:
-        files: files, whose rows are joined.
-        target: column of the label, by name or by position.
-        positive: the label that is 1; None for numbers.
+        files: files of the table, whose rows are joined.
+        target: column of the label, by name or by index.
+        positive: label that becomes 1; None if the labels are numbers.
         read: options of `pandas.read_csv`.
-        without: columns that are not inputs.
+        without: columns that are not used as inputs.
     """
 
     files: tuple[str, ...]
@@ -553,7 +556,7 @@ _SOURCES = {
 
 
 def _read(source: _Source) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return inputs, with texts as categories, and codes or numbers."""
+    """Return the inputs, with texts as categories, and the labels as codes or numbers."""
     folder = Path(os.environ.get("VFL_DATA", ""))
     if missing := [one for one in source.files if not (folder / one).is_file()]:
         raise MissingDataError(
@@ -600,7 +603,7 @@ def _answers(
     classes: bool,
     size: tuple[int, int, int],
 ) -> tuple[np.ndarray, ...]:
-    """Return answers for the test rows: ours, and three variants of XGBoost."""
+    """Return the predictions for the test rows: those of vfl, and of three variants of XGBoost."""
     import xgboost
 
     from vfl.trees import VFLBoostingClassifier, VFLBoostingRegressor
@@ -635,7 +638,7 @@ def _answers(
 
 
 def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
-    """Yield the rows, and write each to a file at once."""
+    """Yield the rows, and write each of them to a file at once."""
     names = [one.name for one in fields(TableRow)]
     if out is None:
         yield from rows
@@ -650,12 +653,12 @@ def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
 
 
 def _moved(rows: Sequence[TableRow]) -> list[float]:
-    """Return the change of XGBoost's figure by another order of rows, seed by seed."""
+    """Return, for each seed, how much another order of rows changes XGBoost's result."""
     return [row.xgboost_reordered - row.xgboost for row in rows]
 
 
 def _spread(figures: Iterable[float]) -> float:
-    """Return the standard deviation; 0 for one value."""
+    """Return the standard deviation; 0 for a single value."""
     found = list(figures)
     return stdev(found) if len(found) > 1 else 0.0
 
@@ -696,7 +699,7 @@ LINES = harness.table(
 
 
 def shown(rows: Sequence[TreesRow | TableRow | LineRow]) -> str:
-    """Format either measurement's rows, for people; seeds of a table as their mean."""
+    """Format the rows of any of these measurements for people; seeds of a table as their mean."""
     if isinstance(rows[0], LineRow):
         return LINES(rows)
     tables: dict[str, list[TableRow]] = {}

@@ -42,12 +42,12 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "trees"
 TASKS = ("bank", "credit")
-#: The tasks where feature parties know nodes, by the task to which they belong.
+#: The tasks in which feature parties know nodes, by the task to which they belong.
 TOLD = {one: f"{one}_nodes" for one in TASKS}
-#: The trees of the experiment itself.
+#: Name of the trees with the options of the experiment itself.
 PLAIN = "none"
 LABELS, COLUMNS, MEMBERS = "auc", "mse", "membership_auc"
-#: Attacks on columns by the evidence that their attacker reads.
+#: Attacks on columns, by the values that the attacker reads.
 OF_BINS, OF_ANSWERS, OF_OWN = ("bins", "bins:rows=false"), "inversion:steps=300", "own_columns"
 
 
@@ -56,14 +56,15 @@ class AttackRow:
     """Result of one attack on one victim.
 
     Attributes:
-        task, model, seed: identity of the training; `PLAIN` is the experiment's own model.
-        utility: AUC of its test rows.
+        task, model, seed: task, model and seed of the training; `PLAIN` is the experiment's own
+            model.
+        utility: AUC on the test rows of the training.
         attack: its spec.
         measure: one of `LABELS`, `COLUMNS` or `MEMBERS`.
-        reaches: score in that measure, the mean over draws of leaked rows.
-        guess: score of the best constant guess.
-        without: best score of the same attacker without the model, on the same leaked rows; for
-            columns, the prediction from the label party's own columns.
+        reaches: result of the attack in this measure, the mean over draws of leaked rows.
+        guess: result of the best constant guess.
+        without: best result of the same attacker without the model, on the same leaked rows; for
+            columns, of a prediction from the label party's own columns.
     """
 
     task: str
@@ -78,7 +79,7 @@ class AttackRow:
 
 
 def rows_of(task: str, folder: GridFolder) -> Iterator[AttackRow]:
-    """Yield the results of every attack on every victim of a grid, means over draws."""
+    """Yield the results of every attack on every victim of a grid, averaged over draws."""
     grid = LoadedGrid(folder)
     by_measure: dict[str, list[Record]] = {LABELS: [], COLUMNS: [], MEMBERS: []}
     for one in grid.attacks:
@@ -109,13 +110,13 @@ def _by_victim(values: Mapping[tuple[str, int], float]) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The attack on labels with the highest mean.
+    """The attack on labels with the highest mean result.
 
     Attributes:
-        utility: AUC of the victims' test rows.
+        utility: AUC of the victims on the test rows.
         attack: its spec.
         reaches: its AUC.
-        leak: that AUC minus the best without the model.
+        leak: AUC of the attack minus the best AUC without the model.
     """
 
     utility: Estimate
@@ -126,15 +127,15 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One model of a task, over seeds.
+    """Results for one model of a task, over seeds.
 
     Attributes:
-        model: its options that differ from the plain model's.
-        loss: utility of the plain trees minus this utility.
-        worst: the worst attack on labels.
-        bins, answers: shares of the variance of columns that attacks read from bins, and from
-            answers.
-        members: AUC of membership.
+        model: the options of the model that differ from the plain model's options.
+        loss: utility of the plain trees minus the utility of this model.
+        worst: the strongest attack on labels.
+        bins, answers: fraction of the variance of columns that attacks infer from bins, and from
+            predictions.
+        members: AUC of the membership inference.
     """
 
     model: str
@@ -147,16 +148,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Results of a task.
+    """Results of one task.
 
     Attributes:
         task: its name.
         seeds: number of victims of each model.
-        without: the best score on labels without a model.
-        own: share of the variance of columns that the label party's own columns predict.
-        places: places in the order of the grid.
-        told: the worst attack if feature parties know nodes; None if that was not run.
-        networks: the frontier's undefended network, and its most accurate label-free one.
+        without: best result on labels without a model.
+        own: fraction of the variance of columns that the label party's own columns predict.
+        places: results for each model, in the order of the grid.
+        told: the strongest attack if feature parties know nodes; None if it was not run.
+        networks: the frontier's undefended network, and its most accurate network with a label-free
+            bottom.
     """
 
     task: str
@@ -171,7 +173,7 @@ class Task:
 def task_of(
     rows: Sequence[AttackRow], told: Sequence[AttackRow], networks: frontier.Frontier
 ) -> Task:
-    """Return a task's results, with those for known nodes and for networks."""
+    """Return the results of a task, also those for known nodes and for networks."""
     models = list(dict.fromkeys(one.model for one in rows))
     plain = _by_seed([one for one in rows if one.model == PLAIN], "utility")
     places = [_place_of([one for one in rows if one.model == model], plain) for model in models]
@@ -224,7 +226,7 @@ def _explained(rows: Sequence[AttackRow]) -> Estimate:
 
 
 def _options(model: str) -> str:
-    """Return a model's options that differ from the plain one's."""
+    """Return the options of a model that differ from those of the plain model."""
     kept = [one for one in model.partition(":")[2].split(",") if one not in _COMMON]
     return ", ".join(kept) or "as they are"
 
@@ -236,7 +238,7 @@ _COMMON = ("max_depth=4", "learning_rate=0.1")
 
 
 def summary_of(found: Sequence[Task]) -> str:
-    """Return a line per task: leakage of default trees, and of the frontier's networks."""
+    """Return a line for each task: the leakage of default trees, and of the frontier's networks."""
     head = [
         "task", "model", "test AUC", "worst attack on labels", "reaches", "beside no model",
     ]  # fmt: skip
@@ -264,7 +266,7 @@ def summary_of(found: Sequence[Task]) -> str:
 
 
 def table_of(found: Task) -> Table:
-    """Return one line per model."""
+    """Return a table with a line for each model."""
     head = [
         "trees", "test AUC", "less", "worst attack on labels", "reaches", "beside no model",
         "columns from bins", "from answers", "members",
@@ -282,7 +284,7 @@ def table_of(found: Task) -> Table:
 
 
 def task_section(found: Task, page: Path) -> Iterator[str]:
-    """Yield one task's table."""
+    """Yield the table of one task."""
     data = read_checked(FOLDER / f"{found.task}.toml", [])[0].data
     yield f"\n## {found.task}\n"
     yield (
@@ -334,15 +336,16 @@ def bench_trees_attacks(
     page: Path = Path("docs/results/trees_attacks.md"),
     redraw: bool = False,
 ) -> list[Task]:
-    """Train and attack the rest of a task, and write rows and page.
+    """Train and attack the missing victims of a task; write result rows and the page.
 
     Args:
-        task: a file of examples/trees.
+        task: name of a file of examples/trees.
         seeds: number of victims of each model.
-        jobs: number of simultaneous cells, a process each.
-        out: folder of the grids.
-        page: the page; its rows are beside it in a CSV file, and the frontier's rows too.
-        redraw: write only the page, without training.
+        jobs: number of simultaneous cells, each in its own process.
+        out: folder for the grids.
+        page: file of the page; its rows are beside it in a CSV file, and so are the frontier's
+            rows.
+        redraw: only write the page, without training.
     """
     file = page.with_suffix(".csv")
     rows = read_rows(file, AttackRow)

@@ -1,11 +1,12 @@
-"""Error rate of the rule `vfl.experiments.statistics.judge`, by simulation.
+"""Error rate of the rule `vfl.experiments.statistics.judge`, measured by simulation.
 
     python -m benchmarks.verdicts --runs 4000
 
-Victims are drawn with a gain of exactly the margin (a wrong "no easier"), or of exactly 0 (a wrong
-"easier", and the gain of label-free bottoms). They follow three laws: normal, exponential in either
-direction and two-point. The cut costs a two-point victim's attacker at most the margin. All figures
-are in points, the margin is 1; each is the worst over deviations of 0.3 to 3.
+The simulation draws victims with a gain of exactly the margin, for which the verdict "no easier" is
+wrong, or of exactly 0, for which "easier" is wrong; label-free bottoms have a gain of 0. The gains
+follow three distributions: normal, exponential in either direction, and two-point. With a two-point
+distribution, the cut costs a victim's attacker at most the margin. All values are in percentage
+points, and the margin is 1; each value is the worst over standard deviations of 0.3 to 3.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from vfl.experiments.statistics import judge, steady_interval
 
 @dataclass(frozen=True, slots=True)
 class VerdictRow:
-    """Shares of runs, the worst over deviations.
+    """Fractions of runs; each value is the worst over standard deviations.
 
     Attributes:
-        law, victims: law of the victims, and their number.
-        wrong_no_easier, wrong_easier: wrong verdicts for gains of the margin and of 0.
-        covered: share of the intervals that contain the mean.
-        no_easier: verdicts for gains of 0 with one deviation.
+        law, victims: distribution of the victims' gains, and number of victims.
+        wrong_no_easier, wrong_easier: fraction of wrong verdicts, for gains of exactly the margin
+            and of exactly 0.
+        covered: fraction of the intervals that contain the true mean.
+        no_easier: fraction of verdicts "no easier" for gains of 0, for a single standard deviation.
     """
 
     law: str
@@ -38,13 +40,13 @@ class VerdictRow:
     no_easier: float | None = None
 
 
-#: Draws gains of deviation 1 around 0, axes (runs, victims).
+#: Type: draws gains with mean 0 and standard deviation 1; axes (runs, victims).
 Law = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 MARGIN, SPREADS = 1.0, (0.3, 0.5, 1.0, 3.0)
 
 
 def two_points(share: float) -> Law:
-    """Return a law with this share of victims above the mean, all by the same amount."""
+    """Return a two-point distribution with this fraction of victims above the mean."""
     high, low = np.sqrt((1 - share) / share), np.sqrt(share / (1 - share))
     return lambda rng, axes: np.where(rng.random(axes) < share, high, -low)
 
@@ -59,7 +61,7 @@ LAWS: dict[str, Law] = {
 
 
 def shares(law: Law, victims: int, mean: float, spread: float, runs: int) -> dict[str, float]:
-    """Return the share of each verdict, and of intervals that contain the mean."""
+    """Return the fraction of each verdict, and of intervals that contain the mean."""
     rng = np.random.default_rng(victims)
     gains = mean + spread * law(rng, (runs, victims))
     given = [judge(one, MARGIN).verdict for one in gains.tolist()]
@@ -72,7 +74,7 @@ def bench_verdicts(runs: int = 4000) -> list[VerdictRow]:
     """Measure the error rate of the rule `vfl.experiments.statistics.judge`.
 
     Args:
-        runs: runs of each row.
+        runs: number of simulated runs for each row.
     """
     found = []
     for name, law in LAWS.items():

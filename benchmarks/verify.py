@@ -1,13 +1,14 @@
-"""Repeats a random part of generated pages' rows: do the figures come out again?
+"""Repeats a random part of the result rows of generated pages, and compares the results.
 
     make verify-claims                                            # a tenth
     python -m benchmarks.verify --pages frontier --tasks bank --share 0.02 --draw 3
 
-Of each of `PAGES` a share of the trained rows is drawn, trained with the seeds of the page, and
-attacked. What was trained before with the same draw is not trained again. A figure holds where it
-differs from the stored one by at most both half widths, or by a point: noise that protects is never
-drawn twice alike. Times are not compared. The exit code is 1 where less than 95 % of the figures
-hold.
+The program draws a random fraction of the trained rows of each page in `PAGES`. It trains these
+rows again with the seeds of the page, and attacks them. Trainings that were repeated before with
+the same draw are not repeated once more. A result is confirmed if it differs from the stored result
+by at most both half widths together, or by at most one point. It cannot be equal, because
+protective noise is never the same twice. Times are not compared. The exit code is 1 if less than 95
+% of the results are confirmed.
 """
 
 from __future__ import annotations
@@ -46,34 +47,36 @@ from vfl.experiments.statistics import Estimate, over_victims
 from vfl.experiments.study import plan_study
 from vfl.training.specs import read_checked
 
-#: Share of the figures that must hold.
+#: Fraction of the results that must be confirmed.
 WANTED = 0.95
-#: Room of a figure whatever its intervals.
+#: Difference that is always allowed, whatever the intervals are.
 _ROOM = 0.01
-#: Identity of one training of a task: a defense, a protection, or a tuple of settings.
+#: Type variable: identity of one training in a task, such as a defense, a protection, or a tuple of
+#: settings.
 Trained = TypeVar("Trained")
-#: Grids of labels: their file of `examples` and overrides, by the file of their rows.
+#: Grids of attacks on labels: their file of `examples` and changed settings, by the name of the
+#: file with their rows.
 GRIDS: Mapping[str, tuple[str, Sequence[str]]] = {
     "labels_mnist": ("thesis/labels_mnist", ()),
     "labels_mnist_inner": ("thesis/labels_mnist_inner", ()),
     "hidden_labels_fashion": ("hidden_labels", ()),
     "hidden_labels_mnist": ("hidden_labels", ("data.source=mnist",)),
 }
-#: Comparisons of codecs: files of `examples/thesis` and of rows.
+#: Comparisons of codecs: names of the files in `examples/thesis`, and of the files with their rows.
 COMPARISONS = ("fm20", "review_polarity", "yoochoose_filtered", "tiny_imagenet_32")
-#: Figures of one training of a comparison: rows and measure, by column.
+#: Results of one training of a comparison: the rows and the measure to use, by column.
 _OF_CODEC = {"test_accuracy": (TEST, "accuracy"), "test_hit_rate": (TEST, "hit_rate")}
-#: Figures of a command that no clock decides.
+#: Results of a command that do not depend on time.
 _SENT = frozenset({"bytes_online", "bytes_offline", "online_mib", "offline_mib", "messages"})
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One stored figure and its repetition.
+    """One stored result, and its repetition.
 
     Attributes:
-        page, task, defense, what: identity of the figure.
-        stored, again: the figure and its repetition; `again` is None if no victim was trained
+        page, task, defense, what: page, task, defense and name of the result.
+        stored, again: the stored and the repeated result; `again` is None if no victim was trained
             completely.
     """
 
@@ -86,7 +89,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Return whether the figure is the same within both half widths, or a point."""
+        """Return whether both results agree within both half widths together, or within a point."""
         if self.again is None:
             return False
         room = (self.stored.half_width or 0) + (self.again.half_width or 0)
@@ -103,7 +106,7 @@ class Figure:
 def drawn(
     known: Sequence[tuple[str, Trained]], share: float, draw: int
 ) -> dict[str, list[Trained]]:
-    """Return a random share of the trainings by task, at least one per task.
+    """Return a random fraction of the trainings, by task.
 
     >>> drawn([("a", "x"), ("a", "y"), ("b", "x")], share=0.3, draw=0)
     {'a': ['y']}
@@ -120,11 +123,11 @@ class Asked:
     """Arguments of a verification.
 
     Attributes:
-        tasks: names of tasks; empty means all.
+        tasks: names of tasks; if empty, all tasks.
         share, draw: see `drawn`.
-        jobs: trainings at a time.
-        out: folder of the trainings.
-        results: folder of the pages.
+        jobs: number of simultaneous trainings.
+        out: folder for the trainings.
+        results: folder that has the pages.
     """
 
     tasks: Sequence[str]
@@ -135,14 +138,14 @@ class Asked:
     results: Path
 
     def of(self, known: Sequence[tuple[str, Trained]]) -> dict[str, list[Trained]]:
-        """Return the random draw of a page's trainings."""
+        """Return the trainings of a page that the random draw selects."""
         return drawn(
             [one for one in known if not self.tasks or one[0] in self.tasks], self.share, self.draw
         )
 
 
 def of_leaderboard(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and worst attack of drawn rows of the leaderboard."""
+    """Yield utility and strongest attack for the drawn rows of the leaderboard."""
     rows = leaderboard.rows_stored(asked.results / "leaderboard.csv")
     known = [(row["task"], row["defense"]) for row in rows if row["defense"] != "none"]
     for task, defenses in asked.of(known).items():
@@ -172,7 +175,7 @@ def _estimate(row: Mapping[str, object], what: str, width: str) -> Estimate:
 
 
 def of_frontier(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and all attacks at random positions of the frontier."""
+    """Yield utility and all attacks for the drawn defenses of the frontier."""
     rows = stored(asked.results / "frontier.csv", frontier.COLUMNS)
     rows = rows[rows.family != frontier.NO_MODEL]
     known: list[tuple[str, str]] = list(
@@ -192,7 +195,7 @@ def of_frontier(asked: Asked) -> Iterator[Figure]:
 def _compared(
     page: str, task: str, rows: pd.DataFrame, again: pd.DataFrame, attack: str = "attack"
 ) -> Iterator[Figure]:
-    """Yield utilities of defenses, and the score of each attack."""
+    """Yield the utility of each defense, and the result of each attack."""
     for names, what in ((["defense"], "utility"), (["defense", attack], "reaches")):
         others = by_seed(again, names, what)
         for key, values in by_seed(rows, names, what).items():
@@ -204,7 +207,7 @@ def _compared(
 
 
 def of_columns(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and leakage of each column under randomly drawn protections."""
+    """Yield utility and the leakage of each column for the drawn protections."""
     rows = read_rows(asked.results / "columns.csv", columns.ColumnRow)
     for task, protections in asked.of([(row.task, row.protection) for row in rows]).items():
         own = [row for row in rows if row.task == task and row.protection in protections]
@@ -231,7 +234,7 @@ def _read(rows: Sequence[columns.ColumnRow], protection: str, what: str) -> Esti
 
 
 def of_tops(asked: Asked) -> Iterator[Figure]:
-    """Yield utilities of other tops on randomly drawn label-free bottoms."""
+    """Yield the utility of other top models for the drawn label-free bottoms."""
     rows = read_rows(asked.results / frontier_tops.FILE, frontier_tops.TopRow)
     for task, bottoms in asked.of([(row.task, row.defense) for row in rows]).items():
         for bottom in bottoms:
@@ -250,7 +253,7 @@ def _top(rows: Sequence[frontier_tops.TopRow], key: tuple[str, str, str]) -> Est
 
 
 def of_trees(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and all attacks of drawn trees."""
+    """Yield utility and all attacks for the drawn trees."""
     rows = _of_trees(read_rows(asked.results / "trees_attacks.csv", trees.AttackRow))
     known: list[tuple[str, str]] = list(
         rows[["task", "defense"]].itertuples(index=False, name=None)
@@ -269,7 +272,7 @@ def _of_trees(rows: Sequence[trees.AttackRow]) -> pd.DataFrame:
 
 
 def of_labels(asked: Asked) -> Iterator[Figure]:
-    """Yield drawn attacks on drawn defenses, at every number of leaked labels."""
+    """Yield drawn attacks on drawn defenses, for every number of leaked labels."""
     rows = {name: leaderboard.rows_stored(asked.results / f"{name}.csv") for name in GRIDS}
     known = [(name, (r["defense"], r["attack"])) for name, own in rows.items() for r in own]
     for name, pairs in asked.of(known).items():
@@ -299,7 +302,7 @@ def _labels(name: str, rows: Sequence[Mapping[str, str]], grid: LoadedGrid) -> I
 
 
 def of_codecs(asked: Asked) -> Iterator[Figure]:
-    """Yield quality and bytes of drawn trainings of comparisons of codecs."""
+    """Yield quality and bytes for the drawn trainings of the comparisons of codecs."""
     rows = {name: leaderboard.rows_stored(asked.results / f"{name}.csv") for name in COMPARISONS}
     known = [
         (name, (r["variant"], r["codec"], r["repeat"]))
@@ -334,9 +337,10 @@ def of_codecs(asked: Asked) -> Iterator[Figure]:
 
 
 def of_published(asked: Asked) -> Iterator[Figure]:
-    """Yield bytes and messages of drawn commands, relative to the stored ones.
+    """Yield bytes and messages of the drawn commands, relative to the stored values.
 
-    Commands that shape a line need the right to make network namespaces and are left out.
+    Commands that emulate a network link need the right to make network namespaces, and are left
+    out.
     """
     text = (asked.results / "published_runs.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
@@ -385,16 +389,16 @@ def bench_verify(
     out: Path = Path("runs/verify"),
     results: Path = Path("docs/results"),
 ) -> list[Figure]:
-    """Train and attack a random share of the rows of pages again.
+    """Train and attack a random fraction of the pages' rows again, and compare the results.
 
     Args:
-        pages: one of `PAGES`.
-        tasks: names of tasks, of benchmarks or of files of rows; by default all of a page.
-        share: share of the trained defenses of each page.
-        draw: number of the random draw.
-        jobs: trainings at a time, a process each.
-        out: folder of the trainings.
-        results: folder of the pages and their rows.
+        pages: name of the page, a key of `PAGES`.
+        tasks: names of tasks, of benchmarks or of files with rows; by default, all of a page.
+        share: fraction of the trained defenses of each page to repeat.
+        draw: seed of the random draw.
+        jobs: number of simultaneous trainings, each in its own process.
+        out: folder for the trainings.
+        results: folder that has the pages and their rows.
     """
     found = []
     for page in pages:
@@ -406,13 +410,13 @@ def bench_verify(
 
 
 def shown(found: Sequence[Figure]) -> str:
-    """Return the figures that do not match, and the number of those that do."""
+    """Return the results that are not confirmed, and the number of those that are."""
     fallen = [str(one) for one in found if not one.holds]
     return "\n".join([*fallen, f"{len(found) - len(fallen)} of {len(found)} figures hold"])
 
 
 def main() -> None:
-    """Exit with 1 if less than `WANTED` of the figures match."""
+    """Exit with 1 if the fraction of confirmed results is below `WANTED`."""
     found = harness.run(bench_verify, shown)
     if found and fmean(one.holds for one in found) < WANTED:
         sys.exit(1)

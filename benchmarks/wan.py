@@ -1,10 +1,10 @@
-"""Gain and cost of several cuts in flight, or of local steps, over a slow link.
+"""Gain and cost of several cuts in flight, or of local steps, over a slow network link.
 
-Label party and feature parties are processes of their own, with slow lines between them
-(`benchmarks.emulation`), or one process that computes what the lines take. Every depth starts from
-the same weights and sees the same batches. The clock runs while training does, at the label party;
-the tests in between do not count. Before each test the gradients in flight are waited for, as they
-are at the end of every epoch anyway.
+The label party and the feature parties run in separate processes with slow emulated links between
+them (`benchmarks.emulation`). With computed links, one process runs all parties and computes the
+times. Every number of cuts in flight starts from the same weights and uses the same batches. The
+label party's clock measures only the training; the tests in between do not count. Before each test,
+the label party waits for all gradients in flight, as it does at the end of every epoch anyway.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ TESTS_AN_EPOCH = 4
 
 
 class WanJob(SessionJob):
-    """One party's part in a training over a slow link.
+    """One party's part in a training over a slow link, as a job for its process.
 
     Attributes:
-        experiment: experiment to train; its data set is cut into strips, one for each feature
-            party.
-        tests: evaluations of the test rows in each epoch.
-        rows: use only so many rows of the data set.
-        wan: model of the parties' lines if it is computed; one process then plays all parties.
+        experiment: experiment to train; its pictures are cut into strips, one strip for each
+            feature party.
+        tests: number of evaluations of the test rows in each epoch.
+        rows: number of rows of the data set to use.
+        wan: network link of every party, for computed links; one process then runs all parties.
     """
 
     experiment: Experiment
@@ -56,13 +56,13 @@ class WanJob(SessionJob):
 
 
 class Mark(Settings):
-    """Progress of a training.
+    """Progress of a training at one test.
 
     Attributes:
         exchanges: batches trained.
-        seconds: time of training so far, at the label party; tests do not count.
-        bytes: bytes of training so far, both ways, all parties.
-        accuracy: share of the test rows that are classified right.
+        seconds: seconds of training so far at the label party, without the tests.
+        bytes: bytes of training so far, of all parties in both directions.
+        accuracy: fraction of the test rows that are classified correctly.
     """
 
     exchanges: int
@@ -79,18 +79,18 @@ class Marks(Settings):
 
 @dataclass(frozen=True, slots=True)
 class WanRow:
-    """A training over the slow link.
+    """Result of a training over the slow link.
 
     Attributes:
-        in_flight: cuts that awaited their gradients at once.
-        local_steps: optimiser steps of every party per exchange.
+        in_flight: number of cuts whose gradients had not arrived yet.
+        local_steps: number of optimiser steps of every party per exchange.
         exchanges_per_second: training exchanges per second, over the whole training.
-        exchanges, seconds, bytes: training until the accuracy was first reached at a test; None if
-            never.
-        final_accuracy: accuracy at the last test.
-        best_accuracy: accuracy at the best test.
-        speedup: ratio of the times to the accuracy: first row over this row.
-        accuracies: accuracy at every test, in order.
+        exchanges, seconds, bytes: training exchanges, seconds and bytes until a test first reached
+            the accuracy; None if no test did.
+        final_accuracy: accuracy in the last test.
+        best_accuracy: accuracy in the best test.
+        speedup: time until the accuracy in the first row, divided by the time in this row.
+        accuracies: accuracy in every test, in order.
     """
 
     in_flight: int
@@ -113,7 +113,7 @@ def wan_experiment(
     epochs: int = 3,
     seed: int = 0,
 ) -> Experiment:
-    """Two halves of a picture, bottoms n-64-32, top 64-64-classes, Adam."""
+    """Return an experiment on two halves of pictures: bottoms n-64-32, top 64-64-classes, Adam."""
     party = PartySettings(width=32, bottom="mlp:hidden=64")
     return Experiment(
         name="wan",
@@ -143,28 +143,29 @@ def bench_wan(
     tests: int = TESTS_AN_EPOCH,
     rows: int | None = None,
 ) -> list[WanRow]:
-    """Train over a slow link: seconds, exchanges and bytes to an accuracy.
+    """Train over a slow link; measure seconds, exchanges and bytes until an accuracy is reached.
 
     Args:
-        in_flight: values of train.in_flight, the one that others are compared with first.
-        wan: every party's line.
-        until: test accuracy that is waited for, 0 to 1.
-        local_steps: values of train.local_steps, each with every compatible depth.
-        local_angle: train.local_angle of those above 1.
-        source: pictures to cut in half.
+        in_flight: values of train.in_flight; the others are compared with the first.
+        wan: network link of every party.
+        until: accuracy on the test rows until which the time is measured, from 0 to 1.
+        local_steps: values of train.local_steps, each with every compatible value of
+            train.in_flight.
+        local_angle: value of train.local_angle for local steps above 1.
+        source: data set of pictures, which are cut in half.
         codec: codec of the cuts.
-        batch_size: rows of one exchange.
+        batch_size: number of rows in an exchange.
         learning_rate: learning rate of Adam at every party.
-        epochs: passes over the training rows.
-        seed: seed of rows and first weights.
-        network: means by which lines are made: auto, tun, proxy or model.
-        tests: evaluations of the test rows in each epoch.
+        epochs: number of passes over the training rows.
+        seed: seed of rows and initial weights.
+        network: kind of the emulated network: auto, tun, proxy or model.
+        tests: number of evaluations of the test rows in each epoch.
         rows: number of rows of the data set to use.
 
     Raises:
-        ConfigError: nothing to compare, or a depth that is no setting.
-        SpecError: the codec cannot be used, or no such network.
-        UserError: a network that cannot be had here.
+        ConfigError: there is nothing to compare, or a value of train.in_flight is not valid.
+        SpecError: the codec cannot be used, or no network has this name.
+        UserError: the network is not available on this machine.
         LostPeerError: a process ended early; its standard error says why.
     """
     if wan in (None, Wan()):
@@ -202,14 +203,14 @@ TABLE = harness.table(
 
 
 def _compute(job: WanJob, wan: Wan) -> Sequence[Mark]:
-    """One training in a process that plays all parties."""
+    """Run one training in a process that runs all parties."""
     with BenchmarkWorker("wan") as worker:
         worker.put(job.model_copy(update={"wan": str(wan)}))
         return worker.get(Marks).marks
 
 
 def _train(job: WanJob, wan: Wan, kind: str) -> Sequence[Mark]:
-    """One training with a process a party and slow lines between them."""
+    """Run one training with a process for each party and slow links between them."""
     parties = (job.party, *job.experiment.feature_parties)
     with open_network(parties, wan, kind) as network, processes("wan", network) as workers:
         start(workers, network, job.party, job)
@@ -237,9 +238,9 @@ def _row(
 
 
 def short_epochs(terms: Terms, data: PartyData, tests: int) -> Iterator[Exchange]:
-    """The exchanges of a training, in `tests` parts an epoch with all test rows after each.
+    """Yield a training's exchanges in `tests` parts per epoch; all test rows follow each part.
 
-    The parts are told apart as epochs are, so what is in flight drains before each test.
+    A part counts as an epoch, so all gradients in flight arrive before each test.
     """
     split, train = data.split, terms.train
     none = split.train[:0]
@@ -274,23 +275,24 @@ class Setup:
             flatten=True,
         )
         self.parties, self.data = parties, parties[job.party]
-        # Nothing here needs protection, and every depth is to start from the same weights.
+        # The secret protects no data here, and every number of cuts in flight must start with the
+        # same weights.
         self.secret = Secret.of_simulation(experiment.seed, job.party)
 
     @property
     def outputs(self) -> int:
-        """Classes of the data set."""
+        """Number of classes of the data set."""
         classes = self.parties[self.terms.label_party].classes
         assert classes is not None, "accuracy is about classes"
         return len(classes)
 
     def schedule(self) -> Iterator[Exchange]:
-        """The exchanges of the whole training."""
+        """Return the exchanges of the whole training."""
         return short_epochs(self.terms, self.data, self.job.tests)
 
 
 def modelled(setup: Setup) -> Marks:
-    """Play all parties; seconds are those of the label party's clock on its line."""
+    """Run all parties; seconds are those on the label party's computed clock."""
     terms, label = setup.terms, setup.terms.label_party
     model = LinkModel([label, *terms.feature_parties], Wan.parse(setup.job.wan))
     marks: list[Mark] = []
@@ -322,12 +324,12 @@ def modelled(setup: Setup) -> Marks:
 
 
 def _trained_bytes(ledger: Ledger) -> int:
-    """Bytes of training exchanges so far, headers included."""
+    """Return the bytes of training exchanges so far, headers included."""
     return sum(row.wire_bytes for row in ledger.rows() if row.phase == "train")
 
 
 def host(setup: Setup, parent: Parent) -> Marks:
-    """Play the label party over a stream; what it has reached after each test."""
+    """Run the label party over a stream; return its progress after each test."""
     marks: list[Mark] = []
     label: LabelParty
     ledger = Ledger()
@@ -356,7 +358,7 @@ def host(setup: Setup, parent: Parent) -> Marks:
 
 
 def join(setup: Setup) -> Marks:
-    """Play a feature party over a stream."""
+    """Run a feature party over a stream."""
 
     def build(link: TcpLink) -> FeatureParty:
         return FeatureParty(setup.data, setup.terms, link, Own(setup.secret))
@@ -366,7 +368,7 @@ def join(setup: Setup) -> Marks:
 
 
 def work(parent: Parent) -> None:
-    """Play one party of one training, or all of them where lines are computed."""
+    """Run one party of a training, or all parties if the links are computed."""
     setup = Setup(parent.get(WanJob))
     if setup.job.wan:
         parent.put(modelled(setup))

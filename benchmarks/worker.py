@@ -1,7 +1,7 @@
-"""The processes of all benchmarks: one thread each, and a message of JSON a line both ways.
+"""The processes of all benchmarks: one thread each; both directions carry lines of JSON messages.
 
-``python -m benchmarks.worker NAME`` calls `work(parent)` of ``benchmarks.NAME``. It ends when its
-input does.
+``python -m benchmarks.worker NAME`` calls `work(parent)` of ``benchmarks.NAME``. The process ends
+when its standard input ends.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vfl.core.seeds import use_one_thread
 
 Message = TypeVar("Message", bound=Settings)
 _ROOT = Path(__file__).parents[1]
-#: One thread each. The C library (glibc) keeps freed memory. Otherwise chance decides whether it
-#: returns large tensors to the system and faults them in again, which costs up to a tenth of a
-#: step.
+#: Environment variables: one thread for each process. The C library (glibc) is set to keep freed
+#: memory. Otherwise chance decides whether it returns the memory of large tensors to the system,
+#: and faulting it in again would cost up to a tenth of a step.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -33,30 +33,30 @@ _ENVIRONMENT = {
 
 
 class BenchmarkWorker(Worker):
-    """A process of a benchmark, at its starter; a context manager.
+    """A process of a benchmark, as the process that started it sees it; a context manager.
 
     Args:
-        name: module of `benchmarks` whose `work` it runs.
-        at: prefix of its command line, if it runs in a separate network.
+        name: module of `benchmarks` whose `work` the process runs.
+        at: prefix of the command line, if the process runs in an emulated network.
         command: another program and its arguments, to run instead.
     """
 
     def __init__(self, name: str, at: Sequence[str] = (), command: Sequence[str] = ()) -> None:
-        # -P: a benchmark must not import modules from the working folder.
+        # -P: the process must not import modules from the working folder.
         ours = [sys.executable, "-P", "-m", "benchmarks.worker", name]
         paths = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": paths}
         super().__init__(f"the benchmark's {name}", [*at, *(command or ours)], environment)
 
     def put(self, message: Settings) -> None:
-        """Send it a message; `get` finds out whether it has ended."""
+        """Send the process a message; if the process has ended, only `get` reports it."""
         self.send(message.model_dump_json())
 
     def get(self, kind: type[Message]) -> Message:
-        """Wait for its next message.
+        """Wait for the next message of the process.
 
         Raises:
-            LostPeerError: it ended instead; its standard error says why.
+            LostPeerError: the process has ended instead; its standard error says why.
         """
         return kind.model_validate_json(self.receive())
 
@@ -68,10 +68,10 @@ def processes(
     """Start a process for each party of a network, or for some of them.
 
     Args:
-        program: module of `benchmarks` whose `work` they run, or the name of the command in
-            messages.
-        network: network of the parties.
-        parties: parties with a process; all of the network unless given.
+        program: module of `benchmarks` whose `work` the processes run, or the name of the command
+            in messages.
+        network: network that connects the parties.
+        parties: parties that get a process; by default, all parties of the network.
         command: another program and its arguments, to run instead.
     """
     with ExitStack() as stack:
@@ -82,42 +82,42 @@ def processes(
 
 
 class Parent:
-    """The starter of this process, as the process sees it.
+    """The process that started this one, as this process sees it.
 
     Args:
-        lines: input lines from the starter.
+        lines: lines of standard input, which that process writes.
     """
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
 
     def put(self, message: Settings) -> None:
-        """Send it a message."""
+        """Send the starting process a message."""
         print(message.model_dump_json(), flush=True)
 
     def get(self, kind: type[Message]) -> Message:
-        """Wait for its next message."""
+        """Wait for the next message of the starting process."""
         return kind.model_validate_json(next(self._lines))
 
     def each(self, kind: type[Message]) -> Iterator[Message]:
-        """Yield its messages, until it has no more."""
+        """Yield the messages of the starting process until its end."""
         return map(kind.model_validate_json, self._lines)
 
 
 class Endpoint(Settings):
-    """Address on which a process listens; without a CA it has no TLS."""
+    """Address on which a process listens; without a CA, there is no TLS."""
 
     host: str
     port: int
     ca_pem: str = ""
 
     def seen(self, network: Network, source: str, target: str) -> Endpoint:
-        """Return the same endpoint, as `source` finds it at `target`."""
+        """Return the same endpoint with the address by which `source` reaches `target`."""
         return self.model_copy(update=network.reach(source, target, self.port)._asdict())
 
 
 def main() -> None:
-    """Work until the input ends."""
+    """Run a benchmark's `work` until the input ends."""
     use_one_thread()
     try:
         import_module(f"benchmarks.{sys.argv[1]}").work(Parent(iter(sys.stdin)))

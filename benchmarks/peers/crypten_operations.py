@@ -18,7 +18,7 @@ COUNT = 1000
 
 
 def main() -> None:
-    """Run one of two parties."""
+    """Run one of the two parties."""
     rank, port = sys.argv[1], sys.argv[2]
     os.environ |= {
         "GLOO_SOCKET_IFNAME": "lo",

@@ -1,4 +1,4 @@
-"""CrypTen (Knott et al. 2021) under `talk.py`: two parties, its default dealer, the first party."""
+"""CrypTen (Knott et al. 2021) under `talk.py`: two parties and its default dealer, at party 0."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class Peer:
         os.environ["GLOO_SOCKET_IFNAME"] = assignment["device"]
         self._torch = import_module("torch")
         self._torch.set_num_threads(1)
-        # Later torch has no such module; CrypTen needs it for ONNX only, which is not used here.
+        # Later versions of torch lack this module; CrypTen imports it for ONNX only, which is not
+        # used here.
         absent = types.ModuleType("torch.onnx.symbolic_registry")
         sys.modules.setdefault(absent.__name__, absent)
         import_module("torch.onnx").symbolic_registry = absent  # type: ignore[attr-defined]
         self._crypten = import_module("crypten")
 
     def connect(self, endpoints: list[tuple[str, int]]) -> None:
-        """The first party runs the store through which gloo finds the others."""
+        """Connect the parties by gloo; the first party runs gloo's store."""
         host, port = endpoints[0]
         os.environ |= {
             "DISTRIBUTED_BACKEND": "gloo",
@@ -36,7 +37,7 @@ class Peer:
         self._crypten.init()
 
     def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Share the values of rank 0."""
+        """Share the values, which rank 0 has."""
         self._task = task
         self._own = {
             name: self._crypten.cryptensor(self._torch.from_numpy(value).float(), src=0)
@@ -83,7 +84,7 @@ class Peer:
         return stepped
 
     def _decoder(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Return the scores of the next token, and the largest one's index."""
+        """Return the scores of the next token, and the index of the largest score."""
         torch, cat, own, heads = self._torch, self._crypten.cat, self._own, step["heads"]
         cos, sin = torch.tensor(step["cos"]), torch.tensor(step["sin"])
         steps, x = len(cos), own["inputs"].matmul(own["tokens"])
@@ -113,7 +114,7 @@ class Peer:
                 )
             scores = q.matmul(k.transpose(1, 2))
             if steps > 1:
-                # Its exponential is a limit that diverges below -256.
+                # CrypTen's exponential is computed as a limit that diverges below -256.
                 scores = scores * (1 - future) - 60 * future
             found = scores.softmax(-1).matmul(v).transpose(0, 1).reshape(steps, width)
             x = x + found.matmul(own[f"{name}.attention_out"])
@@ -129,8 +130,8 @@ def _element_wise(name: str, values: Any) -> Any:
     if name == "relu":
         return values.relu()
     if name == "gelu":
-        # Its series of erf diverges beyond 3, so this uses the form with tanh, Hendrycks and Gimpel
-        # 2016.
+        # CrypTen's series of erf diverges beyond 3, so this uses the form with tanh (Hendrycks and
+        # Gimpel 2016).
         inner = values + values * values * values * 0.044715
         return values * (inner * (8 / math.pi) ** 0.5).sigmoid()
     return values.inv_sqrt()

@@ -37,23 +37,24 @@ from vfl.datasets.alignment.protocols import (
 from vfl.datasets.alignment.tags import KEY_BYTES, tags_of
 
 _HEAD_BYTES = 64
-_RATE = 1e-9  # rate of false positives in its compressed sets, which are not used
+_RATE = 1e-9  # rate of false positives in the library's compressed sets, which are not used
 
 _Step = Generator[Send | Receive, Message, Any]
 
 
 class OpenminedPsi(Protocol):
-    """Diffie-Hellman by openmined-psi with raw sets, which have no false positives.
+    """Diffie-Hellman by openmined-psi with uncompressed sets, which have no false positives.
 
-    The feature party learns which of its rows are common; after it has accepted, the label party
-    learns the same of its own. Both put them into the order of hashes under a key that the label
-    party draws.
+    The feature party learns which of its rows are common. After the feature party has accepted, the
+    label party learns which of its own rows are common. Both parties sort these rows by hashes
+    under a key that the label party draws.
 
-    Learned: both parties learn the size of the other's set; with `pad` only that it is at most
-    that. Only both together can test an id (decisional Diffie-Hellman). A label party that violates
-    the protocol may query other ids the second time, as many as it announced.
+    Learned: each party learns the size of the other party's set; with `pad`, it learns only an
+    upper bound of this size. An id can only be tested by both parties together (decisional
+    Diffie-Hellman). A label party that violates the protocol may query other ids in the second run,
+    as many ids as it announced.
 
-    Bytes of two parties with n ids each: 105 n each way. Multiplications: 6 for each id.
+    Bytes of two parties with n ids each: 105 n each way. Curve multiplications: 6 for each id.
     """
 
     id_bytes = 40
@@ -90,7 +91,7 @@ class OpenminedPsi(Protocol):
         return ordered
 
     def _ask(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
-        """At the client: return the items that the other party also has."""
+        """Run the client: return the items that the other party has too."""
         client = psi.client.CreateWithNewKey(True)
         setup = _read(psi.ServerSetup, (yield self._receive(own, other)), other)
         own.admit(other, len(setup.raw.encrypted_elements))
@@ -101,14 +102,14 @@ class OpenminedPsi(Protocol):
             raise ProtocolError(f"'{other}' answers less than it was asked, or an answer twice")
         try:
             found = np.array(client.GetIntersection(setup, response), dtype=np.int64)
-        except (RuntimeError, ValueError):  # the text of the error is the library's
+        except (RuntimeError, ValueError):  # the text of the library's error is not shown
             raise other_size(other) from None
         if len(found) and found.max() >= len(own.ids):
             raise ProtocolError("an item that stands for no id is called common")
         return found
 
     def _answer(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:
-        """As server: answer the client."""
+        """Run the server: answer the client's request."""
         server = psi.server.CreateWithNewKey(True)
         raw = psi.DataStructure.RAW
         setup = server.CreateSetupMessage(_RATE, len(items), items, raw)
@@ -135,7 +136,7 @@ def _library() -> Any:
 
 
 def _read(kind: Any, payload: Message, sender: str) -> Any:
-    """Parse a message of the library's own form."""
+    """Parse a message in the library's format."""
     message = kind()
     try:
         message.ParseFromString(bytes(payload))
@@ -147,7 +148,7 @@ def _read(kind: Any, payload: Message, sender: str) -> Any:
 
 
 def _say(own: Own, other: str, common: int) -> Generator[Send, Message, None]:
-    """Accept a result, or refuse it."""
+    """Send whether this party accepts the number of common rows."""
     accepted = common >= own.bounds.min_common
     yield Send(other, YES if accepted else NO)
     if not accepted:

@@ -20,13 +20,13 @@ _WAIT_MS = 600_000
 
 
 def ids_of(rank: int, count: int) -> list[str]:
-    """A side's ids; the same as in `benchmarks.psi`."""
+    """Return the ids of one party, the same ids as in `benchmarks.psi`."""
     first = rank * (count - count // 2)
     return [f"person-{number:09d}" for number in range(first, first + count)]
 
 
 def openmined(count: int) -> dict[str, Any]:
-    """Run both sides in this process with the raw data structure, which makes no mistakes."""
+    """Run both parties in this process with uncompressed sets, which have no false positives."""
     psi = import_module("private_set_intersection.python")
     left, right = ids_of(0, count), ids_of(1, count)
     began, cpu = time.perf_counter(), time.process_time()
@@ -41,7 +41,7 @@ def openmined(count: int) -> dict[str, Any]:
 
 
 def spu(protocol: str, count: int) -> dict[str, Any]:
-    """Two processes over the loopback."""
+    """Run two processes over the loopback interface."""
     with tempfile.TemporaryDirectory() as folder:
         ports = _free_ports(2)
         ends, processes = [], []
@@ -57,7 +57,7 @@ def spu(protocol: str, count: int) -> dict[str, Any]:
     return {
         "seconds": max(each["seconds"] for each in found),
         "cpu_s": sum(each["cpu_s"] for each in found),
-        "party_bytes": None,  # its links count nothing
+        "party_bytes": None,  # the library does not count the bytes of its links
         "common": found[0]["common"],
     }
 

@@ -28,7 +28,7 @@ class Peer:
         self._held: list[str] = []
 
     def connect(self, endpoints: list[tuple[str, int]]) -> None:
-        """Register every party by name; SPU retries until all are there."""
+        """Register every party by name; SPU retries until all parties are reachable."""
         desc = self._lib.link.Desc()
         desc.recv_timeout_ms = _WAIT_MS
         for rank, (host, port) in enumerate(endpoints):
@@ -36,7 +36,7 @@ class Peer:
         self._link = self._lib.link.create_brpc(desc, self._assignment["rank"])
         protocol = getattr(self._lib.ProtocolKind, _PROTOCOLS[self._assignment["system"]])
         config = self._lib.RuntimeConfig(protocol=protocol, field=self._lib.FieldType.FM64)
-        # One thread per party, as for all systems.
+        # One thread for each party, as for all systems.
         config.experimental_enable_inter_op_par = False
         config.experimental_enable_intra_op_par = False
         config.max_concurrency = 1
@@ -44,7 +44,7 @@ class Peer:
         self._runtime = self._spu.Runtime(self._link, config)
 
     def prepare(self, task: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Compile the workload, and receive this party's shares of rank 0's values."""
+        """Compile the workload, and receive this party's shares of the values of rank 0."""
         names = list(arrays)
         values = [arrays[name].astype(np.float32) for name in names]
         secret = self._lib.Visibility.VIS_SECRET
@@ -60,7 +60,7 @@ class Peer:
             lambda outputs: [f"out{index}" for index in range(len(outputs))],
         )
         self._held = names
-        # A dictionary's values come out in the order of its sorted keys.
+        # jax returns the values of a dictionary in the order of its sorted keys.
         self._outputs = sorted(_outputs(task))
         for name, value in zip(names, values, strict=True):
             made = self._io.make_shares(value, secret) if self._assignment["rank"] == 0 else []
@@ -101,7 +101,7 @@ def _outputs(task: dict[str, Any]) -> list[str]:
 
 
 def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
-    """Return the workload in jax, for arrays in the order of `names`."""
+    """Return the workload as a jax function of arrays in the order of `names`."""
     jnp, last = jax.numpy, len(task["widths"]) - 2
     functions = {
         "relu": lambda values: jnp.maximum(values, 0),
@@ -142,7 +142,7 @@ def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
 
 
 def _decoder(jax: Any, step: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The scores of the next token, and the largest one's index."""
+    """Return the scores of the next token, and the index of the largest score."""
     jnp, heads = jax.numpy, step["heads"]
     cos, sin = np.array(step["cos"], np.float32), np.array(step["sin"], np.float32)
     steps = len(cos)

@@ -34,8 +34,8 @@ import numpy as np
 
 
 def main() -> None:
-    """Play runs until the input ends."""
-    # Output of a library must not get between the lines.
+    """Run the requested runs until the input ends."""
+    # Output that a library prints must not get between the protocol's lines.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _counted(tell: Callable[[], None], lines: Iterator[str]) -> None:
-    """Yield lines and stop counting their traffic."""
+    """Yield the lines of standard input, and stop counting network traffic at the end of a run."""
     tell()
     next(lines)
 
@@ -84,7 +84,7 @@ def _turn(peer: Any, wanted: dict[str, Any], counted: Callable[[], None]) -> dic
 
 
 def _arrays(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the inputs, and the expected results."""
+    """Return the inputs and the expected results of a task."""
     with np.load(path, allow_pickle=False) as kept:
         arrays = {name: kept[name] for name in kept.files}
     wanted = {name[7:]: arrays.pop(name) for name in list(arrays) if name.startswith("wanted.")}
@@ -97,9 +97,9 @@ def _free_port(host: str) -> int:
 
 
 def _adapter(name: str) -> Any:
-    """Return the class `Peer` of a file in this folder.
+    """Return the class `Peer` from a file in this folder.
 
-    It is loaded by its path, because `spu.py` would hide `spu`.
+    The file is loaded by its path, because a module `spu.py` would hide the library `spu`.
     """
     path = Path(__file__).with_name(f"{name}_peer.py")
     spec = importlib.util.spec_from_file_location(f"{name}_peer", path)

@@ -24,7 +24,7 @@ from xgboost import collective, federated
 def main() -> None:
     """Run jobs until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of the library must not get between the lines
+    os.dup2(2, 1)  # output of the library must not get between the protocol's lines
 
     def tell(**message: Any) -> None:
         print(json.dumps(message), file=answers, flush=True)
@@ -37,13 +37,13 @@ def main() -> None:
         federated.run_federated_server(job["parties"], job["port"], blocking=False)
         tell()
         sys.stdin.read()
-    os._exit(0)  # the server has no other end
+    os._exit(0)  # the server has no signal for its end
 
 
 def party(job: dict[str, Any]) -> dict[str, Any]:
-    """Train, and answer the held-out rows.
+    """Train, and predict the held-out rows.
 
-    Return seconds, processor seconds, and rank 0's answers.
+    Return seconds, processor seconds, and the predictions of rank 0.
     """
     cells, tested = np.load(job["cells"]), np.load(job["tested"])
     labels = None if job["labels"] is None else np.load(job["labels"])
@@ -53,7 +53,7 @@ def party(job: dict[str, Any]) -> dict[str, Any]:
         federated_world_size=job["parties"],
         federated_rank=job["rank"],
     ):
-        collective.allreduce(np.zeros(1), collective.Op.SUM)  # this waits for all parties
+        collective.allreduce(np.zeros(1), collective.Op.SUM)  # this call waits for all parties
         began, busy = time.perf_counter(), time.process_time()
         rows = xgboost.DMatrix(cells, labels, data_split_mode=1, nthread=1)
         model = xgboost.train(job["asked"], rows, job["rounds"])
