@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from vfl.core.storage import Seal, locked, write_json, write_sealed_json
 from vfl.core.traffic import Ledger
 from vfl.datasets.alignment.positions import Agreed, Alignment
 from vfl.federation import deployment
-from vfl.federation.project import write_project
+from vfl.federation.project import ONE_MACHINE, write_project
 from vfl.session.progress import ProgressReport
 
 EXPERIMENT = Experiment.model_validate({"name": "trial", "parties": {"bank": {}, "shop": {}}})
@@ -62,13 +63,17 @@ def test_a_run_at_work(run, status):
 
 
 @pytest.mark.parametrize("mode", ["train", "evaluate", "predict", "align"])
-def test_who_is_waited_for(run, status, mode):
+def test_who_is_waited_for(project, status, monkeypatch, mode):
+    stored = project.path / "store" / "runs" / "one"
+    run = RunFolder.create(stored, EXPERIMENT, "federated", "vfl train x.toml")
     with locked(run.path):
         run.progress(ProgressReport(mode, waits_for=("shop",)).record())
         lines, told, code = status(run.path)
-    assert (lines["state"], code) == ("waiting", 4)
-    assert told["then"] == ["vfl up shop/party.toml"]
-    assert lines["progress"] == f"{mode}: waiting for shop"
+        assert (lines["state"], code) == ("waiting", 4)
+        assert told["then"] == [f"vfl up {project.path}"]  # the SuperLink is gone
+        assert lines["progress"] == f"{mode}: waiting for shop"
+        monkeypatch.setattr(deployment, "connected", lambda folder: {"bank": True, "shop": False})
+        assert status(run.path)[1]["then"] == ["vfl up shop   # at shop"]
 
 
 def test_progress_of_an_earlier_process_is_not_that_of_this_one(run, status):
@@ -177,9 +182,9 @@ def test_every_state_of_a_project_names_the_next_step(vfl, project, monkeypatch,
         project.accept_key(name, key.read_bytes())
     assert then(3) == [f"vfl up {asked}"]
     monkeypatch.setattr(deployment, "connected", lambda folder: here)
-    assert then(3) == ["vfl up bank/party.toml", "vfl up shop/party.toml"]
+    assert then(3) == ["vfl up bank   # at bank", "vfl up shop   # at shop"]
     here["bank"] = True
-    assert then(3) == ["vfl up shop/party.toml"]
+    assert then(3) == ["vfl up shop   # at shop"]
     here["shop"] = True
     assert then(0) == [f"vfl align {asked}"]
     folder = project.path / "store" / "alignments" / "ours" / "source"
@@ -197,7 +202,8 @@ def test_every_state_of_a_project_names_the_next_step(vfl, project, monkeypatch,
         training.progress(ProgressReport("train", (), 2, 20, 300, 2000, 250.0, 16e3, 6.8).record())
         assert then(0) == []  # it is at work
         training.progress(ProgressReport("train", waits_for=("shop",)).record())
-        assert then(0) == ["vfl up shop/party.toml"]
+        joins = "vfl doctor shop/party.toml   # at shop, which is connected but takes no part yet"
+        assert then(0) == [joins]
     training.fail(LostPeerError("party 'bank' went away"))
     assert then(0) == [f"vfl train {asked} --resume {training.path}"]
     (training.path / "failure.json").unlink()
@@ -208,6 +214,34 @@ def test_every_state_of_a_project_names_the_next_step(vfl, project, monkeypatch,
     served = {"address": "http://127.0.0.1:8080", "process": os.getpid()}
     write_json(training.path / "serving.json", served)
     assert then(0) == []
+    training.progress(ProgressReport("serve", waits_for=("shop",)).record())
+    assert then(0) == [joins]
+    here["shop"] = False
+    assert then(3) == ["vfl up shop   # at shop"]
+    assert vfl("status", training.path).out.endswith("vfl up shop   # at shop\n")
+
+    def gone(folder):
+        raise LostPeerError("the SuperLink is gone, too")
+
+    monkeypatch.setattr(deployment, "connected", gone)
+    assert then(3) == [f"vfl up {asked}"]
+    assert vfl("status", training.path).out.endswith(f"vfl up {asked}\n")
+
+
+@pytest.mark.parametrize("name", ["bank", "shop"])
+def test_a_party_of_this_machine_is_started_by_its_folder(vfl, monkeypatch, tmp_path, name):
+    content = {"data": {"source": "rows.csv", "id": "id"}}
+    parties = {
+        name: PartyFile.model_validate({"party": name, **content})
+        for name in ("bank", "shop", "label")
+    }
+    project = write_project(tmp_path / "all of us", EXPERIMENT, parties, ONE_MACHINE)
+    (project.path / "rows.csv").write_text("id,label\n")
+    here = {"bank": True, "shop": True}
+    monkeypatch.setattr(deployment, "connected", lambda folder: here | {name: False})
+    told = json.loads(vfl("status", project.path, "--json").out)["then"]
+    command = ["vfl", "up", str(project.path.parent / name)]
+    assert [shlex.split(one) for one in told] == [command]
 
 
 def test_every_state_of_a_party_names_the_next_step(vfl, project, monkeypatch):

@@ -25,6 +25,7 @@ from vfl.core.errors import (
     UserError,
 )
 from vfl.core.processes import PIPE, Process, Service
+from vfl.core.storage import locked
 from vfl.federation import deployment
 from vfl.federation.bundle import check_bundle
 from vfl.federation.deployment import supernode_command
@@ -219,20 +220,50 @@ def test_nothing_is_told_to_a_superlink_that_does_not_run(project):
     assert "vfl up" in caught.value.fix
 
 
-def test_a_superlink_that_is_being_started_is_waited_for(project, monkeypatch):
+@pytest.fixture
+def late(project, monkeypatch):
+    """A SuperLink that answers only after some looks, each after the step of its number."""
     _, label = project
-    told, looks = [], []
 
-    def comes_up(folder):
-        looks.append(folder)
-        if len(looks) < 3:
-            raise LostPeerError("not yet")
+    def wait(patience_s, steps, looks):
+        said, left = [], iter(steps)
+
+        def check(folder):
+            next(left, lambda: None)()
+            looks.append(folder)
+            if len(looks) < 9:
+                raise LostPeerError("not yet")
+
+        monkeypatch.setattr(deployment, "_check_superlink", check)
+        deployment.wait_for_superlink(label, patience_s, said.append)
+        return said
 
     monkeypatch.setattr(deployment, "_LOOK_S", 0.0)
-    monkeypatch.setattr(deployment, "_check_superlink", comes_up)
-    deployment.wait_for_superlink(label, told.append)
-    assert (len(looks), len(told)) == (3, 1)
-    assert f"vfl up {label.path}" in told[0]
+    return label, wait
+
+
+def test_a_superlink_that_is_not_started_yet_is_waited_for(late):
+    label, wait = late
+    (said,) = wait(60.0, (), looks := [])
+    assert len(looks) == 9
+    assert said == f"waiting up to 60 s for the SuperLink, which vfl up {label.path} starts"
+    with pytest.raises(LostPeerError, match="not yet"):
+        wait(0.0, (), [])
+
+
+def test_a_superlink_is_waited_for_as_long_as_a_command_is_starting_it(late):
+    """On a slow machine its own start takes longer than users wait who have forgotten it."""
+    label, wait = late
+    with locked(label.state):
+        (said,) = wait(0.0, (), looks := [])
+        assert len(looks) == 9
+        assert said.startswith("the SuperLink is starting, see ")
+    starting = locked(label.state)
+    starting.__enter__()
+    ends = (lambda: None, lambda: None, lambda: starting.__exit__(None, None, None))
+    with pytest.raises(LostPeerError, match="not yet"):  # without a SuperLink
+        wait(0.0, ends, looks := [])
+    assert len(looks) == 4
 
 
 def test_a_process_that_took_the_port_is_not_shown_the_secret(project):

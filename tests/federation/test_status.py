@@ -45,12 +45,13 @@ def until(path, state, timeout_s=90.0):
 
 def test_a_federation_is_visible_from_its_start_to_its_end(federation):
     assert status(federation.folder)[1] == 3
+    training = federation.train()
+    training.wait_for("waiting up to 90 s for the SuperLink, which vfl up ")  # it comes later
     federation.start_superlink()
     federation.start_supernode("left")
     federation.nodes["left"].wait_for("is connected")
     told, code = status(federation.folder)
     assert (told["parties"], code) == ({"left": True, "right": False}, 3)
-    training = federation.train()
     training.wait_for("ing run ")
     run = federation.run(training)
     while not run.exists():

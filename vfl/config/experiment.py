@@ -414,7 +414,7 @@ class FederationSettings(Settings):
         bind_host: address that the stream listens on; empty means `stream_host`.
         certificate_days: lifetime of the SuperLink's certificate; `vfl up` renews it when a third
             is left, at most 30 days.
-        join_timeout_s: time limit for parties to attach at the start.
+        join_timeout_s: time limit for the SuperLink to start, and then for parties to attach.
         step_timeout_s: time limit for one frame of a party.
         rejoin_window_s: time limit for a lost connection to come back.
         max_restarts: most restarts of a training from its last checkpoint after the loss of a

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -26,22 +27,21 @@ from vfl.core.errors import (
     UserError,
 )
 from vfl.core.processes import Service
-from vfl.core.storage import read_json, sweep, write_json
+from vfl.core.storage import locked, read_json, sweep, worker_of, write_json
 from vfl.core.text import printable
 from vfl.federation import programs, upstream
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, fingerprint, public_key_bytes
 
-_DATABASE = "superlink.db"
+_DATABASE, _LOG = "superlink.db", "superlink.log"
 #: Flower's node id and the digest of every party's registered key, by name.
 _NODES = "nodes.json"
 #: Output of a SuperNode when the SuperLink does not know its key; the SuperNode then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
 #: Output of a SuperNode whose key was withdrawn; another attempt to connect would fail too.
 _TAKEN_BACK = "410 Gone"
-#: Time that a command waits for a SuperLink that is just starting, and the interval between two
-#: checks, in seconds.
-START_PATIENCE_S, _LOOK_S = 15.0, 0.2
+#: Interval between two checks for the SuperLink, in seconds.
+_LOOK_S = 0.2
 _START_SUPERLINK = "check that the SuperLink is running start it with: vfl up PROJECT"
 
 
@@ -50,6 +50,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
     Raises:
         UserError: the SuperLink's certificate has expired.
+        RunFolderError: another process is starting it.
         LostPeerError: the SuperLink did not start.
         MissingPackageError: the engine of the simulation is not installed.
     """
@@ -82,12 +83,13 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         for file in (_NODES, programs.RETIRED):  # a new SuperLink has no keys yet
             (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
-    service = Service("the SuperLink", command, environment, folder.state / "superlink.log")
-    try:
-        service.wait_for(programs.READY)
-    except BaseException:  # includes Ctrl+C, which would leave the process running
-        service.stop()
-        raise
+    with locked(folder.state):  # `wait_for_superlink` sees that it is starting
+        service = Service("the SuperLink", command, environment, folder.state / _LOG)
+        try:
+            service.wait_for(programs.READY)
+        except BaseException:  # includes Ctrl+C, which would leave the process running
+            service.stop()
+            raise
     return service
 
 
@@ -98,7 +100,7 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
         environment = programs.supernode_environment(home, whose.path)
         return programs.kept_worker(environment, home / "supernode.log")
     environment = programs.superlink_environment(whose.state, whose.party_file, "network", "")
-    return programs.kept_worker(environment, whose.state / "superlink.log")
+    return programs.kept_worker(environment, whose.state / _LOG)
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
@@ -312,22 +314,32 @@ def submit(
     return int(_ask(folder, "StartRun", request).run_id)
 
 
-def wait_for_superlink(folder: LabelFolder, say: Callable[[str], None]) -> None:
-    """Wait for a SuperLink that is just starting.
+def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[str], None]) -> None:
+    """Wait for a SuperLink that starts late; a command that is starting it has its own time limit.
+
+    Args:
+        folder: the label party's.
+        patience_s: time limit while no command starts it.
+        say: receives one line that says what the caller waits for, and how long.
 
     Raises:
         LostPeerError: no SuperLink runs, and none starts in time.
     """
-    deadline, told = time.monotonic() + START_PATIENCE_S, False
+    said, deadline = "", time.monotonic() + patience_s
     while True:
+        starts = worker_of(folder.state) is not None  # first: it may end with the SuperLink ready
         try:
             return _check_superlink(folder)
         except LostPeerError:
-            if time.monotonic() > deadline:
+            if not starts and time.monotonic() > deadline:
                 raise
-        if not told:
-            say(f"waiting for the SuperLink, which vfl up {folder.path} starts")
-            told = True
+        waits = f"the SuperLink is starting, see {folder.state / _LOG}"
+        if not starts:
+            waits = f"waiting up to {patience_s:g} s for the SuperLink, which vfl up "
+            waits += f"{shlex.quote(str(folder.path))} starts"
+        if waits != said:
+            say(waits)
+        said = waits
         time.sleep(_LOOK_S)
 
 

@@ -153,7 +153,8 @@ def run_session(
         config |= {"label-file": str(folder.party_file), "party-files": str(_folder_of_all(folder))}
         federation = _a_node_each(len(node_parties(folder.experiment())))
     else:
-        deployment.wait_for_superlink(folder, on_note)
+        patience_s = folder.experiment(overrides).federation.join_timeout_s
+        deployment.wait_for_superlink(folder, patience_s, on_note)
     run_id = deployment.submit(folder, mode, run, overrides, config, federation)
     try:
         _follow(folder, run_id, followed, [outcome, failure])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,7 +161,12 @@ def run_status(path: Path) -> RunStatus:
         state = "serving" if there else "waiting"
         code = 0 if there else AT_WORK
         return RunStatus(
-            **known, state=state, address=serves, progress=waits, then=_ways(waits), exit_code=code
+            **known,
+            state=state,
+            address=serves,
+            progress=waits,
+            then=_ways(path, waits),
+            exit_code=code,
         )
     if worker is not None:
         progress, silent_s, by = _progress(path)
@@ -173,7 +179,7 @@ def run_status(path: Path) -> RunStatus:
             state=state,
             progress=progress,
             silent_s=silent_s,
-            then=_ways(progress),
+            then=_ways(path, progress),
             exit_code=AT_WORK,
         )
     if failure is not None:
@@ -265,7 +271,7 @@ def _before_sessions(
         )
     if superlink is None:
         return (f"vfl up {project}",)
-    return tuple(f"vfl up {name}/party.toml" for name, here in parties.items() if not here)
+    return tuple(_up(folder, name) for name, here in parties.items() if not here)
 
 
 def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]:
@@ -372,9 +378,31 @@ def _again(folder: RunFolder, *, resumes: bool = True) -> tuple[str, ...]:
     return (f"vfl {what} {shlex.quote(path)}{resume}",)
 
 
-def _ways(progress: ProgressReport | None) -> tuple[str, ...]:
-    waits = () if progress is None else progress.waits_for
-    return tuple(f"vfl up {name}/party.toml" for name in waits)
+def _ways(run: Path, progress: ProgressReport | None) -> tuple[str, ...]:
+    """Return the commands that bring the parties that a session waits for."""
+    if progress is None or not progress.waits_for:
+        return ()
+    folder = label_folder_of(run)
+    try:
+        parties = deployment.connected(folder)
+    except LostPeerError:
+        return (f"vfl up {_quoted(folder.path)}",)
+    return tuple(
+        f"vfl doctor {name}/party.toml   # at {name}, which is connected but takes no part yet"
+        if parties.get(name)
+        else _up(folder, name)
+        for name in progress.waits_for
+    )
+
+
+def _up(folder: LabelFolder, name: str) -> str:
+    """Return the command that starts a party's SuperNode, here or at the party's own machine."""
+    beside = folder.path.resolve().parent / name
+    with suppress(VFLError, OSError):  # a party elsewhere, or of another user of this machine
+        party = read_party_file(beside / "party.toml")
+        if party.beside(party.node.key).exists():  # else its folder was sent away
+            return f"vfl up {_quoted(beside)}"
+    return f"vfl up {name}   # at {name}"
 
 
 def _quoted(path: Path) -> str:
