@@ -9,7 +9,9 @@ import io
 import lzma
 import zipfile
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
+from unittest import mock
 from uuid import UUID
 
 import numpy as np
@@ -17,8 +19,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from vfl.core.errors import DataError, VFLError
+from vfl.core.errors import DataError, MisalignedError, VFLError
 from vfl.datasets import (
     Dealing,
     Label,
@@ -30,6 +34,7 @@ from vfl.datasets import (
     load_own,
     read_table,
 )
+from vfl.datasets.cells import date_form, day_of, days_of_texts
 from vfl.datasets.describe import describe, left_out
 from vfl.datasets.table import as_days
 from vfl.estimators import VFLClassifier
@@ -180,6 +185,17 @@ DATES = {
     ),
     "months": (["01/2024", "12/2023"], ["2024-01-01", "2023-12-01"]),
     "months by name": (["Jan 2024", "Dec 2023"], ["2024-01-01", "2023-12-01"]),
+    "German": (["3. März 2024", "24. Dez. 2023"], ["2024-03-03", "2023-12-24"]),
+    "German months": (["Mrz 2024", "Dez 2022"], ["2024-03-01", "2022-12-01"]),
+    "French": (["1er janvier 2024", "12 févr. 2023"], ["2024-01-01", "2023-02-12"]),
+    "Spanish": (["3 de marzo de 2024", "1 ene 2023"], ["2024-03-03", "2023-01-01"]),
+    "names of two languages": (["3 May 2024", "4 Oktober 2023"], ["2024-05-03", "2023-10-04"]),
+    "without accents": (["3-AOUT-2024", "31-DEC-2023"], ["2024-08-03", "2023-12-31"]),
+    "letters in two parts": (
+        ["3 a\u006fu\u0302t 2024", "1 f\u0065\u0301v 2024"],
+        ["2024-08-03", "2024-02-01"],
+    ),
+    "ordinals": (["3rd of March 2024", "21st April 2024"], ["2024-03-03", "2024-04-21"]),
     "none in MySQL": (["2024-01-31", "0000-00-00"], ["2024-01-31", "NaT"]),
     "none in Excel": (["2024-01-31", "1900-01-00"], ["2024-01-31", "NaT"]),
 }
@@ -201,6 +217,128 @@ def test_dates_of_people(tmp_path, name):
     inputs = load_own("bank", own, None, Dealing(0)).inputs
     assert inputs.shape[1] == sum(one.inputs for one in report.columns)
     assert np.abs(inputs.numpy()).max() < 10  # an open end does not squeeze the other days
+
+
+MONTHS = {
+    "English": "January February March April May June July August September October November "
+    "December",
+    "short English": "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec",
+    "German": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "short German": "Jan. Feb. März Apr. Mai Juni Juli Aug. Sept. Okt. Nov. Dez.",
+    "of Excel": "Jan Feb Mrz Apr Mai Jun Jul Aug Sep Okt Nov Dez",
+    "French": "janvier février mars avril mai juin juillet août septembre octobre novembre "
+    "décembre",
+    "short French": "janv. févr. mars avr. mai juin juil. août sept. oct. nov. déc.",
+    "SHOUTED": "JANVIER FÉVRIER MARS AVRIL MAI JUIN JUILLET AOÛT SEPTEMBRE OCTOBRE NOVEMBRE "
+    "DÉCEMBRE",
+}
+
+
+@settings(max_examples=60, derandomize=True, deadline=timedelta(seconds=20))
+@given(
+    days=st.lists(st.dates(dt.date(1000, 1, 1)), min_size=1, max_size=30),
+    name=st.sampled_from([*MONTHS]),
+    form=st.sampled_from(["{d}. {b} {y}", "{d:02} {b} {y}", "{d}-{b}-{y}", "{b} {d}, {y}"]),
+)
+def test_every_day_is_read_with_the_name_of_its_month(days, name, form):
+    """Whatever the locale: only numbers reach `strptime`, which knows one language."""
+    names = MONTHS[name].split()
+    texts = [form.format(d=one.day, b=names[one.month - 1], y=f"{one.year:04}") for one in days]
+    found = date_form(texts)
+    assert found is not None
+    with mock.patch.object(pd, "to_datetime", wraps=pd.to_datetime) as read:
+        assert days_of_texts(texts, found).tolist() == [day_of(one) for one in days]
+    assert not [one for one in read.call_args_list if "%b" in one.kwargs["format"].lower()]
+
+
+UNREAD = {
+    "no month of that name": (["12 grudnia 2023", "13 grudnia 2023"], "30 of 30 cells look like"),
+    "listopad is October or November": (["12 listopada 2023", "3 listopada 2023"], "30 of 30"),
+    "both orders": (["31/12/2023", "12/31/2023"], "30 of 30"),
+    "no such day": (["31.12.2023", "01.12.2023", "30.02.2023"], "30 of 30"),
+    "a word among them": (["31.12.2023", "01.12.2023", "morgen"], "20 of 30"),
+    "numbers where names belong": (["12 Mai 2023", "12 05 2023"], "30 of 30"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_dates_without_a_form_are_no_dates_and_the_screen_says_so(tmp_path, name):
+    texts, said = UNREAD[name]
+    _, column = describe(written(tmp_path, table(texts))).columns
+    assert (column.kind, len(column.notes)) == ("category", 1)
+    assert said in column.notes[0]
+    assert not any(text in column.notes[0] for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "ambiguous"),
+    [
+        (["01/02/2024", "2024-03-01"], True),
+        (["01/02/2024 10:00", "2024-03-01"], True),
+        (["01/02/2024", "31/02/2024", "2024-03-01", "31/01/2024"], None),
+        (["01/02/2024", "31/01/2024", "2024-03-01"], False),
+        (["1. Mai 2024", "2024-03-01"], False),
+    ],
+)
+def test_the_order_of_days_and_months_of_mixed_dates_is_noted(tmp_path, texts, ambiguous):
+    _, column = describe(written(tmp_path, table(texts))).columns
+    if ambiguous is None:
+        assert column.kind == "category"
+    else:
+        assert column.kind == "date"
+        assert ["order of day and month" in note for note in column.notes] == [True] * ambiguous
+
+
+@pytest.mark.parametrize("later", [["31.12.2023", "01.02.2023"], ["03/04/2024", "2023-02-01"]])
+def test_a_form_that_appears_far_below_is_read_too(tmp_path, monkeypatch, later):
+    monkeypatch.setattr("vfl.datasets.facts.COLUMN_ROWS", 16)
+    cells = ["2024-01-31"] * 20 + later * 5
+    report, frame = read_as_described(written(tmp_path, table(cells)))
+    column = report.columns[1]
+    assert column.kind == "date"
+    assert len(column.notes) == ("03/04/2024" in later)
+    assert not np.isnan(as_days(frame["x"], report.form.dates["x"])).any()
+
+
+@pytest.mark.parametrize("last", [2**53 - 1, 2**53 + ROWS, 10**18, 2**64 - 1])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_numbers_that_lose_digits_as_inputs_are_noted(tmp_path, kind, missing, last):
+    numbers = [last - 2**44 * row for row in range(ROWS)]
+    cells = [None if missing and row == 7 else one for row, one in enumerate(numbers)]
+    path = tmp_path / f"table.{kind}"
+    if kind == "csv":
+        path.write_text(table([str(one) if one else "" for one in cells]))
+    else:
+        of = pa.uint64() if last > 2**63 else pa.int64()
+        pq.write_table(pa.table({"id": range(ROWS), "x": pa.array(cells, of)}), path)
+    column = describe(path, id_column="id").columns[1]
+    assert column.inputs
+    assert ["keep about 16 digits" in one for one in column.notes] == [True] * (last >= 2**53)
+
+
+def test_numbers_that_are_rounded_in_the_file_are_not_noted(tmp_path):
+    cells = [f"{1.5e20 + row * 7e15}" for row in range(ROWS)]
+    assert describe(written(tmp_path, table(cells)), id_column="id").columns[1].notes == ()
+
+
+@pytest.mark.parametrize("start", [2**53, 10**18, 2**63 - 100])
+def test_long_ids_that_are_numbers_stay_exact(tmp_path, start):
+    """As float64 each would equal its neighbours."""
+    paths = {name: tmp_path / f"{name}.csv" for name in ("a", "b")}
+    for shift, path in enumerate(paths.values()):
+        path.write_text("id,x\n" + "".join(f"{start + shift + 2 * n},{n}\n" for n in range(20)))
+    reports = {name: describe(path) for name, path in paths.items()}
+    own = {
+        name: read_table(path, reports[name].form, ["id"] * reports[name].form.text_ids)
+        for name, path in paths.items()
+    }
+    with pytest.raises(MisalignedError):
+        align(own, {name: "id" for name in own}, reports["a"].form.id_type)
+    own["b"] = own["a"].iloc[::-1]
+    assert (
+        len(align(own, {name: "id" for name in own}, reports["a"].form.id_type).frames["b"]) == 20
+    )
 
 
 TYPES = {

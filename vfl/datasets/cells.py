@@ -32,6 +32,7 @@ WORDS = frozenset(
 )
 _EXACT_DIGITS = 18  # that int64 has
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
+_LONGEST = 60  # signs of a text that may be a date
 _LOOKED_AT = 20  # number of texts of a column that are tried before the others
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
 _SIGN = "[-+\u2212\u2013]"
@@ -346,28 +347,86 @@ DAY_FIRST, MONTH_FIRST, DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
 #: Forms of dates, the usual ones first.
 DATE_FORMS = (
     *("%Y-%m-%d", "%d.%m.%Y", DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", DIGITS, "ISO8601"),
-    *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y"),
-    *("%d-%b-%y", "%d %b %y", "%Y年%m月%d日", "%m/%Y", "%b %Y"),
+    *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d. %b %Y"),
+    *("%d-%b-%y", "%d %b %y", "%Y年%m月%d日", "%m/%Y", "%b %Y", "%b-%Y", "%Y-%b-%d", "%b %d %Y"),
+    *("%d/%b/%Y", "%d.%b.%Y", "%d %b %Y %H:%M", "%d %b %Y %H:%M:%S", "%d. %b %Y %H:%M"),
     *("%d%b%Y", "%d%b%Y:%H:%M:%S"),  # of SAS
-    *("%B %d, %Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
     *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),
 )
 #: Separator between the forms of a column with several forms of dates.
 EITHER = "|"
-#: Pairs of forms that read the same text as different days.
-AMBIGUOUS = ((DAY_FIRST, MONTH_FIRST), ("%d-%m-%Y", "%m-%d-%Y"), ("%d/%m/%y", "%m/%d/%y"))
+#: Form that reads the same text as another day, for each form that has one; the other order of
+#: day and month, in both directions.
+OTHER_ORDER = {
+    form: other
+    for form in DATE_FORMS
+    if (other := form.translate({ord("d"): "m", ord("m"): "d"})) in DATE_FORMS and other != form
+}
 _DIGITS, _LETTERS, _BLANKS = re.compile(r"\d+"), re.compile(r"[^\W\d_]+"), re.compile(r"\s+")
 _SHAPES = {
     form: re.sub(r"%[bBp]", "a", re.sub(r"(%[YymdHMSI])+", "9", form)) for form in DATE_FORMS
 }
+#: Names of months, casefolded: English, German, French, Spanish, Italian, Dutch, Portuguese and
+#: Scandinavian, with their abbreviations; no word means two months. Their accents may be missing.
+#: Slavic names are not among them: listopad is October in Croatia and November in Poland.
+_NAMES = """
+january jan januar jänner jän janvier janv enero ene gennaio gen januari janeiro
+february feb februar feber février févr fév febrero febbraio februari fevereiro
+march mar märz mär mrz maerz mars marzo maart mrt março marts
+april apr avril avr abril abr aprile
+may mai mayo maggio mag mei maio maj
+june jun juni juin junio giugno giu junho
+july jul juli juillet juil julio luglio lug julho
+august aug août agosto ago augustus augusti
+september sept sep septembre septiembre settembre sett set setembro
+october oct oktober okt octobre octubre ottobre ott outubro out
+november nov novembre noviembre novembro
+december dec dezember dez décembre déc diciembre dicembre dic dezembro desember des
+"""
+_ENGLISH = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_ORDINALS, _OF = ("st", "nd", "rd", "th", "er"), ("de", "del", "of")
+
+
+def _bare(word: str) -> str:
+    """The word without accents."""
+    return "".join(sign for sign in unicodedata.normalize("NFD", word) if sign.isalpha())
+
+
+_MONTHS = {
+    word: english
+    for english, line in zip(_ENGLISH, _NAMES.split("\n")[1:-1], strict=True)
+    for name in line.split()
+    for word in (name, _bare(name))
+}
+#: A word of a date, with the point of its abbreviation.
+_WORD, _MONTH = re.compile(r"([^\W\d_]+)(?:\.(?!\d))?"), re.compile("|".join(_ENGLISH))
 _MAY_BE_DATE = re.compile(
-    r"(?=(?:\D*\d){4})(?:[\d ,./:+年月日-]|T|Z|[AaPp][Mm]"
-    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}){6,40}",
-    re.IGNORECASE,
+    rf"(?=(?:\D*\d){{4}})(?:[\d ,./:+年月日-]|T|Z|[AaPp][Mm]|{_MONTH.pattern}){{6,40}}"
 )
 #: Days outside 1600 to 2500 are placeholders: 9999-12-31 for no end, year 1 for no start.
 FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 2500))
+
+
+def _english(text: str) -> str:
+    """Write the names of months as in English, and leave out ordinals: `1er févr.` as `1 Feb`."""
+    if len(text) > _LONGEST or (text.isascii() and text.isdigit()):
+        return text
+
+    def swap(found: re.Match[str]) -> str:
+        word = found[1].casefold()
+        if word in _OF or (word in _ORDINALS and found.string[found.start() - 1].isdigit()):
+            return ""
+        return _MONTHS.get(word, found[0])
+
+    return _BLANKS.sub(" ", _WORD.sub(swap, unicodedata.normalize("NFC", text)))
+
+
+def _in_numbers(text: str) -> str:
+    """Write a month's name as number, since strptime reads those of the process's locale; or ""."""
+    named, count = _MONTH.subn(lambda name: f" {1 + _ENGLISH.index(name[0])} ", _english(text))
+    return _BLANKS.sub(" ", named).strip() if count == 1 else ""
 
 
 def days_of_texts(texts: Sequence[str] | np.ndarray, written: str) -> np.ndarray:
@@ -376,7 +435,8 @@ def days_of_texts(texts: Sequence[str] | np.ndarray, written: str) -> np.ndarray
     Args:
         texts: none missing.
         written: form as in `strptime`, or "ISO8601"; several forms are joined with `|` and tried in
-            turn.
+            turn. `%b` and `%B` both stand for the name of a month, whole or abbreviated, in several
+            languages and whatever the locale.
 
     >>> days_of_texts(["1970-01-02", "31.12.9999", "never"], "%Y-%m-%d|%d.%m.%Y").tolist()
     [1.0, 2932896.0, nan]
@@ -390,6 +450,9 @@ def days_of_texts(texts: Sequence[str] | np.ndarray, written: str) -> np.ndarray
 
 
 def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
+    if "%b" in form or "%B" in form:
+        form = _BLANKS.sub(" ", re.sub("%[bB]", " %m ", _english(form))).strip()
+        texts = np.array([*map(_in_numbers, texts)], dtype=object)
     try:
         read = pd.to_datetime(pd.Series(texts), format=form, errors="coerce", utc=True)
     except (ValueError, TypeError, OverflowError):  # a form that strptime lacks
@@ -454,11 +517,6 @@ def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return months % 12 / 12, (whole + 3) % 7 / 7
 
 
-def may_be_dates(texts: Iterable[str]) -> bool:
-    """Return whether texts contain only characters that occur in dates."""
-    return all(map(_MAY_BE_DATE.fullmatch, texts))
-
-
 def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[str]:
     """The forms in which all texts are dates, the usual ones first.
 
@@ -499,9 +557,13 @@ def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list
 
 def _forms_shaped(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
     """Return the forms whose digits, letters and separators match the texts."""
-    if not len(texts) or not may_be_dates(texts):
+    shapes = set()
+    for text in map(_english, texts):
+        if not _MAY_BE_DATE.fullmatch(text):
+            return []
+        shapes.add(_shape(text))
+    if not shapes:
         return []
-    shapes = {_shape(text) for text in texts}
     return [form for form in forms if form == "ISO8601" or {_SHAPES[form]} == shapes]
 
 
@@ -510,21 +572,29 @@ def _shape(text: str) -> str:
     return _BLANKS.sub(" ", _LETTERS.sub("a", _DIGITS.sub("9", text)))
 
 
-def date_form(texts: Sequence[str]) -> str | None:
+def date_form(texts: Sequence[str], known: str = "") -> str | None:
     """Return the form of texts that are all dates, up to three joined by `|`; None for others.
+
+    Args:
+        texts: none missing.
+        known: forms of earlier texts of the same column, with which the result begins.
 
     >>> date_form(["2024-01-31", "2023-05-01"]), date_form(["2024-01-31", "31.12.9999"])
     ('%Y-%m-%d', '%Y-%m-%d|%d.%m.%Y')
     """
-    if able := forms_of(texts):
+    if not known and (able := forms_of(texts)):
         return able[0]
-    left, found = np.asarray(texts, dtype=object), list[str]()
+    left, found = np.asarray(texts, dtype=object), known.split(EITHER) if known else list[str]()
+    if known:
+        left = left[np.isnan(days_of_texts(left, known))]
     while len(left) and len(found) < 3:
-        if not may_be_dates(left[:20]):
+        if not all(_MAY_BE_DATE.fullmatch(_english(text)) for text in left[:_LOOKED_AT]):
             return None
-        against = {one for pair in AMBIGUOUS if {*pair} & {*found} for one in pair}
+        against = {*map(OTHER_ORDER.get, found)}
         able = [form for form in DATE_FORMS if form not in against | {*found}]
-        read = {form: int((~np.isnan(days_of_texts(left[:20], form))).sum()) for form in able}
+        read = {
+            form: int((~np.isnan(days_of_texts(left[:_LOOKED_AT], form))).sum()) for form in able
+        }
         best = max(read, key=lambda form: read[form])
         unread = np.isnan(days_of_texts(left, best))
         if unread.all():

@@ -208,6 +208,8 @@ def describe(
         texts = read_table(source, form, long, columns=long)
         found = facts_of(texts, long, form)
         letters = {name: replace(fact, long=True) for name, fact in found.items()}
+        for name, fact in found.items():  # 1.5e20 has no more digits than float64
+            facts[name] = replace(facts[name], rounded=fact.whole_numbers)
     ids = id_column or _id_of(source, facts | letters, len(table), label, form)
     facts[ids] = letters.get(ids, facts[ids])
     if facts[ids].kind == "other":
@@ -459,13 +461,18 @@ def _report(
     elif fact.name == label:
         kind, becomes, inputs = "label", "learning target", 0
     elif kind in ("text", "category"):
-        notes += _mostly_numbers(fact)
+        notes += _mostly_others(fact)
     if "" in fact.units and fact.units != {""} and not fact.mixes_units:
         notes.append(
             "some cells have a percent sign and count as hundredths, others count as they stand; "
             "write them in one way"
             if "%" in fact.units
             else "some amounts name a currency and others none; they count as of the same currency"
+        )
+    if fact.rounded and kind == "number":
+        notes.append(
+            "some whole numbers are beyond 2**53 (9e15), and inputs keep about 16 digits of them; "
+            "if they are codes, leave the column out"
         )
     if fact.infinite:
         notes.append(
@@ -487,9 +494,15 @@ def _report(
     )
 
 
-def _mostly_numbers(fact: Facts) -> list[str]:
-    """A warning about texts of which half or more, but not all, are numbers."""
+def _mostly_others(fact: Facts) -> list[str]:
+    """A warning about texts of which half or more are numbers or look like dates."""
     present = fact.rows - fact.missing
+    if fact.dated >= _FEW_NUMBERS and 2 * fact.dated >= present:
+        return [
+            f"{spaced(fact.dated)} of {spaced(present)} cells look like dates, but no form reads "
+            "all cells; write them in one order and language, mend impossible dates, and name the "
+            "words for a missing cell in 'missing'"
+        ]
     if not _FEW_NUMBERS <= fact.numeric < present <= 2 * fact.numeric:
         return []
     return [

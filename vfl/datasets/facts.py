@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from vfl.core.errors import DataError
 from vfl.datasets.cells import (
-    AMBIGUOUS,
     DATE_FORMS,
     DIGITS,
+    EITHER,
+    OTHER_ORDER,
     WORDS,
     date_form,
     days_of_each,
@@ -58,6 +59,10 @@ _MOST = 1000  # limit of counted different cells
 _MOST_COLUMNS = 2000  # columns between two lines of progress
 _GROUP_CELLS = 1 << 21  # cells of the columns that are read together
 _NO_HASHES = np.empty(0, np.uint64)
+_EXACT = 2.0**53  # whole numbers below it are exact in float64
+_DATED = (
+    r"^\p{L}{0,10}[ .,]*\d{1,4}(st|nd|rd|th|er)?[-/. ]+(\d{1,2}|\p{L}{3,10})[-/., ]+\d{1,4}(\D.*)?$"
+)
 _NUMERIC = r"^[-+]?\d[\d.,]*$"
 _WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
 
@@ -82,6 +87,8 @@ class Facts:
         numeric: number of text cells that are plain numbers.
         infinite: whether some numbers are infinite or beyond `LARGEST`.
         units: currencies and percent signs of numbers that are texts; "" if some have none.
+        dated: number of text cells that look like dates.
+        rounded: whether some whole numbers exceed the exact range of float64.
     """
 
     name: str
@@ -102,6 +109,8 @@ class Facts:
     numeric: int = 0
     infinite: bool = False
     units: frozenset[str] = frozenset()
+    dated: int = 0
+    rounded: bool = False
 
     @property
     def mixes_units(self) -> bool:
@@ -167,6 +176,9 @@ class _Column:
     Attributes:
         forms: possible forms of all texts; None if no form fits.
         mixed: form of texts in several ways.
+        either: whether the order of day and month is ambiguous in a part of `mixed`.
+        dated: number of text cells that look like dates.
+        rounded: whether some whole numbers exceed the exact range of float64.
         unit: unit after the numbers in all texts.
         hashes: for each block, one number per distinct cell.
         hashed: number of cells that `hashes` represents.
@@ -184,6 +196,9 @@ class _Column:
     infinite: bool = False
     many: bool = False
     mixed: str = ""
+    either: bool = False
+    dated: int = 0
+    rounded: bool = False
     unit: str = ""
     units: frozenset[str] = frozenset()
     numeric: int = 0
@@ -250,7 +265,7 @@ class _Column:
             self.whole,
             repeated,
             None if kind == "date" else dates,
-            any(first == dates and second in forms for first, second in AMBIGUOUS),
+            self.either if self.mixed else OTHER_ORDER.get(dates or "") in forms,
             self.long,
             decimal,
             signs,
@@ -259,7 +274,25 @@ class _Column:
             self.numeric,
             self.infinite,
             units,
+            self.dated,
+            self.rounded or (number and self.long),
         )
+
+    def mix(self, texts: list[str]) -> None:
+        """Find the forms of texts that no single form reads, after those of earlier blocks."""
+        fresh = self.mixed or self.forms is None or len(self.forms) == len(DATE_FORMS)
+        once = [] if fresh else self.forms or []  # forms that read all earlier texts
+        before = self.mixed or "".join(once[:1])
+        self.mixed = date_form(texts, before) or ""
+        doubts = False
+        for form, other in OTHER_ORDER.items():
+            parts = self.mixed.split(EITHER)
+            if form not in parts:
+                continue
+            swapped = EITHER.join(other if part == form else part for part in parts)
+            known = form not in before.split(EITHER) or (other in once if once else self.either)
+            doubts |= known and not np.isnan(days_of_texts(texts, swapped)).any()
+        self.either = doubts
 
     def add_numbers(self, texts: list[str], counts: Mapping[str, int] | None) -> None:
         """Count the texts that are numbers with each decimal separator, in one unit.
@@ -346,7 +379,7 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
     rounded = numbers == np.round(numbers)
     whole = (rounded | ~known).all(1)
     low, high = np.fmin.reduce(numbers, 1), np.fmax.reduce(numbers, 1)
-    large = np.maximum(high, -low) >= 2.0 ** (63 if exact else 53)
+    large = np.maximum(high, -low) >= (2.0**63 if exact else _EXACT)
     opened = np.asarray(is_open_end(numbers).any(1)) & (kind == "date")
     counted = [at for at, column in enumerate(columns) if column.counted]
     own = counted if len(counted) < len(columns) else slice(None)
@@ -367,6 +400,7 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
         column.infinite |= bool(max(high[at], -low[at]) > LARGEST)
         column.whole = column.whole and kind == "number" and bool(whole[at])
         column.long |= column.whole and bool(large[at])
+        column.rounded |= exact and bool(max(high[at], -low[at]) >= _EXACT)
         column.add_hashes(hashes.get(at, _NO_HASHES), int(present[at]))
         if kind == "date":
             continue
@@ -434,6 +468,7 @@ def _add_texts(own: Sequence[_Texts]) -> None:
     word = pc.is_in(every, pa.array([*WORDS], every.type)).to_numpy(False)
     sign = pc.is_in(pc.utf8_lower(every), pa.array([*_SIGNS], every.type)).to_numpy(False)
     numeric = pc.match_substring_regex(every, _NUMERIC).to_numpy(False)
+    dated = pc.match_substring_regex(every, _DATED).to_numpy(False)
     meant, objects = word | sign, every.to_numpy(False)
     hashes = pd.util.hash_array(objects, categorize=False)
     tried = list[tuple[_Column, list[str]]]()
@@ -445,6 +480,7 @@ def _add_texts(own: Sequence[_Texts]) -> None:
         column.add_hashes(np.unique(hashes[part]), int(each.counts.sum()))
         if each.kind == "text":
             column.numeric += int(each.counts[numeric[part]].sum())
+            column.dated += int(each.counts[dated[part]].sum())
             column.words += int(each.counts[word[part]].sum())
             column.signs |= dict.fromkeys(objects[part][meant[part]])
             if not meant[part].all():
@@ -461,9 +497,8 @@ def _try_dates(tried: Sequence[tuple[_Column, list[str]]]) -> None:
     able = forms_of_each([texts for _, texts in tried], [one.forms or [] for one, _ in tried])
     read = list[str]()
     for (column, texts), forms in zip(tried, able, strict=True):
-        column.mixed = column.mixed or ("" if forms else date_form(texts) or "")
-        if column.mixed and np.isnan(days_of_texts(texts, column.mixed)).any():
-            column.mixed = ""
+        if not forms:
+            column.mix(texts)
         column.forms = forms or ([] if column.mixed else None)
         read.append(forms[0] if forms else column.mixed)
     for (column, _), days in zip(
