@@ -439,7 +439,7 @@ def absolute(a: FP) -> FP:
 
 
 def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
-    """Clamp to bounds; the comparisons with both bounds take place at once."""
+    """Clamp to bounds, where the derivative is 1; both comparisons take place at once."""
     bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
     apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]
     beyond = unbound(less(stack([expand(each, a.shape) for each in apart]), 0))
