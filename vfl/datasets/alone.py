@@ -1,8 +1,9 @@
-"""Score of each column of a table as the only predictor of the label, for many columns at once.
+"""Scores how well each column of a table alone predicts the label, for many columns at once.
 
-A column is cut into at most 20 bins of equal size, or split by its texts. The prediction of a bin
-is the mean of its fitted labels, shrunk towards the overall mean by one additional row. Rows of a
-bin share one prediction, so AUC comes from counts of bins.
+A column of numbers is cut into at most 20 bins with about equally many rows; a column of texts has
+one bin per text. A bin's prediction is the mean label of its fitted rows, shrunk towards the
+overall mean as if one more row had this mean. All rows of a bin have the same prediction, so the
+AUC follows from the counts in the bins.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Truth:
-    """Labels of a sample of the rows, in two parts.
+    """Labels of a sample of the rows: one part fits the bins, the other part scores them.
 
     Attributes:
-        rows: positions in the table, ascending.
-        fitted: mask of the rows that fit a column; its score uses the others.
-        values: labels, axes (rows, classes) of 0 and 1, or (rows, 1) of numbers.
+        rows: positions of the sample's rows in the table, ascending.
+        fitted: mask of the rows that fit a column's predictions; the other rows score them.
+        values: labels, axes (rows, classes) of 0 and 1; for a regression numbers, axes (rows, 1).
     """
 
     task: str
@@ -39,7 +40,7 @@ class Truth:
 
 
 def sampled(table: Table, names: Sequence[str], taken: np.ndarray) -> Iterator[pd.DataFrame]:
-    """Yield some columns at some rows, which are in ascending order, block by block."""
+    """Yield some columns at the rows `taken`, block by block; `taken` is ascending."""
     start = 0
     for block in row_blocks(table, names, COLUMN_ROWS):
         low, high = np.searchsorted(taken, (start, start + len(block)))
@@ -54,16 +55,16 @@ def scores(
     truth: Truth,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Score each column alone on rows it was not fitted on: AUC, or R2 of a regression.
+    """Score each column alone on rows that did not fit it: AUC, or R2 for a regression.
 
     Args:
         table: the table.
-        facts: the columns to score.
-        truth: labels of a sample of its rows.
-        say: receives a line after every few thousand columns.
+        facts: facts about the columns to score.
+        truth: labels of a sample of the table's rows.
+        say: function that receives a progress line after every few thousand columns.
 
     Returns:
-        The score and its standard error, by column; an R2 has an error of 0.
+        For each column, the score and its standard error; the error of an R2 is 0.
     """
     found, by_name = dict[str, tuple[float, float]](), {fact.name: fact for fact in facts}
     for names in column_groups([*by_name], len(truth.rows), say, "compared"):
@@ -82,7 +83,7 @@ def scores(
 
 
 def _numbers(block: pd.DataFrame, facts: Sequence[Facts]) -> np.ndarray:
-    """Numbers, booleans and days of some columns, float64, axes (columns, rows)."""
+    """Return numbers, booleans and days of some columns, float64, axes (columns, rows)."""
     if all(isinstance(dtype, np.dtype) and dtype.kind in "iufb" for dtype in block.dtypes):
         plain = all(fact.dates is None for fact in facts)
         if plain:
@@ -106,7 +107,7 @@ def _numbers(block: pd.DataFrame, facts: Sequence[Facts]) -> np.ndarray:
 
 
 def _codes_of_texts(blocks: Sequence[pd.Series]) -> np.ndarray:
-    """Number the different texts from 1; a missing one has 0; axes (rows,)."""
+    """Number the different texts from 1; a missing text gets 0; axes (rows,)."""
     parts = [texts_of(block) for block in blocks]
     if any(part is None for part in parts):
         parts = [pa.array(as_texts(block), pa.large_string()) for block in blocks]
@@ -117,11 +118,11 @@ def _codes_of_texts(blocks: Sequence[pd.Series]) -> np.ndarray:
 
 
 def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
-    """Return the bin of each number from 1; a missing one has 0; axes (columns, rows).
+    """Return each number's bin, counted from 1; a missing number gets 0; axes (columns, rows).
 
-    Up to 20 different numbers have a bin each; otherwise edges are quantiles of the fitted rows.
+    Up to 20 different numbers get a bin each; otherwise the edges are quantiles of the fitted rows.
     """
-    ordered = np.sort(cells, 1)  # missing ones are last
+    ordered = np.sort(cells, 1)  # NaN is last
     fresh = ordered[:, 1:] != ordered[:, :-1]
     fresh &= ~np.isnan(ordered[:, 1:])
     edges = _quantiles(np.sort(cells[:, fitted], 1))
@@ -138,9 +139,9 @@ def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 
 
 def _quantiles(ordered: np.ndarray) -> np.ndarray:
-    """Return the quantiles 1/20 to 19/20 of sorted numbers, missing ones last; (columns, 19).
+    """Return the quantiles 1/20 to 19/20 of sorted numbers with NaN at the end; (columns, 19).
 
-    They are numpy's, to the last bit.
+    They are bit-equal to numpy's quantiles.
     """
     counts = (~np.isnan(ordered)).sum(1)
     at = np.maximum(counts - 1, 0)[:, None] * np.linspace(0, 1, _BINS + 1)[1:-1]
@@ -156,7 +157,7 @@ def _quantiles(ordered: np.ndarray) -> np.ndarray:
 
 
 def _scores(codes: np.ndarray, truth: Truth) -> list[tuple[float, float]]:
-    """Return each column's score and its error, from the bins of its rows, axes (columns, rows)."""
+    """Return each column's score and standard error, from its bins of axes (columns, rows)."""
     fitted, values = truth.fitted, truth.values
     columns, bins, classes = len(codes), int(codes.max(initial=0)) + 1, values.shape[1]
     mean = values[fitted].mean(0)
@@ -191,15 +192,16 @@ def _auc(
     """AUC, where ties count half, and its standard error (Hanley and McNeil 1982, eq. 2).
 
     Args:
-        guesses: prediction of each bin; all axes (columns, classes, bins).
-        positive: rows of a bin with the class.
-        negative: number of rows in each bin without it.
+        guesses: prediction of each bin; like the other two arguments, axes (columns, classes,
+            bins).
+        positive: number of rows in each bin that have the class.
+        negative: number of rows in each bin that do not have the class.
     """
     order = np.argsort(guesses, axis=2)
     guesses, positive, negative = (
         np.take_along_axis(each, order, 2) for each in (guesses, positive, negative)
     )
-    tied = np.zeros(guesses.shape, dtype=np.int64)  # equal guesses of several bins count as one bin
+    tied = np.zeros(guesses.shape, dtype=np.int64)  # joins bins with equal guesses
     np.cumsum(guesses[..., 1:] != guesses[..., :-1], axis=2, out=tied[..., 1:])
     bins = guesses.shape[2]
     tied += bins * np.arange(guesses[..., 0].size).reshape(*guesses.shape[:2], 1)

@@ -1,9 +1,9 @@
-"""Augmentations by name: random changes of a party's rows each time they are trained on.
+"""Augmentations: random changes of a party's rows, drawn anew each time the party trains on them.
 
-No other party learns of them, because a message contains only the cut of the augmented rows. A
-further augmentation is a subclass of `Augmentation`, which an entry point in the group
-``vfl.augmentations``, `--plugin` or `AUGMENTATIONS.register` adds. It may also be any function of
-rows whose path the party's own file contains.
+Other parties do not notice them, because a message contains only the cut of the changed rows. To
+add an augmentation, write a subclass of `Augmentation`, and register it by an entry point in the
+group ``vfl.augmentations``, by `--plugin` or by `AUGMENTATIONS.register`. The party's own file may
+also contain the path of any function of rows.
 
 >>> augment = augmentation_of("flip+noise:sigma=0.1", (1, 8, 8))
 >>> augment(torch.zeros(2, 1, 8, 8)).shape
@@ -28,22 +28,23 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Augmentation(ABC):
-    """Changes each training row independently, with draws of torch's own generator."""
+    """Base class: changes each training row independently, with torch's global generator."""
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuse rows with axes that the augmentation does not support.
+        """Refuse rows whose axes the augmentation cannot handle.
 
         Raises:
-            SpecError: the axes are not supported; the error names the supported axes.
+            SpecError: the augmentation cannot handle these axes; the error names axes that it can
+                handle.
         """
 
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
-        """Augmented rows with the same axes (rows, ...), type and device, as a new tensor."""
+        """Return changed rows in a new tensor, with the same axes (rows, ...), type and device."""
 
 
 class OfPictures(Augmentation):
-    """An augmentation of rows with axes (channels, height, width)."""
+    """Base class of augmentations for rows with axes (channels, height, width)."""
 
     def check(self, shape: Sequence[int]) -> None:
         if len(shape) != 3:
@@ -56,7 +57,7 @@ class OfPictures(Augmentation):
 
 
 class Flip(OfPictures):
-    """Mirrors half of the pictures horizontally (He et al. 2016, section 4.2)."""
+    """Mirrors each picture horizontally with probability 1/2 (He et al. 2016, section 4.2)."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         mirrored = torch.rand(len(rows)) < 0.5
@@ -64,10 +65,10 @@ class Flip(OfPictures):
 
 
 class Crop(OfPictures):
-    """Adds a margin of zeros to each picture and crops it at random (He et al. 2016, section 4.2).
+    """Adds a margin of zeros to each picture, and crops it at random (He et al. 2016, section 4.2).
 
     Args:
-        padding: pixels of the margin on each side, 1 to 64.
+        padding: width of the margin in pixels, on each side, 1 to 64.
     """
 
     def __init__(self, padding: int = 4) -> None:
@@ -87,7 +88,7 @@ class Noise(Augmentation):
     """Adds Gaussian noise to every number (Bishop 1995).
 
     Args:
-        sigma: standard deviation of the noise, in units of the encoded columns.
+        sigma: standard deviation of the noise, in the units of the encoded columns.
     """
 
     def __init__(self, sigma: float = 0.1) -> None:
@@ -99,10 +100,10 @@ class Noise(Augmentation):
 
 
 class Mask(Augmentation):
-    """Sets numbers to 0, the mean of a standardised column (Vincent et al. 2008, section 2.3).
+    """Sets random numbers to 0, a standardised column's mean (Vincent et al. 2008, section 2.3).
 
     Args:
-        share: mean share of the numbers of each row that are set to 0.
+        share: share of the numbers in each row that are set to 0, on average.
     """
 
     def __init__(self, share: float = 0.1) -> None:
@@ -128,21 +129,21 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Augment:
-    """Applies several changes of rows, one after the other.
+    """Applies several changes to rows, one after another.
 
     Attributes:
-        changes: functions of rows of axes (rows, ...).
-        rows_apart: whether each change is known to treat every row independently.
+        changes: functions of rows, axes (rows, ...).
+        rows_apart: whether every change is known to treat each row independently.
     """
 
     changes: tuple[Change, ...]
     rows_apart: bool
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The changed rows.
+        """Return the rows after all changes.
 
         Raises:
-            DataError: a function of the user changes the axes or the type of the rows.
+            DataError: a user's function changes the axes or the type of the rows.
         """
         given = rows
         for change in self.changes:
@@ -167,12 +168,12 @@ def augmentation_of(text: str, shape: Sequence[int], *, own: bool = False) -> Au
     """Build the augmentation that a setting names; return None for "none".
 
     Args:
-        text: specs joined with a plus, or "none".
+        text: augmentation specs joined by plus signs, or "none".
         shape: axes of one row.
         own: whether the text comes from the party's own file, which may name code to import.
 
     Raises:
-        SpecError: the augmentation or function does not exist, or does not support such rows.
+        SpecError: the augmentation or function does not exist, or cannot handle such rows.
     """
     if text == "none":
         return None

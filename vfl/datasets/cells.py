@@ -1,9 +1,9 @@
-"""Parsing of cells: words for missing cells, numbers and dates as people write them, Arrow types.
+"""Parsing of cells: words for missing cells; numbers and dates as people write them; Arrow types.
 
-Every source passes through here: a CSV as texts, Parquet and databases as Arrow. Types of the
-source take precedence. A column of text becomes numbers or dates only where the table's format
-requires it (`TableFormat.numbers`, `TableFormat.dates`), and in a CSV where every cell is a plain
-number.
+All sources use this module: a CSV gives texts; Parquet files and databases give Arrow types. Types
+that the source states take precedence. A column of texts becomes numbers or dates only if the
+table's format says so (`TableFormat.numbers`, `TableFormat.dates`). In a CSV, a column in which
+every cell is a plain number becomes numbers too.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Words for a missing cell among numbers and dates; in a column of text they are texts.
+#: Words that mean a missing cell in a column of numbers or dates; in a column of texts they stay
+#: texts.
 WORDS = frozenset(
     (
         *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
         *("n/a", "NA", "na", "NaN", "nan", "-NaN", "-nan", "NaT", "NULL", "Null", "null"),
         *("None", "none", "\\N", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
-        # MySQL and Excel write these days for missing dates.
+        # MySQL and Excel write these dates for a missing date.
         *("0000-00-00", "0000-00-00 00:00:00", "1900-01-00", "00.01.1900", "1/0/1900"),
     )
 )
-_EXACT_DIGITS = 18  # that int64 has
+_EXACT_DIGITS = 18  # of int64
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
-_LONGEST = 60  # signs of a text that may be a date
-_LOOKED_AT = 20  # number of texts of a column that are tried before the others
+_LONGEST = 60  # largest number of characters in a date
+_LOOKED_AT = 20  # number of a column's texts to try first
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
 _SIGN = "[-+\u2212\u2013]"
 _CODES = (
@@ -54,12 +55,12 @@ _UNITS = {
 
 
 def _written_number(decimal: str) -> str:
-    """Build RE2's pattern of a human-written number, with `decimal` before its decimals."""
+    """Return an RE2 pattern of human-written numbers with the separator `decimal`."""
     other = r"\." if decimal == "," else ","
     whole = "|".join(
         [
             rf"\d{{1,3}}(?:{other}\d{{3}})+",
-            rf"\d{{1,2}}(?:{other}\d{{2}})*{other}\d{{3}}",  # lakh and crore
+            rf"\d{{1,2}}(?:{other}\d{{2}})*{other}\d{{3}}",  # groups of lakh and crore
             r"\d{1,3}(?: \d{3})+",
             r"\d{1,3}(?:['\x{2019}]\d{3})+",
             r"\d+",
@@ -67,7 +68,7 @@ def _written_number(decimal: str) -> str:
     )
     sign = re.escape(decimal)
     core = rf"(?:{whole})(?:{sign}\d+)?(?:[eE][-+]?\d+)?|{sign}\d+"
-    price = rf"(?:{sign}[-\x{{2013}}\x{{2014}}]{{0,2}})?"  # as in 5,-
+    price = rf"(?:{sign}[-\x{{2013}}\x{{2014}}]{{0,2}})?"  # such as 5,-
     before = rf"(?:{_SIGN}|\(|{_MONEY}| )*"
     after = rf"(?:{_UNIT}|\)|-|\x{{2212}}| )*"
     return rf"^(?P<before>{before})(?P<core>{core}){price} ?(?P<after>{after})$"
@@ -77,9 +78,9 @@ _FORMS = {decimal: _written_number(decimal) for decimal in ".,"}
 
 
 def plain(cells: pa.Array) -> pa.Array:
-    """Convert cells to the types that later steps read: numbers, booleans, texts and dates.
+    """Convert cells to the types that later steps can read: numbers, booleans, texts and dates.
 
-    Compatible types are cast; lists, structs, maps and bytes stay unchanged.
+    Compatible types are converted; lists, structs, maps and bytes stay unchanged.
 
     >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).type
     DataType(string)
@@ -96,7 +97,7 @@ def plain(cells: pa.Array) -> pa.Array:
         cells = cells.cast(pa.string()) if of.is_decimal256(cells.type) else cells  # exact
         return cells.cast(pa.int64() if whole else pa.float64())
     if of.is_time64(cells.type):
-        return cells.cast(pa.time64("us"), safe=False)  # pandas has no nanoseconds there
+        return cells.cast(pa.time64("us"), safe=False)  # pandas cannot hold them in nanoseconds
     if of.is_float16(cells.type):
         return cells.cast(pa.float32())
     if of.is_string_view(cells.type):
@@ -113,7 +114,7 @@ def _texts_of_uuids(cells: pa.Array) -> pa.Array:
 
 
 def texts_of_decimals(cells: pa.Array) -> pa.Array:
-    """Write decimals digit by digit, as ids need them; whole ones without a point.
+    """Return decimals as exact texts, as ids need them; whole numbers get no decimal point.
 
     >>> from decimal import Decimal
     >>> texts_of_decimals(pa.array([Decimal("12345678901234567890.00")])).to_pylist()
@@ -123,7 +124,7 @@ def texts_of_decimals(cells: pa.Array) -> pa.Array:
 
 
 def of_values(values: Sequence[Any]) -> pa.Array:
-    """Cells of a database without types; cells of several kinds become texts.
+    """Return values of a database without types as cells; values of several kinds become texts.
 
     >>> of_values([1, None, "a"]).to_pylist()
     ['1', None, 'a']
@@ -135,13 +136,13 @@ def of_values(values: Sequence[Any]) -> pa.Array:
 
 
 def without(cells: pa.Array, words: Collection[str]) -> pa.Array:
-    """Replace words for a missing cell by null."""
+    """Replace words that mean a missing cell by null."""
     meant = pa.array([*words], cells.type)
     return pc.if_else(pc.is_in(cells, meant), pa.scalar(None, cells.type), cells)
 
 
 def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
-    """Parse texts in one step if all are plain numbers and none is missing.
+    """Parse texts as int64 or float64 in one step if all are plain numbers and none is missing.
 
     Otherwise return None.
     """
@@ -150,7 +151,7 @@ def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
         return None
     try:
         read = cells.cast(pa.float64() if "." in first else pa.int64())
-    except pa.ArrowInvalid:  # its text quotes a cell
+    except pa.ArrowInvalid:  # the error's text quotes a cell
         return None
     if "." in first:
         return read if np.isfinite(read.to_numpy()).all() else None
@@ -158,7 +159,7 @@ def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
 
 
 def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
-    """Parse texts as numbers or booleans; returns None if a cell is neither.
+    """Parse texts as numbers or booleans; return None if a cell is neither.
 
     >>> plain_numbers(pa.array(["1", None]), ".").to_pylist(), plain_numbers(pa.array(["a"]), ".")
     ([1, None], None)
@@ -180,15 +181,15 @@ def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
     for kind in (pa.int64(), pa.float64()):
         try:
             read = cells.cast(kind)
-        except pa.ArrowInvalid:  # its text quotes a cell
+        except pa.ArrowInvalid:  # the error's text quotes a cell
             continue
-        # Only Arrow reads 0x1F as a number.
+        # Only Arrow would read 0x1F as a number.
         return None if pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py() else read
     return None
 
 
 def unit_of(texts: Sequence[str]) -> str:
-    """Return the unit after the number in each text; empty if units are missing or differ.
+    """Return the unit that follows the number in all texts; empty if it is missing or differs.
 
     >>> unit_of(["12 kg", "3.5 kg"]), unit_of(["-3.5°C", "12°C"]), unit_of(["12 kg", "13 lb"])
     ('kg', '°C', '')
@@ -198,7 +199,7 @@ def unit_of(texts: Sequence[str]) -> str:
 
 
 def _unit_named(mark: str) -> str:
-    """One name for the marks of a currency: €, EUR and Euro are alike, $ may be of any dollar."""
+    """Return one name for all marks of a currency, such as €, EUR and Euro; $ is any dollar."""
     codes = [code for code in re.findall("[A-Z]{3}", mark) if code in _CODES.split("|")]
     return _UNITS.get(mark) or (codes[0] if codes else mark)
 
@@ -209,14 +210,14 @@ def _is_currency_or_percent(unit: str) -> bool:
 
 
 def _units(numbers: pa.Array) -> pa.Array:
-    """The unit of each number in a text: a currency, "%", or "" for none; null if missing."""
+    """Return the unit of each text's number: a currency, "%", or "" for none; null if missing."""
     marks = pc.replace_substring_regex(numbers, _NO_UNIT, "").dictionary_encode()
     named = [_unit_named(mark) for mark in marks.dictionary.to_pylist()]
     return pa.array(named, pa.string()).take(marks.indices)
 
 
 def units_of(numbers: pa.Array) -> frozenset[str]:
-    """The currencies and percent signs of numbers in texts; "" if some number has none.
+    """Return the currencies and percent signs of numbers in texts; "" if some number has none.
 
     >>> sorted(units_of(pa.array(["€ 5", "6,50 EUR", "$7", "8", "1e5"])))
     ['', '$', 'EUR']
@@ -226,18 +227,19 @@ def units_of(numbers: pa.Array) -> frozenset[str]:
 
 
 def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
-    """Parse texts as numbers, with any currency, grouping, percent sign or sign.
+    """Parse texts as numbers, which may have a currency, digit groups, a percent sign or a sign.
 
     Args:
-        cells: texts, missing ones null.
-        written: the decimal separator, point or comma, and after a blank the unit of the numbers,
-            if they have one: a currency, which a text may lack; a percent sign; or the end of each
-            text. A text with another unit is no number. The other separator, blanks and apostrophes
-            group thousands. A text that can only be read with the other separator is read that way.
+        cells: texts; missing ones are null.
+        written: the decimal separator (point or comma), then, if the numbers have a unit, a blank
+            and the unit. The unit is a currency, which single texts may lack, a percent sign, or
+            another ending of every text. A text with a different unit is not a number. The other
+            separator, blanks and apostrophes may group thousands. If a text is a number only with
+            the other separator, the function reads it with that separator.
 
     Returns:
-        Numbers as float64, null where a cell is missing or no number; and the count of the latter.
-        A percent is a hundredth.
+        The numbers as float64, null if a cell is missing or is not a number; and the count of cells
+        that are not numbers. One percent becomes 0.01.
 
     >>> cells = pa.array(["€ 75 997,97", "73.208,40", "(1.234)", "12,5 %", "5,-", "$5,156.91", "-"])
     >>> numbers_of(cells, ",")[0].to_pylist()
@@ -264,12 +266,12 @@ def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
 
 
 def _alike(texts: pa.Array) -> pa.Array:
-    """Unify blanks, percent signs (NFKC), and digits of all scripts."""
+    """Return texts with uniform blanks, percent signs (NFKC) and digits of all scripts."""
     alike = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
     if not pc.any(pc.match_substring_regex(alike, _OTHER_DIGITS)).as_py():
         return alike
     digits = {ord(sign): str(unicodedata.digit(sign)) for sign in _digits_in(alike)}
-    signs = digits | {0x66B: ".", 0x66C: ","}  # of Arabic numbers
+    signs = digits | {0x66B: ".", 0x66C: ","}  # Arabic separators
     words = [None if text is None else text.translate(signs) for text in alike.to_pylist()]
     return pa.array(words, alike.type)
 
@@ -279,7 +281,7 @@ def _digits_in(texts: pa.Array) -> set[str]:
 
 
 def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
-    """Parse texts as float64; texts that are not numbers become null."""
+    """Parse texts as float64; a text that is not a number becomes null."""
     found = pc.extract_regex(texts, _FORMS[decimal])
     core, before, after = (found.field(name) for name in ("core", "before", "after"))
     digits = pc.replace_substring_regex(core, rf"[^\deE{decimal}+-]", "")
@@ -297,10 +299,10 @@ def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
 
 
 def decimal_of(texts: Collection[str], usual: str) -> str | None:
-    """Detect the decimal separator of texts that are all numbers; return None for other texts.
+    """Return the decimal separator of texts that are all numbers; return None for other texts.
 
-    The majority of the texts decides: `1.234,50` and `12,5` have a comma. If each text can be read
-    in both ways, such as `1,234`, it is the usual separator.
+    The majority of the texts decides; `1.234,50` and `12,5` speak for a comma. If both separators
+    are possible for every text, such as `1,234`, the result is the usual separator.
 
     >>> decimal_of(["73.208,40", "1.000"], "."), decimal_of(["$5,156.91"], ",")
     (',', '.')
@@ -310,13 +312,13 @@ def decimal_of(texts: Collection[str], usual: str) -> str | None:
 
 
 def read_with(texts: Collection[str]) -> dict[str, np.ndarray]:
-    """Masks of the texts that are numbers with each decimal separator, axes (texts,)."""
+    """Return a mask of the texts that are numbers for each decimal separator, axes (texts,)."""
     cells = _alike(pa.array(list(texts), pa.string()))
     return {sign: np.asarray(_numbers_written(cells, sign).is_valid()) for sign in ".,"}
 
 
 def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
-    """Count the texts that are numbers with each separator; return None if some are not numbers.
+    """Count the texts that are numbers with each separator; return None if a text is not a number.
 
     >>> decimal_counts(["73.208,40", "1.000"])
     {'.': 1, ',': 2}
@@ -325,7 +327,7 @@ def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
 
 
 def decimal_counts_of_each(columns: Sequence[Sequence[str]]) -> list[dict[str, int] | None]:
-    """`decimal_counts` of several columns, which are parsed together."""
+    """Return `decimal_counts` for several columns, which are parsed together."""
     found: list[dict[str, int] | None] = [None] * len(columns)
     able = [at for at, texts in enumerate(columns) if len(texts)]
     for part in (slice(_LOOKED_AT), slice(None)):
@@ -344,7 +346,7 @@ def decimal_counts_of_each(columns: Sequence[Sequence[str]]) -> list[dict[str, i
 # Dates.
 
 DAY_FIRST, MONTH_FIRST, DIGITS = "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d"
-#: Forms of dates, the usual ones first.
+#: Forms of dates, most usual forms first.
 DATE_FORMS = (
     *("%Y-%m-%d", "%d.%m.%Y", DAY_FIRST, MONTH_FIRST, "%Y/%m/%d", DIGITS, "ISO8601"),
     *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d. %b %Y"),
@@ -355,10 +357,10 @@ DATE_FORMS = (
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
     *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),
 )
-#: Separator between the forms of a column with several forms of dates.
+#: Separates the forms of a column that has dates in several forms.
 EITHER = "|"
-#: Form that reads the same text as another day, for each form that has one; the other order of
-#: day and month, in both directions.
+#: For a form of dates, the form with the other order of day and month, if there is one; it reads
+#: the same text as another day.
 OTHER_ORDER = {
     form: other
     for form in DATE_FORMS
@@ -390,7 +392,7 @@ _ORDINALS, _OF = ("st", "nd", "rd", "th", "er"), ("de", "del", "of")
 
 
 def _bare(word: str) -> str:
-    """The word without accents."""
+    """Return a word without accents."""
     return "".join(sign for sign in unicodedata.normalize("NFD", word) if sign.isalpha())
 
 
@@ -400,17 +402,18 @@ _MONTHS = {
     for name in line.split()
     for word in (name, _bare(name))
 }
-#: A word of a date, with the point of its abbreviation.
+#: A word in a date, with the point that marks an abbreviation.
 _WORD, _MONTH = re.compile(r"([^\W\d_]+)(?:\.(?!\d))?"), re.compile("|".join(_ENGLISH))
 _MAY_BE_DATE = re.compile(
     rf"(?=(?:\D*\d){{4}})(?:[\d ,./:+年月日-]|T|Z|[AaPp][Mm]|{_MONTH.pattern}){{6,40}}"
 )
-#: Days outside 1600 to 2500 are placeholders: 9999-12-31 for no end, year 1 for no start.
+#: Days outside the years 1600 to 2500 are placeholders, such as 9999-12-31 for no end and year 1
+#: for no start.
 FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 2500))
 
 
 def _english(text: str) -> str:
-    """Write the names of months as in English, and leave out ordinals: `1er févr.` as `1 Feb`."""
+    """Write names of months in English, and leave out ordinals: `1er févr.` becomes `1 Feb`."""
     if len(text) > _LONGEST or (text.isascii() and text.isdigit()):
         return text
 
@@ -424,19 +427,19 @@ def _english(text: str) -> str:
 
 
 def _in_numbers(text: str) -> str:
-    """Write a month's name as number, since strptime reads those of the process's locale; or ""."""
+    """Write a month's name as a number, because strptime depends on the locale; "" without one."""
     named, count = _MONTH.subn(lambda name: f" {1 + _ENGLISH.index(name[0])} ", _english(text))
     return _BLANKS.sub(" ", named).strip() if count == 1 else ""
 
 
 def days_of_texts(texts: Sequence[str] | np.ndarray, written: str) -> np.ndarray:
-    """Parse texts to days since 1970 in UTC, float64, axes (texts,); NaN where a text is no date.
+    """Parse texts as days since 1970 in UTC, float64, axes (texts,); NaN if a text is not a date.
 
     Args:
         texts: none missing.
-        written: form as in `strptime`, or "ISO8601"; several forms are joined with `|` and tried in
-            turn. `%b` and `%B` both stand for the name of a month, whole or abbreviated, in several
-            languages and whatever the locale.
+        written: form of the dates as in `strptime`, or "ISO8601". Several forms are joined by `|`,
+            and tried in this order. Both `%b` and `%B` stand for a month's name, complete or
+            abbreviated, in several languages, whatever the locale is.
 
     >>> days_of_texts(["1970-01-02", "31.12.9999", "never"], "%Y-%m-%d|%d.%m.%Y").tolist()
     [1.0, 2932896.0, nan]
@@ -455,10 +458,10 @@ def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
         texts = np.array([*map(_in_numbers, texts)], dtype=object)
     try:
         read = pd.to_datetime(pd.Series(texts), format=form, errors="coerce", utc=True)
-    except (ValueError, TypeError, OverflowError):  # a form that strptime lacks
+    except (ValueError, TypeError, OverflowError):  # strptime lacks this form
         return np.full(len(texts), np.nan)
     days = days_of_times(read)
-    for place in np.flatnonzero(np.isnan(days)):  # before pandas 3 it reads 1677 to 2262 only
+    for place in np.flatnonzero(np.isnan(days)):  # older pandas: only 1677 to 2262
         days[place] = _far_day(texts[place], form)
     return days
 
@@ -474,7 +477,7 @@ def _far_day(text: str, form: str) -> float:
 
 
 def day_of(moment: date) -> float:
-    """Days since 1970 in UTC of a date or a time; a time without a zone is taken as UTC.
+    """Return the days since 1970 in UTC of a date or time; a time without a zone counts as UTC.
 
     >>> day_of(date(9999, 12, 31)), day_of(date(1, 1, 1))
     (2932896.0, -719162.0)
@@ -488,7 +491,7 @@ def day_of(moment: date) -> float:
 
 
 def days_of_times(column: pd.Series) -> np.ndarray:
-    """Days since 1970 in UTC of a column of dates or times, float64; missing ones are NaN."""
+    """Return days since 1970 in UTC of a column of dates or times, float64; NaN if missing."""
     if isinstance(column.dtype, pd.PeriodDtype):
         column = column.dt.to_timestamp()
     if column.dtype == object:
@@ -502,12 +505,12 @@ def days_of_times(column: pd.Series) -> np.ndarray:
 
 
 def is_open_end(days: np.ndarray) -> np.ndarray:
-    """Mask of the days that are placeholders, such as 9999-12-31; axes (rows,)."""
+    """Return a mask of the days that are placeholders, such as 9999-12-31; axes (rows,)."""
     return (days < FIRST_DAY) | (days >= LAST_DAY)
 
 
 def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Position of a day in the year, by its month, and in the week; each from 0 to below 1.
+    """Return each day's position in the year, by months, and in the week; from 0 to below 1.
 
     >>> [turn.tolist() for turn in circles_of(np.array([0.0, 31.0]))]  # a Thursday, a Sunday
     [[0.0, 0.08333333333333333], [0.42857142857142855, 0.8571428571428571]]
@@ -518,7 +521,7 @@ def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[str]:
-    """The forms in which all texts are dates, the usual ones first.
+    """Return the forms in which all texts are dates, most usual forms first.
 
     >>> forms_of(["31/12/2024"]), forms_of(["2024-01-31 10:00+02:00"]), forms_of(["12345"])
     (['%d/%m/%Y'], ['ISO8601'], [])
@@ -529,7 +532,7 @@ def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[st
 def forms_of_each(
     columns: Sequence[Sequence[str]], forms: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """`forms_of` several columns, each with its own possible forms, which are parsed together."""
+    """Return `forms_of` for several columns, each with its possible forms, parsed together."""
     able = [
         _forms_shaped(texts[:_LOOKED_AT], own) for texts, own in zip(columns, forms, strict=True)
     ]
@@ -544,7 +547,7 @@ def forms_of_each(
 
 
 def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list[np.ndarray]:
-    """`days_of_texts` of several columns, each in its own form; an empty form gives no days."""
+    """Return `days_of_texts` for several columns, each in its own form; "" gives no days."""
     found = [np.empty(0)] * len(columns)
     for form in {*forms} - {""}:
         places = [at for at, own in enumerate(forms) if own == form]
@@ -573,7 +576,7 @@ def _shape(text: str) -> str:
 
 
 def date_form(texts: Sequence[str], known: str = "") -> str | None:
-    """Return the form of texts that are all dates, up to three joined by `|`; None for others.
+    """Return the form of texts that are all dates, or up to three forms joined by `|`; else None.
 
     Args:
         texts: none missing.

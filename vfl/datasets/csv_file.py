@@ -1,4 +1,4 @@
-"""CSV files: detection of the format from the first lines, and the rows in blocks."""
+"""CSV files: detects the format from the first lines, and yields the rows in blocks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 _TOP_BYTES = 1 << 18
 _TOP_LINES = 200
 _MOST_CELLS = 10_000
-#: Separators to try, and those for a table that none of the former fits.
+#: Separators to try first, and separators to try if none of these fits the table.
 _SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|"), ("^", "~", "\x1f", ":", " ")
-#: Invisible characters: byte order marks inside joined files, and blanks of no width.
+#: Invisible characters: byte order marks inside concatenated files, and blanks without width.
 _INVISIBLE = ("\ufeff", "\u200b", "\u2060")
-_PADDING = "\0\x1a"  # bytes that some systems write after the last line
+_PADDING = "\0\x1a"  # bytes that some systems append
 _RULER = re.compile(r"(?=.*--|.*==)[-=+:|\s]+")
-#: Programs that unpack a file, by its first bytes.
+#: Functions that unpack a compressed file, by the file's first bytes.
 _PACKED: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -53,7 +53,7 @@ _TOO_LONG = (
 _BINARY = re.compile(rb"[\0-\x06\x0e-\x19]")  # never in a table of text
 #: An extra last line for the reader: it is a row of its own unless a quotation mark is open.
 _END = "\x1eend-of-file"
-#: First bytes of files that are not CSV, their kind, and the cure.
+#: First bytes of files that are not CSV files, with the kind of file and the suggested fix.
 _OTHERS = (
     (b"\xff\xfe\0\0", "text in UTF-32", "save the table as UTF-8"),
     (b"\0\0\xfe\xff", "text in UTF-32", "save the table as UTF-8"),
@@ -82,7 +82,7 @@ _OTHERS = (
 
 
 def is_csv(source: Source) -> bool:
-    """Return whether a table is read from a CSV."""
+    """Return whether a table comes from a CSV file."""
     return not isinstance(source, pd.DataFrame) and may_be_csv(source)
 
 
@@ -96,10 +96,10 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
 
     Args:
         source: the table.
-        encoding: encoding of its text; None detects it.
+        encoding: encoding of the file's text; None detects it.
 
     Raises:
-        DataError: its first line has no column names, or its encoding cannot be detected.
+        DataError: the first line does not contain column names, or the encoding cannot be detected.
     """
     if not is_csv(source):
         return TableFormat()
@@ -113,7 +113,7 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
         with _opened(path) as file:
             top = codecs.getincrementaldecoder(encoding)().decode(file.read(_TOP_BYTES))
     except (OSError, EOFError, ValueError, lzma.LZMAError):
-        return TableFormat()  # opening the file raises the error
+        return TableFormat()  # opening the file will raise the error
     lines = list(io.StringIO(top, newline=""))[:_TOP_LINES]
     declared = re.fullmatch(r"\ufeff?sep=(.)\s*", lines[0], re.IGNORECASE) if lines else None
     skip = 1 if declared else 0
@@ -132,17 +132,17 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
 
 
 def text_encoding(path: Path) -> str:
-    """Detect the encoding of a file, packed or not; see `encoding_of`."""
+    """Detect the encoding of a file, which may be compressed; see `encoding_of`."""
     return encoding_of(partial(_opened, path), str(path))
 
 
 def _reader(lines: Iterable[str], separator: str) -> Any:
-    csv.field_size_limit(_LONGEST_CELL)  # a setting of the process
+    csv.field_size_limit(_LONGEST_CELL)  # a global setting
     return csv.reader(lines, delimiter=separator, skipinitialspace=True)
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """The separator that fits best."""
+    """Return the separator that fits the lines best."""
     usual = max(_SEPARATORS, key=lambda sign: _fit(lines, sign)[0])
     if _fit(lines, usual)[0][0]:
         return usual
@@ -151,12 +151,12 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
-    """Rate a separator, and count the lines above the column names.
+    """Rate how well a separator fits, and count the lines above the column names.
 
     Returns:
-        A pair: score and counts: 2 if all rows have the same number of cells, 1 if only those below
-            some first lines do, else 0; then this number of cells, and the number of lines above
-            the column names.
+        A pair of a score and the number of lines above the column names. The score's first number
+        is 2 if all rows have equally many cells, 1 if all rows below some first lines have, and
+        otherwise 0. Its second number is the number of cells.
     """
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0
@@ -166,7 +166,7 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
             begins.append(begin)
         begin = reader.line_num
     counts = [len(row) for row in rows]
-    whole = counts[:-1] if len(counts) > 2 else counts  # the last line may be cut
+    whole = counts[:-1] if len(counts) > 2 else counts  # the last line may be incomplete
     if not whole:
         return (0, 1), 0
     first = next(at for at in range(len(whole)) if set(whole[at:]) == {whole[-1]})
@@ -178,7 +178,7 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
-    """Refuse a first line of data; column names may be counters or years."""
+    """Refuse a first line that contains data; column names may be counters or years."""
     numbers = [float(name) for name in names if _NUMBER.fullmatch(name.strip())]
     counted = numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
     if numbers and not counted and not all(1800 <= number <= 2200 for number in numbers):
@@ -195,10 +195,10 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file; unpack it if it is compressed, whatever its name.
+    """Open a file, and decompress it if its content is compressed, whatever its name is.
 
     Raises:
-        DataError: the zip archive does not contain exactly one table.
+        DataError: a zip archive contains other files than exactly one table.
     """
     with path.open("rb") as file:
         top = file.read(8)
@@ -209,7 +209,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _unzipped(path: Path) -> IO[bytes]:
-    """Open the only file of a zip archive."""
+    """Open the only file in a zip archive."""
     try:
         archive = zipfile.ZipFile(path)
         files = [
@@ -238,15 +238,16 @@ def _unzipped(path: Path) -> IO[bytes]:
 
 
 def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) -> list[str]:
-    """Columns whose points may group thousands: their first numbers are like 1.234 or 999.
+    """Return columns whose points may group thousands: their first numbers look like 1.234 or 999.
 
-    A table separated by commas groups thousands by commas. A column of other decimals, such as
-    12.5, shows that the point is the decimal separator; no column is then returned.
+    A table whose separator is a comma uses commas to group thousands, so it has no such column. A
+    column with other decimals, such as 12.5, shows that points are decimal separators; then the
+    function returns no column.
 
     Args:
         source: the table.
         form: its format.
-        names: its columns of numbers with decimals.
+        names: the table's columns of numbers with decimals.
     """
     if not names or not is_csv(source) or form.separator == "," or form.decimal != ".":
         return []
@@ -260,15 +261,15 @@ def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) ->
 
 
 class CsvRows:
-    """Rows of a CSV, in blocks.
+    """The rows of a CSV file, in blocks.
 
     Args:
         path: path of the file.
         form: format of the file.
 
     Raises:
-        DataError: a file of another kind, columns without a unique name, or a line with another
-            number of cells. It states the line, and quotes no cell.
+        DataError: the file is of another kind, a column has no unique name, or a line has another
+            number of cells. The error states the line and quotes no cell.
     """
 
     def __init__(self, path: Path, form: TableFormat) -> None:
@@ -308,12 +309,12 @@ class CsvRows:
     def blocks(
         self, rows: int, columns: Sequence[str] | None = None, as_text: Sequence[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the cells in blocks of rows; one batch without rows if there is no row.
+        """Yield the cells in blocks of rows; if there are no rows, yield one block without rows.
 
         Args:
-            rows: rows of a block.
-            columns: columns to keep; None keeps all. Every line is parsed as a whole.
-            as_text: columns that stay text.
+            rows: number of rows in a block.
+            columns: columns to keep; None keeps all columns. Every line is still parsed completely.
+            as_text: columns whose cells stay texts.
         """
         kept = self.names if columns is None else list(columns)
         places = {name: place for place, name in enumerate(self.names)}
@@ -331,7 +332,7 @@ class CsvRows:
     def _column(self, name: str, texts: Sequence[str], as_text: Sequence[str]) -> pa.Array:
         raw, stays = pa.array(texts, pa.large_string()), {*as_text}
         form = self._form
-        if raw and raw[0].as_py().startswith('="'):  # Excel's way to mark a cell as text
+        if raw and raw[0].as_py().startswith('="'):  # Excel marks a cell as text this way
             raw = pc.replace_substring_regex(raw, '^="(.*)"$', r"\1")
         elif raw and re.match(r"'\d", raw[0].as_py()):
             raw = pc.replace_substring_regex(raw, r"^'(\d+)$", r"\1")
@@ -344,7 +345,7 @@ class CsvRows:
         return cells_of(cells, name, self._form, as_text=name in as_text, of_csv=True)
 
     def _whole(self, rows: _Rows) -> Iterator[list[str]]:
-        """Yield rows with as many cells as there are names; skip repeated header rows."""
+        """Yield the rows that have as many cells as there are names; skip repeated header lines."""
         wanted, ended = len(self.names), False
         header = next((row for row in rows if row), [])
         after = True
@@ -366,7 +367,7 @@ class CsvRows:
                 ended = True
                 continue
             if len(row) > wanted and not any(row[wanted:]):
-                row = row[:wanted]  # there are separators at the end of the line
+                row = row[:wanted]  # the line ends with separators
             if len(row) != wanted:
                 what = f"{len(row)} cells, where {wanted} columns have a name"
                 error = self._odd(rows, what)
@@ -399,7 +400,7 @@ class CsvRows:
 
 
 class _Rows:
-    """Cells of lines, with the first and last line of each row, counted from 1."""
+    """Yields the cells of each row, with the row's first and last line, counted from 1."""
 
     def __init__(self, lines: Iterator[str], form: TableFormat, path: Path) -> None:
         self._rows = _reader(lines, form.separator)
@@ -426,11 +427,11 @@ def _bad_line(path: Path, line: int, got: str, fix: str) -> DataError:
 
 
 def _names(row: Sequence[str], path: Path) -> list[str]:
-    """The column names; a nameless first column, which is the index of a frame, is "index"."""
+    """Return column names; an unnamed first column is a frame's index, and is called "index"."""
     names = [re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in row]
     names[0] = names[0].removeprefix("\ufeff")
     while len(names) > 1 and not names[-1]:
-        names.pop()  # separators at the end of the line
+        names.pop()  # the line ends with separators
     if len(names) > 1 and not names[0] and "index" not in names:
         names[0] = "index"
     hint = "; is the line of names further down (skip_lines), or the separator another one?"
@@ -443,7 +444,7 @@ def _check_kind(path: Path) -> None:
         with _opened(path) as file:
             whole = file.read(_KIND_BYTES)
     except (OSError, EOFError, lzma.LZMAError):
-        return  # reading the rows raises the error
+        return  # reading the rows will raise the error
     top = whole.removeprefix(codecs.BOM_UTF8).lstrip()
     for mark, what, fix in _OTHERS:
         if top.startswith(mark):
@@ -467,7 +468,7 @@ def _check_kind(path: Path) -> None:
 
 
 def written_otherwise(path: Path, form: TableFormat) -> str | None:
-    """The settings that describe a CSV's real format, where it differs from `form`."""
+    """Return settings for the CSV's real format, as text, if `form` differs from it."""
     usual = TableFormat()
     try:
         found = sniff(path, None if form.encoding == usual.encoding else form.encoding)

@@ -1,7 +1,7 @@
-"""Description of a table, column by column: format, kinds, ids, dates, predictors of the label.
+"""Description of a table, column by column: format, kinds, ids, dates, and predictors of the label.
 
-The facts about columns (`facts`) and their scores (`alone`) become a report. It contains names,
-kinds and counts.
+A report joins the facts about the columns (`facts`) with their scores as predictors (`alone`). The
+report contains names, kinds and counts, but no cells.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from vfl.datasets.table import (
 
 Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "constant", "other"]
 
-SAMPLE_ROWS = 100_000  # rows of the sample in which columns are compared with the label
-ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of one column on held-out rows
-FEW_CLASSES = 20  # largest number of distinct integers in a class label
-RARE = 0.2  # share of the rarest class that calls for class weights
-_FEW_NUMBERS = 5  # fewer distinct numbers may be names of categories, such as sizes
+SAMPLE_ROWS = 100_000  # rows of the sample that scores columns against the label
+ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of a single column on held-out rows
+FEW_CLASSES = 20  # largest number of different whole numbers that count as classes
+RARE = 0.2  # share of the rarest class below which class weights help
+_FEW_NUMBERS = 5  # fewer different numbers may be categories, such as sizes
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
     re.IGNORECASE,
 )
 
 
-#: Form in which spreadsheets write long numbers, whose last digits are lost.
+#: The form in which spreadsheets write long numbers, which loses the last digits.
 _ROUNDED = r"\d(\.\d+)?[eE]\+\d+"
 _SAME_CLASS = {"true": "1", "false": "0"}
 
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """Description of one column and of its inputs; it contains no cell.
+    """Description of a column and of its inputs; it contains no cell.
 
     Attributes:
         name: name of the column.
-        kind: kind of its values.
-        missing: share of the rows without a cell.
-        different: number of different cells, or None above the limit of counting.
-        becomes: its inputs, in words.
-        inputs: number of inputs of a model; 0 if it is left out.
+        kind: kind of the column's values.
+        missing: share of rows in which the cell is missing.
+        different: number of different cells; None if there are more than are counted.
+        becomes: description of the inputs that the column becomes.
+        inputs: number of model inputs that the column becomes; 0 if it is left out.
         notes: warnings about the column.
-        score: quality of a prediction of the label by this column only, on rows it was not fitted
-            on: AUC, or R2 of a regression; None without a label.
+        score: quality of a prediction of the label by this column alone, on rows that did not fit
+            it: AUC, or R2 for a regression; None without a label.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ColumnReport:
     score: float | None = None
 
     def as_used(self, inputs: int) -> ColumnReport:
-        """The same column with the number of inputs that a party made of it."""
+        """Return the same description, with the number of inputs that a party has made of it."""
         if inputs == self.inputs:
             return self
         if not inputs:
@@ -90,17 +90,17 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class TableReport:
-    """Description of a table, and the settings of a party file that read it.
+    """Description of a table, and the settings of a party file that can read it.
 
     Attributes:
         rows: number of rows.
-        columns: columns in the table's order.
+        columns: descriptions of the columns, in the table's order.
         form: format of the table.
         id: name of the id column.
-        label: the label column, if there is one.
-        task: learning task of the label.
-        notes: warnings about the table as a whole.
-        whole_ids: whether every id is a whole number, of any length.
+        label: name of the label column, if there is one.
+        task: learning task for the label.
+        notes: warnings about the whole table.
+        whole_ids: whether every id is a whole number of any length.
     """
 
     rows: int
@@ -114,12 +114,12 @@ class TableReport:
 
     @property
     def features(self) -> list[str]:
-        """Names of the columns that become inputs."""
+        """Return the names of the columns that become inputs."""
         return [column.name for column in self.columns if column.inputs]
 
     @property
     def left_out(self) -> list[str]:
-        """Return lines that name every column without inputs, with the reason."""
+        """Return lines with the names of all columns without inputs, and the reasons."""
         idle = {
             one.name: one.becomes
             for one in self.columns
@@ -128,7 +128,7 @@ class TableReport:
         return left_out_lines(idle, "left out:")
 
     def settings(self) -> dict[str, Any]:
-        """The [data] table of a party file, without its source; default values are left out."""
+        """Return the [data] table of a party file, without source and default values."""
         plain, form = TableFormat(), asdict(self.form)
         own = {name: value for name, value in form.items() if value != getattr(plain, name)}
         if self.form.repeats is not None:
@@ -137,12 +137,12 @@ class TableReport:
         return own | {"id": self.id} | ({"label": self.label} if self.label else {})
 
     def lines(self) -> list[str]:
-        """The table of columns as text."""
+        """Return the table of columns as lines of text."""
         return table_of_columns(self.columns, self.notes)
 
 
 def table_of_columns(columns: Sequence[ColumnReport], notes: Sequence[str] = ()) -> list[str]:
-    """Format columns with kind, missing share and inputs, followed by the warnings."""
+    """Format columns with kind, share of missing cells and inputs, and then the warnings."""
     wide = max(6, *(len(column.name) for column in columns))
     lines = [f"{'column':<{wide}}  {'kind':<8}  missing  becomes"]
     lines += [
@@ -168,18 +168,18 @@ def describe(
 
     Args:
         source: a CSV or Parquet file, a database, or a frame.
-        form: format of the table; None detects it.
-        id_column: name of its id column; None finds it.
-        label: name of its label column; None for a table without labels.
-        task: "classification" or "regression"; None finds it.
-        query: query to a database whose format is to be detected.
-        say: receives a line after every few thousand columns.
-        repeats: rule for repeated ids, if the format is detected; see `Repeats`. It needs
-            `id_column`.
-        encoding: encoding of a CSV, if the format is detected; None detects it.
+        form: format of the table; None detects the format.
+        id_column: name of the id column; None finds a possible one.
+        label: name of the label column; None if the table has no label.
+        task: "classification" or "regression"; None decides by the labels.
+        query: query to a database, if the format is detected.
+        say: function that receives a progress line after every few thousand columns.
+        repeats: rule for rows with the same id, if the format is detected; see `Repeats`. A rule
+            needs `id_column`.
+        encoding: encoding of a CSV, if the format is detected; None detects the encoding too.
 
     Raises:
-        DataError: the table is not readable, or no column identifies the rows.
+        DataError: the table cannot be read, or no column identifies its rows.
     """
     found_out = form is None
     form = replace(sniff(source, encoding), query=query) if form is None else form
@@ -203,7 +203,7 @@ def describe(
             table = read_table(source, form)
             found = facts_of(table, changed, form, id_column)
             facts |= {name: replace(fact, units=facts[name].units) for name, fact in found.items()}
-    letters = dict[str, Facts]()  # columns that would lose digits as numbers
+    letters = dict[str, Facts]()  # columns that lose digits if read as numbers
     if found_out and (long := [name for name, fact in facts.items() if fact.long]):
         texts = read_table(source, form, long, columns=long)
         found = facts_of(texts, long, form)
@@ -257,14 +257,14 @@ def describe(
 def _found_form(
     source: Source, form: TableFormat, facts: Mapping[str, Facts], classes: str | None
 ) -> TableFormat:
-    """Add the columns' missing words, dates and numbers to the format; `classes` is the label."""
+    """Add missing words, dates and numbers of the columns to the format; `classes` is the label."""
     missing: dict[str, tuple[str, ...]] = {
         name: fact.signs for name, fact in facts.items() if fact.signs
     }
     anywhere = tuple({sign for signs in missing.values() for sign in signs if sign == "?"})
     missing = {name: signs for name, signs in missing.items() if signs != anywhere}
     if classes is not None and facts[classes].missing:
-        # A class may have the name None.
+        # A class may have the text None as its name.
         cells = read_table(source, form, [classes], columns=[classes])
         texts = facts_of(cells, [classes], form)[classes]
         if texts.words and texts.different is not None and texts.different <= FEW_CLASSES:
@@ -295,7 +295,7 @@ def _require_exact(source: Source, form: TableFormat, fact: Facts) -> None:
 def _id_of(
     source: Source, facts: Mapping[str, Facts], rows: int, label: str | None, form: TableFormat
 ) -> str:
-    """The column that identifies the rows: by its name, else the first possible one."""
+    """Return the column that identifies the rows: the named one, or the first possible one."""
     may_be = {
         name: fact
         for name, fact in facts.items()
@@ -422,7 +422,7 @@ def _scored(
     form: TableFormat,
     say: Callable[[str], None] | None,
 ) -> dict[str, tuple[float, float]]:
-    """Scores of the columns that may be inputs; none without a label."""
+    """Return the scores of the columns that may become inputs; none if there is no label."""
     if truth is None:
         return {}
     kinds = {fact.name: _becomes(fact, form)[0] for fact in facts if fact.name not in beside}
@@ -495,7 +495,7 @@ def _report(
 
 
 def _mostly_others(fact: Facts) -> list[str]:
-    """A warning about texts of which half or more are numbers or look like dates."""
+    """Return a warning if at least half of a column's texts are numbers or look like dates."""
     present = fact.rows - fact.missing
     if fact.dated >= _FEW_NUMBERS and 2 * fact.dated >= present:
         return [
@@ -512,7 +512,7 @@ def _mostly_others(fact: Facts) -> list[str]:
 
 
 def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:
-    """A column's kind, its inputs in words, and the number of inputs."""
+    """Return a column's kind, the description of its inputs, and their number."""
     bins = form.bins
     more, also = (1, ", and whether it is missing") if fact.missing else (0, "")
     if fact.kind == "other":
@@ -551,24 +551,24 @@ def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:
 
 
 def _predicts(scored: tuple[float, float], truth: Truth) -> list[str]:
-    """Warnings about a column that alone predicts the label, from its score and error."""
+    """Return warnings about a column that alone predicts the label, by its score and error."""
     score, error = scored
     measure = "R2" if truth.task == "regression" else "AUC"
     shown = f"{measure} {score:.2f} alone, on {spaced(int((~truth.fitted).sum()))} other rows"
     if score >= NEARLY:
         return [f"nearly equal to the label ({shown}); is it known before the label is?"]
-    if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows are no evidence
+    if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows prove little
         return [f"predicts the label ({shown}); is it known before the label is?"]
     return []
 
 
 def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
-    """Lines that name the columns of a table that no model reads, with the reasons.
+    """Return lines with the names of all columns that no model reads, and the reasons.
 
     Args:
-        table: the table; its id columns are not inputs and get no line.
-        read: columns that become inputs or labels.
-        begin: start of each line.
+        table: the table; its id columns never become inputs, so they get no line.
+        read: names of the columns that become inputs or labels.
+        begin: text with which each line begins.
     """
     names = column_names(table.source, table.form)
     known = {*id_columns(table.id_column, names), *read}
@@ -580,7 +580,7 @@ def left_out(table: OwnTable, read: Collection[str], begin: str) -> list[str]:
 
 
 def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:
-    """One line for each reason, with all its columns.
+    """Return one line for each reason, with the names of all its columns.
 
     >>> for line in left_out_lines({"a": "left out: too long", "b": "1 input"}, "bank leaves out"):
     ...     print(line)
@@ -601,11 +601,11 @@ def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:
 def tells_label(
     labelled: tuple[Source, TableReport], other: tuple[Source, TableReport], party: str
 ) -> list[str]:
-    """Warnings about another party's columns that predict the label, if both tables are local.
+    """Return warnings about another party's columns that predict the label; needs both tables.
 
     Args:
-        labelled: the label party's table with a label, and its description.
-        other: table and description of the other party.
+        labelled: the table of the label party, with a label, and its description.
+        other: the table of the other party, and its description.
         party: name of the other party, for the lines.
 
     Raises:
@@ -621,7 +621,7 @@ def tells_label(
         frames = align(tables, names, own.form.id_type if alike else "text").frames
     except MisalignedError:
         if own.whole_ids and report.whole_ids and "text" in (own.form.id_type, report.form.id_type):
-            return []  # long ids in different spellings; rules of an alignment normalise them
+            return []  # long ids may be spelled differently; an alignment normalises them
         raise
     labels = frames[_LABELLED]
     facts = facts_of(labels, [own.label], own.form)
@@ -635,4 +635,4 @@ def tells_label(
     ]
 
 
-_LABELLED = "the label party"  # no party's name has a space
+_LABELLED = "the label party"  # names of parties have no spaces

@@ -1,9 +1,9 @@
-"""Warnings before a training, which do not stop it.
+"""Warnings about the data before a training; they do not stop the training.
 
-Each warning is one line with the finding, by column, and a cure. It contains names and counts, but
-no cell. Training reads the checked data anyway, so no table is read twice. A party gets warnings
-about its own columns. Only the label party is warned of a column that predicts the label, because
-it has both.
+Each warning is one line with what was found, in which column, and a suggested fix. A warning
+contains names and counts, but no cells. The checks use the data that the training has read anyway,
+so no table is read twice. Each party gets the warnings about its own columns. Only the label party
+is warned of columns that predict the label, because only the label party has columns and labels.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from vfl.datasets.encode import TableEncoder, TextColumn
 from vfl.datasets.party import PartyData
 from vfl.datasets.table import misread, spaced
 
-FEW_ROWS = 20  #: with fewer test rows, a metric means little
-NEARLY = 0.98  #: balanced accuracy, or R2, from which one column alone is nearly the label
+FEW_ROWS = 20  #: with fewer test rows, a metric says little
+NEARLY = 0.98  #: balanced accuracy or R2 from which a single column counts as nearly the label
 _MOST_ROWS, _FEWEST_ROWS = 4000, 40
-#: Largest number of leaves of a tree for two classes, which grows with the classes; and of one for
-#: numbers.
+#: Largest number of leaves of a tree: for two classes (it grows with the number of classes), and
+#: for numeric labels.
 _LEAVES, _MANY_LEAVES = 20, 200
-#: Larger than the rounding error of a split without gain, for targets with squares about 1.
+#: A gain below this may be the rounding error of a split without gain, for targets with squares
+#: about 1.
 _NO_GAIN = 1e-9
 
 
 def doubts(data: Mapping[str, PartyData]) -> list[str]:
-    """List warnings about aligned rows, party by party.
+    """Return warnings about aligned rows, party by party.
 
     Args:
-        data: data of the parties in this process; columns are compared with labels if there are
-            any.
+        data: data of the parties in this process; if one of them has labels, all columns are
+            compared with the labels.
     """
     lines = [line for own in data.values() for line in _misread(own)]
     label = next((own for own in data.values() if own.labels is not None), None)
@@ -54,7 +55,7 @@ def _misread(own: PartyData) -> Iterator[str]:
 
 
 def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
-    """Find columns that alone nearly determine the label, by a small tree on half of a sample."""
+    """Yield columns that alone nearly determine the label, by a small tree on half of a sample."""
     if not isinstance(own.encoder, TableEncoder) or own.inputs is None or label.labels is None:
         return
     rows = label.split.train[:_MOST_ROWS]
@@ -79,7 +80,7 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
 
 
 def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
-    """R2 of a tree in the second half of the rows; independent of the units of the numbers."""
+    """Return R2 of a tree on the second half of the rows; units of the numbers do not matter."""
     numbers = (numbers - numbers.mean()) / (numbers.std() or 1.0)
     guess = _tree(cells[:half], numbers[:half, None], np.ones(half), _MANY_LEAVES)(cells[half:])
     rest = numbers[half:]
@@ -88,7 +89,7 @@ def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
 
 
 def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -> float:
-    """Balanced accuracy of a tree in the second half; each class has the same weight in its fit."""
+    """Return a tree's balanced accuracy on the second half; its fit weights all classes equally."""
     counts = np.bincount(codes[:half], minlength=classes)
     weights = 1 / counts[codes[:half]]
     targets = np.eye(classes)[codes[:half]]
@@ -99,7 +100,7 @@ def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -
 
 
 class _Split(NamedTuple):
-    """The best split of a leaf; without any, its gain is 0."""
+    """The best split of a leaf; the gain is 0 if there is none."""
 
     gain: float
     column: int = 0
@@ -109,19 +110,20 @@ class _Split(NamedTuple):
 def _tree(
     cells: np.ndarray, targets: np.ndarray, weights: np.ndarray, leaves: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Fit a regression tree (Breiman et al. 1984, chapter 8), with the most useful split first.
+    """Fit a regression tree (Breiman et al. 1984, chapter 8), splits with the largest gain first.
 
-    For classes as unit vectors, the sum of squares is Gini's impurity. scikit-learn's own trees
-    would be equally good, but importing them takes longer than a small training.
+    If classes are unit vectors, the sum of squares is Gini's impurity. scikit-learn's trees would
+    do as well, but importing scikit-learn takes longer than a small training.
 
     Args:
-        cells: cells, axes (rows, columns).
-        targets: targets, axes (rows, outputs).
+        cells: cells of the rows, axes (rows, columns).
+        targets: targets of the rows, axes (rows, outputs).
         weights: weights of the rows, axes (rows,).
         leaves: most leaves.
 
     Returns:
-        A function that maps other cells to the means of their leaves, axes (rows, outputs).
+        A function that returns, for other cells, the mean target of each row's leaf, axes (rows,
+        outputs).
     """
     members = [np.arange(len(cells))]
     best = [_best_split(cells, targets, weights)]
@@ -150,7 +152,7 @@ def _tree(
 
 
 def _best_split(cells: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> _Split:
-    """The split that reduces the sum of squares within both parts most."""
+    """Return the split that reduces the sum of squares within its two parts most."""
     best, total, weight = _Split(0.0), weights @ targets, weights.sum()
     for column, values in enumerate(cells.T):
         order = np.argsort(values, kind="stable")

@@ -1,14 +1,15 @@
-"""Encoders: a party's table as float32 inputs, and its labels as codes or numbers.
+"""Encoders: turn a party's table into float32 inputs, and labels into class codes or numbers.
 
-An encoder is fitted on the training rows only. Numbers are standardised, or encoded in bins
-(`bins`). Booleans become 0 and 1; a text becomes one column for each category of the training rows.
-Dates become days since the median of the training rows, in units of their spread, and month and
-weekday as points on a circle. A column with missing cells in the training rows gets another column,
-which is 1 where the cell is missing. Pixel columns share one mean and one spread.
+An encoder is fitted to the training rows only. Numbers are standardised, or encoded in bins if
+`bins` is set. Booleans become 0 and 1; a column of texts becomes one input for each category in the
+training rows. Dates become the days since the median of the training rows, divided by their spread,
+and points on two circles for month and weekday. If training rows lack cells of a column, the column
+gets another input, which is 1 if the cell is missing. All pixel columns have a common mean and
+spread.
 
-Later rows may contain values without an example in the training rows. An unseen category, and a
-missing cell in a column that was complete, are encoded as zeros, like a number at the mean; for a
-number in bins, a missing cell is the median. `Unfamiliar` counts these cells.
+Later rows may contain values without an example in the training rows. A new category, or a missing
+cell in a column that had none, becomes zeros, like a number at the mean. For a number in bins, a
+missing cell becomes the median. `Unfamiliar` counts these cells.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
-SAMPLE_ROWS = 1 << 20  # number of rows for medians and edges, if rows come in blocks
+SAMPLE_ROWS = 1 << 20  # largest number of rows for medians and edges
 
 
 class Unfamiliar:
     """Counts cells without an example in the training rows, by column and kind.
 
     Args:
-        rows: mask of the rows that count, booleans of axes (rows,); None counts all.
+        rows: mask of the rows that count, bool, axes (rows,); None counts all rows.
     """
 
     def __init__(self, rows: np.ndarray | None = None) -> None:
@@ -62,13 +63,13 @@ class Unfamiliar:
         self.counts: dict[str, dict[str, int]] = {}
 
     def note(self, column: str, what: str, start: int, cells: np.ndarray) -> None:
-        """Count the cells of a block of rows.
+        """Count the marked cells in a block of rows.
 
         Args:
             column: name of the column.
-            what: kind: "unseen_categories" or "new_missing".
-            start: the block's first row.
-            cells: mask of the cells that count, booleans of axes (rows of the block,).
+            what: kind of the cells: "unseen_categories" or "new_missing".
+            start: position of the block's first row.
+            cells: mask of the cells that count, bool, axes (rows of the block,).
         """
         if self._rows is not None:
             cells = cells & self._rows[start : start + len(cells)]
@@ -77,7 +78,7 @@ class Unfamiliar:
             own[what] = own.get(what, 0) + found
 
     def join(self, other: Unfamiliar) -> None:
-        """Add the counts of another object."""
+        """Add the counts of another object to these counts."""
         for column, counts in other.counts.items():
             own = self.counts.setdefault(column, {})
             for what, found in counts.items():
@@ -85,10 +86,10 @@ class Unfamiliar:
 
 
 class Encoder(ABC):
-    """Maps a party's table to inputs; fitted once and stored with its bottom model."""
+    """Base class: maps a party's table to inputs; stored together with the party's bottom."""
 
     kind: ClassVar[str]
-    names: tuple[str, ...]  #: columns it reads, in order
+    names: tuple[str, ...]  #: names of its columns, in order
 
     @abstractmethod
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
@@ -96,29 +97,29 @@ class Encoder(ABC):
 
         Args:
             frame: the table.
-            unfamiliar: counts cells without an example in the training rows.
+            unfamiliar: object that counts cells without an example in the training rows.
         """
 
     @property
     def widths(self) -> dict[str, int]:
-        """Number of inputs of each column, by name."""
+        """Return the number of inputs for each column, by the column's name."""
         return dict.fromkeys(self.names, 1)
 
     @property
     def tokens(self) -> int:
-        """Number of inputs that are tokens; they precede the other inputs."""
+        """Return the number of inputs that are tokens, which precede all other inputs."""
         return 0
 
     def to_json(self) -> str:
-        """The fitted state; it contains categories and means, so it stays with its party."""
+        """Return the fitted state as JSON, with categories and means; the party keeps it."""
         return json.dumps({"encoder": self.kind, **asdict(self)})  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """``(value - mean) / scale``.
+    """A column of numbers, encoded as ``(value - mean) / scale``.
 
-    It is 0 for a missing cell, or if the column has no spread (scale 0).
+    The input is 0 for a missing cell, and for all cells if the column has no spread (scale 0).
     """
 
     name: str
@@ -132,15 +133,15 @@ class NumberColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Name of each input."""
+        """Return a readable name for each input."""
         return [self.name, *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
-        """The numbers themselves, float64, axes (rows,)."""
+        """Return the numbers without encoding, float64, axes (rows,)."""
         return as_numbers(block)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which contains zeros."""
+        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
         for start, values in _placed(number_blocks(blocks)):
             part = out[start : start + len(values)]
             missing = np.isnan(values)
@@ -155,15 +156,16 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class BinnedColumn:
-    """One input for each bin: 0 below it, 1 above it, linear within it.
+    """A column of numbers with one input per bin: 0 below it, 1 above it, linear within it.
 
-    Piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022), equation 1. The first and
-    the last bin are clipped to 0 and 1 too, so a number beyond the training rows is encoded like
-    their extreme. A missing cell is encoded like the median.
+    This is the piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022), equation 1. The
+    inputs of the first and the last bin also stay between 0 and 1. So a number outside the range of
+    the training rows is encoded like the nearest end of this range. A missing cell is encoded like
+    the median.
 
     Attributes:
-        median: median of the training rows.
-        edges: edges of the bins, ascending; there is one more edge than bins.
+        median: median of the numbers in the training rows.
+        edges: edges of the bins, ascending; there is one edge more than bins.
     """
 
     name: str
@@ -177,12 +179,12 @@ class BinnedColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Name of each input."""
+        """Return a readable name for each input."""
         bins = len(self.edges) - 1
         return [*_numbered(self.name, "bin", bins), *_missing_label(self)]
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which contains zeros."""
+        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
         for start, values in _placed(number_blocks(blocks)):
             part = out[start : start + len(values)]
             missing = np.isnan(values)
@@ -194,19 +196,19 @@ class BinnedColumn:
 
 
 def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> None:
-    """Fill the first inputs of `out` with each number's position in each bin, from 0 to 1."""
+    """Write each number's position in each bin, from 0 to 1, to the first inputs in `out`."""
     for place, (low, high) in enumerate(pairwise(edges)):
         out[:, place] = ((values - low) / (high - low)).clip(0, 1)
 
 
 def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
-    """Quantiles of numbers, with a limited weight of repeated values.
+    """Return quantiles of numbers as edges, with a limited weight of repeated values.
 
-    Plain quantiles would spend most bins on a value that most rows have, such as no capital gain.
-    Here a value counts at most as often as a bin has rows. Equal edges are merged.
+    Plain quantiles would use most bins for a value that most rows have, such as a capital gain of
+    0. Here a value counts at most as many times as a bin has rows. Equal edges become one edge.
 
     Args:
-        values: numbers with at least two distinct values and no missing ones.
+        values: numbers without missing ones, with at least two distinct values.
         bins: largest number of bins.
 
     >>> bin_edges(np.array([0.0] * 96 + [1.0, 2.0, 3.0, 4.0]), bins=4)
@@ -220,7 +222,7 @@ def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TextColumn:
-    """One column for each category, in sorted order; an unknown category is all zeros."""
+    """A column of texts with one input per category, in sorted order; unknown texts give zeros."""
 
     name: str
     indicator: bool
@@ -232,16 +234,16 @@ class TextColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Name of each input; a category gets a number, because its text is a cell."""
+        """Return a readable name for each input; categories are numbered, to show no cell."""
         return [*_numbered(self.name, "category", len(self.categories)), *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
-        """Numbers of the categories, float64, axes (rows,); NaN for an unknown category."""
+        """Return the number of each cell's category, float64, axes (rows,); NaN if unknown."""
         positions, _ = self._positions(block)
         return np.where(positions < 0, np.nan, positions)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which contains zeros."""
+        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
         for start, block in _placed(blocks):
             part = out[start : start + len(block)]
             positions, missing = self._positions(block)
@@ -254,28 +256,28 @@ class TextColumn:
                 counter.note(self.name, "new_missing", start, missing)
 
     def _positions(self, block: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index of each cell's category, or -1, and a mask of missing cells."""
+        """Return the index of each cell's category, or -1, and a mask of the missing cells."""
         position_of = {category: position for position, category in enumerate(self.categories)}
-        codes, found = pd.factorize(block)  # a missing cell has code -1: the last position
+        codes, found = pd.factorize(block)  # -1, the last entry, if missing
         read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
         return np.array([*read, -1], dtype=np.int64)[codes], codes < 0
 
 
 @dataclass(frozen=True)
 class DateColumn:
-    """``(days - median) / scale``, then sine and cosine of month and weekday; missing is zeros.
+    """A column of dates: ``(days - median) / scale``, and sine and cosine of month and weekday.
 
-    If numbers are encoded in bins, days are too, and a missing date is encoded like the median. A
-    placeholder day, such as 9999-12-31 for an open end, is encoded like a missing one. If training
-    rows had placeholders, another input is 1 there.
+    All inputs of a missing date are 0. If numbers are encoded in bins, days are too, and then a
+    missing date is encoded like the median. A placeholder day, such as 9999-12-31 for an open end,
+    is encoded like a missing date. If the training rows had placeholders, another input is 1 for a
+    placeholder.
 
     Attributes:
-        written: form of texts; None where the table contains dates as such.
-        median, scale: statistics of the days since 1970 in the training rows; scale 0 if all are
-            equal.
-        edges: edges of the bins of the days, as in `BinnedColumn`; an empty tuple standardises
-            them.
-        open: whether training rows had days before `FIRST_DAY` or after `LAST_DAY`.
+        written: form of dates that are texts; None if the table's cells are dates.
+        median, scale: statistics of the days since 1970 in the training rows; scale is 0 if all
+            days are equal.
+        edges: edges of the bins of the days, as in `BinnedColumn`; empty if days are standardised.
+        open: whether the training rows had days before `FIRST_DAY` or after `LAST_DAY`.
     """
 
     CIRCLES: ClassVar[int] = 4
@@ -290,7 +292,7 @@ class DateColumn:
 
     @property
     def days(self) -> int:
-        """Number of inputs for the days."""
+        """Return the number of inputs for the days."""
         return max(1, len(self.edges) - 1)
 
     @property
@@ -299,7 +301,7 @@ class DateColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Name of each input."""
+        """Return a readable name for each input."""
         circles = [f"{of} {turn}" for of in ("month", "weekday") for turn in ("sine", "cosine")]
         days = (
             _numbered(self.name, "bin of days", self.days) if self.edges else [f"{self.name}: days"]
@@ -307,11 +309,11 @@ class DateColumn:
         return [*days, *(f"{self.name}: {each}" for each in circles), *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
-        """Days since 1970, float64, axes (rows,)."""
+        """Return days since 1970, float64, axes (rows,)."""
         return as_days(block, self.written)
 
     def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Fill `out`, axes (rows, width), which contains zeros."""
+        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
         for start, block in _placed(blocks):
             part = out[start : start + len(block)]
             days = as_days(block, self.written)
@@ -336,7 +338,7 @@ Column = NumberColumn | BinnedColumn | TextColumn | DateColumn
 
 
 def _numbered(name: str, what: str, count: int) -> list[str]:
-    """Return labels for several inputs of one column.
+    """Return readable names for several inputs of one column.
 
     >>> _numbered("contract", "category", 2)
     ['contract: category 1 of 2', 'contract: category 2 of 2']
@@ -349,7 +351,7 @@ def _missing_label(column: Column) -> list[str]:
 
 
 def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield blocks of rows with the position of the first row of each."""
+    """Yield blocks of rows, each with the position of its first row."""
     start = 0
     for block in blocks:
         yield start, block
@@ -358,7 +360,7 @@ def _placed(blocks: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 @dataclass(frozen=True)
 class TableEncoder(Encoder):
-    """The encoders of a party's columns, in their order."""
+    """The encoders of all of a party's columns, in order."""
 
     kind: ClassVar[str] = "table"
     columns: tuple[Column, ...]
@@ -370,15 +372,16 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """Fit means, spreads or bins, and categories.
+        """Fit the encoders of all columns: means and spreads or bins, and categories.
 
         Args:
-            frame: only the training rows and the party's columns.
-            dates: forms of the text columns that contain dates.
-            bins: largest number of bins of a number; 0 standardises numbers instead.
+            frame: table with the training rows only, and with the party's columns.
+            dates: forms of the dates in text columns that contain dates.
+            bins: largest number of bins for a column of numbers; 0 standardises numbers instead.
 
         Raises:
-            DataError: a column has mixed kinds, infinite numbers, or too many categories.
+            DataError: a column has values of several kinds, infinite numbers, or too many
+                categories.
         """
         found = []
         for name in frame.columns:
@@ -396,14 +399,14 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """Fit in one pass over training rows that come in blocks.
+        """Fit the encoders in one pass over training rows that come in blocks.
 
         Means and spreads are those of all rows, up to rounding. With more than `SAMPLE_ROWS` rows,
-        medians of dates and edges of bins are those of a sample.
+        a sample of the rows gives the medians of dates and the edges of bins.
 
         Args:
-            blocks: the training rows.
-            names: the party's columns.
+            blocks: the training rows, in blocks.
+            names: names of the party's columns.
             rows: number of training rows.
             dates: see `fit`.
             bins: see `fit`.
@@ -424,25 +427,25 @@ class TableEncoder(Encoder):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Number of inputs of each column, by name."""
+        """Return the number of inputs for each column, by the column's name."""
         return {column.name: column.width for column in self.columns}
 
     @property
     def labels(self) -> list[str]:
-        """Readable name of each input; it contains no cell."""
+        """Return a readable name for each input, which contains no cell."""
         return [label for column in self.columns for label in column.labels]
 
     @property
     def width(self) -> int:
-        """Number of columns of `transform`."""
+        """Return the number of inputs."""
         return sum(self.widths.values())
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Encode any rows of the same columns as inputs, float32, axes (rows, columns).
+        """Encode rows with the same columns as inputs, float32, axes (rows, inputs).
 
         Raises:
             MissingColumnError: the table lacks a column.
-            DataError: a column has text where the training rows had numbers.
+            DataError: a column has texts where the training rows had numbers.
         """
         out = np.zeros((len(frame), self.width), dtype=np.float32)
         counter, start = unfamiliar or Unfamiliar(), 0
@@ -456,17 +459,17 @@ class TableEncoder(Encoder):
 
 @dataclass(frozen=True)
 class CellEncoder(TableEncoder):
-    """Cells without scaling, for models such as trees that use only the order of values.
+    """Cells without scaling, for models such as trees that use only the order of the values.
 
-    A number stays a number, a date becomes its days since 1970, a text the number of its category.
-    Missing cells and unseen categories are NaN.
+    A number stays a number; a date becomes days since 1970; a text becomes the number of its
+    category. Missing cells and unseen categories are NaN.
     """
 
     kind: ClassVar[str] = "cells"
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """Number of categories of each column; 0 for an ordered column."""
+        """Return the number of categories of each column; 0 for a column with an order."""
         return tuple(
             len(one.categories) if isinstance(one, TextColumn) else 0 for one in self.columns
         )
@@ -487,7 +490,7 @@ class CellEncoder(TableEncoder):
             assert not isinstance(column, BinnedColumn), "fitted without bins"
             for start, block in _placed(column_blocks(frame, column.name)):
                 cells = column.cells(block)
-                with np.errstate(over="ignore"):  # numbers beyond float32 become largest
+                with np.errstate(over="ignore"):  # clipped to the range of float32
                     out[start : start + len(block), place] = cells
                 known = np.asarray(block.notna())
                 if isinstance(column, TextColumn):
@@ -499,7 +502,7 @@ class CellEncoder(TableEncoder):
 
 
 def encoder_of(form: TableFormat) -> type[TableEncoder]:
-    """Class of the encoder for a table of this format."""
+    """Return the class of the encoder for a table with this format."""
     return CellEncoder if form.cells else TableEncoder
 
 
@@ -518,7 +521,7 @@ def _check_categories(name: str, found: Collection[str], rows: int) -> None:
 class _Moments:
     """Mean and spread of numbers that arrive in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
 
-    For numbers that come in one part, they equal those of `mean_and_std` exactly.
+    For numbers that come in one part, the results equal those of `mean_and_std` exactly.
     """
 
     def __init__(self) -> None:
@@ -526,7 +529,7 @@ class _Moments:
         self._alone: tuple[float, float] | None = None
 
     def add(self, present: np.ndarray) -> None:
-        """Add numbers, none missing; any axes."""
+        """Add numbers of any axes, without missing ones."""
         if not present.size:
             return
         mean, count = float(present.mean()), self._count + present.size
@@ -540,7 +543,7 @@ class _Moments:
         self._largest = max(self._largest, float(np.abs(present).max()))
 
     def mean_and_std(self) -> tuple[float, float]:
-        """Mean and spread, as the function `mean_and_std` of all numbers."""
+        """Return the mean and the spread, as `mean_and_std` of all numbers."""
         joined = self._mean, math.sqrt(self._squares / self._count) if self._count else 0.0
         mean, spread = self._alone or joined
         return (0.0, 0.0) if spread <= ROUNDING * self._largest else (mean, spread)
@@ -550,15 +553,15 @@ class _ColumnFit:
     """Fits the encoder of one column, block by block.
 
     Args:
-        name, written, bins: settings of the column.
-        share: share of the rows whose numbers are stored for medians and edges.
+        name, written, bins: name of the column, form of its dates, and number of bins.
+        share: share of the rows whose numbers are stored, for medians and edges.
     """
 
     def __init__(self, name: str, written: str | None, bins: int, share: float = 1.0) -> None:
         self.name, self._written, self._bins = name, written, bins
-        self._share, self._draw = share, np.random.default_rng(0)  # the same again in a resumed run
+        self._share, self._draw = share, np.random.default_rng(0)  # a resumed run draws the same
         self._rows, self._indicator, self._kind = 0, False, ""
-        self._kind_of_none = ""  # kind of a column without any cell, from the table's type
+        self._kind_of_none = ""  # for a column without cells, by its type
         self._moments, self._texts = _Moments(), set[str]()
         self._sample = list[np.ndarray]()
         self._open = False
@@ -593,7 +596,7 @@ class _ColumnFit:
                 self._sample.append(numbers[kept] if self._share < 1 else numbers)
 
     def fitted(self) -> Column:
-        """The column's encoder."""
+        """Return the fitted encoder of the column."""
         mean, scale = self._moments.mean_and_std()
         sample = np.concatenate(self._sample) if self._sample else np.empty(0)
         median = float(np.median(sample)) if sample.size else 0.0
@@ -612,12 +615,13 @@ class _ColumnFit:
 
 @dataclass(frozen=True)
 class PictureEncoder(Encoder):
-    """Pixel columns in reading order (channel, row, column) as pictures.
+    """Encodes pixel columns in reading order (channel, row, column) as pictures.
 
     Attributes:
         names: names of the pixel columns.
         shape: (channels, height, width) of one party's part of the picture.
-        mean, scale: statistics of all training pixels together; scale 0 if all are equal.
+        mean, scale: mean and spread of all training pixels together; scale is 0 if all pixels are
+            equal.
     """
 
     kind: ClassVar[str] = "pictures"
@@ -628,14 +632,15 @@ class PictureEncoder(Encoder):
 
     @classmethod
     def fit(cls, frame: Table, shape: tuple[int, ...]) -> PictureEncoder:
-        """Fit the block's mean and spread.
+        """Fit the mean and spread of the pixels.
 
         Args:
-            frame: only the training rows and the pixel columns.
+            frame: table with the training rows only, and with the pixel columns.
             shape: axes of one picture.
 
         Raises:
-            DataError: the shape does not fit the columns, or a cell is no finite number.
+            DataError: the shape does not fit the number of columns, or a cell is not a finite
+                number.
         """
         return cls.fit_blocks([frame], list(frame.columns), shape)
 
@@ -660,8 +665,8 @@ class PictureEncoder(Encoder):
         """Encode rows as pictures, float32, (rows, channels, height, width); missing cells are 0.
 
         Raises:
-            MissingColumnError: the table lacks a pixel.
-            DataError: a cell is no finite number.
+            MissingColumnError: the table lacks a pixel column.
+            DataError: a cell is not a finite number.
         """
         pixels = _pixels(frame, self.names)
         if self.scale == 0:
@@ -674,16 +679,16 @@ class PictureEncoder(Encoder):
 
 @dataclass(frozen=True)
 class TokenEncoder(Encoder):
-    """Encode texts as tokens of a pretrained model.
+    """Encodes texts as token ids of a pretrained model.
 
-    Token n becomes n + 1, and 0 is padding. A missing cell becomes a text without tokens; a row's
-    texts of several columns follow one another, a line each. The encoder does not depend on the
-    training rows.
+    Token n becomes the input n + 1, and 0 is padding. A missing cell becomes a text without tokens.
+    If a row has texts in several columns, they become the lines of one text. This encoder does not
+    depend on the training rows.
 
     Attributes:
-        names: names of the columns of texts.
-        tokenizer: name of a model on this machine.
-        length: tokens a row.
+        names: names of the text columns.
+        tokenizer: name of the pretrained model on this machine.
+        length: number of tokens in a row.
         digest: SHA-256 of the tokenizer's file.
     """
 
@@ -695,11 +700,11 @@ class TokenEncoder(Encoder):
 
     @classmethod
     def of(cls, columns: Sequence[str], form: TableFormat) -> TokenEncoder:
-        """Build the encoder of columns in a table whose form names a tokenizer.
+        """Build the encoder of some columns, for a table whose format names a tokenizer.
 
         Raises:
-            MissingPackageError: the extra "llm" is not installed.
-            MissingDataError: the model does not exist, or has no tokenizer.
+            MissingPackageError: the packages of the extra "llm" are not installed.
+            MissingDataError: this machine does not have the model, or the model has no tokenizer.
         """
         from vfl.datasets.sources.texts import TEXT_LENGTH, tokenizer_digest
 
@@ -713,20 +718,20 @@ class TokenEncoder(Encoder):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Number of inputs of each column; inputs made of several columns count at the first."""
+        """Return the number of inputs of each column; joint inputs count at the first column."""
         return dict.fromkeys(self.names, 0) | {self.names[0]: self.length}
 
     @property
     def labels(self) -> list[str]:
-        """Return a readable name for each input; it contains no cell."""
+        """Return a readable name for each input, which contains no cell."""
         return _numbered(", ".join(self.names), "token", self.length)
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Tokens of the given rows, float32, axes (rows, length).
+        """Return the tokens of some rows, float32, axes (rows, length).
 
         Raises:
             MissingColumnError: the table lacks a column.
-            DataError: the tokenizer differs from the training's tokenizer.
+            DataError: the tokenizer differs from the one used in training.
         """
         from vfl.datasets.sources.texts import Tokens, tokenizer_digest
 
@@ -752,12 +757,12 @@ class TokenEncoder(Encoder):
 
 @dataclass(frozen=True)
 class MixedEncoder(Encoder):
-    """Encodes text columns as tokens, and a party's other columns as in any table.
+    """Encodes text columns as tokens, and the party's other columns as numbers.
 
     A row has the tokens first; ``bottom = "pretrained:tokens=..."`` reads both.
 
     Attributes:
-        texts: encoder of the columns of texts.
+        texts: encoder of the text columns.
         others: encoder of the other columns.
     """
 
@@ -779,11 +784,11 @@ class MixedEncoder(Encoder):
 
     @property
     def labels(self) -> list[str]:
-        """A name for each input, for people; it holds no cell."""
+        """Return a readable name for each input, which contains no cell."""
         return [*self.texts.labels, *self.others.labels]
 
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
-        """Return tokens and other inputs, float32, axes (rows, length + other inputs)."""
+        """Return tokens and then other inputs, float32, axes (rows, length + other inputs)."""
         parts = (self.texts.transform(frame), self.others.transform(frame, unfamiliar))
         return np.concatenate(parts, axis=1)
 
@@ -794,16 +799,17 @@ def token_encoder(
     form: TableFormat,
     fit: Callable[[list[str]], TableEncoder],
 ) -> TokenEncoder | MixedEncoder | None:
-    """Build the encoder of a party with texts, if its form names a tokenizer.
+    """Build the encoder of a party that has texts, if its format names a tokenizer.
 
-    A single column contains texts if its cells are not numbers. A column next to others contains
-    texts unless most of its cells differ, too: it has few distinct values, which are categories.
+    If a party has a single column, it is a column of texts if its cells are not numbers. If a party
+    has several columns, a column contains texts only if most of its cells also differ; a column
+    with few distinct values contains categories.
 
     Args:
-        blocks: rows of the table; the types of the columns are read from the first block.
-        names: the party's columns.
-        form: form of the table.
-        fit: builds the encoder of the columns of these names.
+        blocks: blocks of rows of the table; the first block shows the types of the columns.
+        names: names of the party's columns.
+        form: format of the table.
+        fit: function that builds the encoder of the columns with these names.
     """
     if form.tokenizer is None or form.cells:
         return None
@@ -837,7 +843,7 @@ def _check_shape(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
 
 
 def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
-    """Pixels, float64, axes (rows, pixels)."""
+    """Return pixels, float64, axes (rows, pixels)."""
     pixels = np.empty((len(frame), len(names)))
     for position, name in enumerate(names):
         check_column(frame.columns, name, f"the encoder's '{name}'")
@@ -855,10 +861,10 @@ _ENCODERS: tuple[type[Encoder], ...] = (
 
 
 def read_encoder(text: str) -> Encoder:
-    """Read the encoder from a text of `to_json`.
+    """Read an encoder from the JSON that `to_json` returned.
 
     Raises:
-        DataError: the text is not a stored encoder.
+        DataError: the text is not an encoder's JSON.
     """
     try:
         record = json.loads(text)
@@ -873,21 +879,21 @@ TASKS = ("classification", "regression")
 
 
 def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | None]:
-    """Encode labels; returns codes and classes.
+    """Encode labels; return class codes and classes, or numbers.
 
     Args:
-        column: labels, one for each row.
+        column: labels of the rows.
         task: "classification" or "regression".
 
     Returns:
-        Codes 0..C-1, int64, axes (rows,), and the C classes in sorted order; for a regression, the
-        numbers themselves as float32, and None.
+        Codes 0..C-1, int64, axes (rows,), and the C classes in sorted order. For a regression, the
+        numbers themselves, float32, and None.
 
     >>> encode_labels(pd.Series(["no", "yes", "no"], name="paid"), "classification")
     (array([0, 1, 0]), ('no', 'yes'))
 
     Raises:
-        BadOptionError: the task is unknown.
+        BadOptionError: the task has another name.
         DataError: a label is missing, or the labels do not fit the task.
     """
     if task not in TASKS:
@@ -901,7 +907,7 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
 
 
 class LabelFit:
-    """`encode_labels` for a column read in blocks twice: once to fit and once to encode.
+    """Does `encode_labels` for a column that is read in blocks twice: to fit and to encode.
 
     Args:
         name: name of the label column.
@@ -915,7 +921,7 @@ class LabelFit:
         self._text = False
 
     def add(self, block: pd.Series) -> None:
-        """Fit more rows.
+        """Fit to the labels of more rows.
 
         Raises:
             DataError: cells do not fit the task.
@@ -928,7 +934,7 @@ class LabelFit:
             self._found.update(self._read(pd.Series(pd.unique(present), name=self._name)).tolist())
 
     def classes(self) -> Classes | None:
-        """Classes of the codes, after all rows were read; None for a regression.
+        """Return the classes, after all rows were added; None for a regression.
 
         Raises:
             DataError: a label is missing, or there are fewer than two classes.
@@ -950,7 +956,7 @@ class LabelFit:
         return tuple(sorted(self._found))
 
     def encode(self, block: pd.Series, classes: Classes | None) -> np.ndarray:
-        """Encode the labels of some rows, as in `encode_labels`."""
+        """Encode the labels of some rows, as `encode_labels` does."""
         if classes is None:
             return as_numbers(block).astype(np.float32)
         codes, different = pd.factorize(block)
@@ -966,7 +972,7 @@ class LabelFit:
 
 
 def _whole(values: np.ndarray, name: str) -> np.ndarray:
-    """Convert to int64, so that classes are unchanged by JSON."""
+    """Convert to int64, which JSON stores exactly."""
     if (values != np.round(values)).any():
         raise DataError(
             f"the label column '{name}' holds real numbers, not classes",

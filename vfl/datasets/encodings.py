@@ -1,9 +1,10 @@
-"""Encoding of a text file without a mark: UTF-8, UTF-16, Western European, or refused.
+"""Encoding of a text file without byte order mark: UTF-8, UTF-16, Western European, or refused.
 
-UTF-8 and UTF-16 follow rules that other text breaks. In cp1252 nearly every byte is a character.
-Names in Cyrillic or Japanese would therefore become other names without an error. A file is read as
-cp1252 only if its words look Western European: letters of one language, no sign between letters,
-no capital after a small letter. Otherwise an error names encodings whose languages have such words.
+UTF-8 and UTF-16 can be recognised, because text in other encodings breaks their rules. In cp1252
+nearly every byte is a valid character. So Cyrillic or Japanese names would silently become other
+names. Therefore a file is read as cp1252 only if its words look Western European. Such words have
+letters of one language, no sign between letters, and no capital after a small letter. Otherwise an
+error suggests encodings whose languages have such words.
 """
 
 # ruff: noqa: RUF001
@@ -21,9 +22,9 @@ from typing import IO, NamedTuple
 
 from vfl.core.errors import DataError
 
-#: Encodings of text that is read without a mark and without UTF-8.
+#: Encodings for a text without byte order mark that is not UTF-8.
 WESTERN = ("cp1252", "latin-1")
-#: Letters beyond ASCII, one entry a language or group of languages.
+#: Letters beyond ASCII, in one entry per language or group of languages.
 _WESTERN = (
     *("äöüßé", "àâæçéèêëîïôœùûüÿñ", "áéíóúüñ", "àèéíïòóúüç", "áâãàçéêíóôõúü", "àèéìíîòóùú"),
     *("áéèêëíïóöúü", "æøåé", "åäöéàü", "äöõüšž", "çëéâ", "áðéíóúýþæö"),
@@ -55,7 +56,7 @@ _LETTERS_OF = {
     "cp850": ("Western European of DOS", _WESTERN),
     "mac-roman": ("Western European of old Macs", _WESTERN),
 }
-#: East Asian encodings: the character set whose rows, by lead byte, hold the usual characters.
+#: East Asian encodings: the character set, and the range of lead bytes that common characters have.
 _ROWS_OF = {
     "cp949": ("Korean", "euc_kr", range(0xB0, 0xC9)),
     "cp932": ("Japanese, Shift-JIS", "euc_jp", (0xA4, 0xA5, *range(0xB0, 0xD0))),
@@ -63,7 +64,7 @@ _ROWS_OF = {
     "gb18030": ("Chinese, GBK", "gb2312", range(0xB0, 0xD8)),
     "big5": ("Chinese", "big5", range(0xA4, 0xC7)),
 }
-_SPELLED, _USUAL = 0.95, 0.8  # share of a file's words, or characters, that must fit
+_SPELLED, _USUAL = 0.95, 0.8  # share of a file's words or characters that must fit
 _SAMPLE_BYTES = 1 << 16
 _TOP_BYTES = 1 << 12
 _CHUNK_BYTES = 1 << 20
@@ -72,16 +73,17 @@ _MOST_CANDIDATES = 6
 _WORD = re.compile(r"[A-Za-z\x80-\U0010ffff]+")
 _BETWEEN_WORDS = re.compile("[\xa0\xad\u2013\u2014\u2019´·×÷…•№]")
 _QUOTES = "«»‹›“”„‚‘"
-#: Punctuation before and after a word in the Latin alphabet.
+#: Punctuation before and after a word in Latin letters.
 _BEFORE, _BEHIND = _QUOTES + "¿¡€£¥¢§©±µ°", _QUOTES + "ªº°²®™©€£¥¢½¼¾‰"
 _UNIT = re.compile("[A-Za-zµ°]{1,3}[²³]")
-#: Three letters beyond ASCII follow one another in Icelandic words only.
+#: Only Icelandic words have three letters beyond ASCII in a row.
 _HIGH = re.compile(r"[^\x00-\x7f]{3}")
 _ALONE = frozenset("àáäåæçèéëñóôöøüß")
-#: Letters of few Western languages, and letters of which a text in these languages has some.
+#: Letters of only a few Western languages, and letters of which every text in these languages has
+#: some.
 _COMPANIONS = {"æ": "øåáí", "ø": "åæ", "õ": "ãä", "ð": "áó", "þ": "áó", "ý": "áó"}
 _FEW_WORDS = 4
-_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # no character in cp1252
+_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # undefined in cp1252
 Opened = Callable[[], IO[bytes]]
 
 
@@ -89,12 +91,12 @@ def encoding_of(opened: Opened, where: str) -> str:
     """Detect the encoding of a text file.
 
     Args:
-        opened: opens the file, unpacked.
-        where: name of the file, for the message.
+        opened: function that opens the file and decompresses it.
+        where: name of the file, for the error text.
 
     Raises:
-        DataError: the text has another encoding than those above, or mixes two encodings. It quotes
-            no text.
+        DataError: the text has another encoding than those above, or mixes two encodings. The error
+            quotes no text.
     """
     try:
         with opened() as file:
@@ -108,7 +110,7 @@ def encoding_of(opened: Opened, where: str) -> str:
             return "utf-8"
         lines = _Lines.of(opened)
     except (OSError, EOFError, lzma.LZMAError):
-        return "utf-8"  # reading it raises the error
+        return "utf-8"  # reading the file will raise the error
     western = _is_western(lines.others.decode("cp1252", "replace"))
     candidates = [] if western else _candidates(lines.sample)
     if lines.utf8 and lines.other and not candidates:
@@ -126,7 +128,7 @@ def encoding_of(opened: Opened, where: str) -> str:
 
 
 def marked(top: bytes) -> str | None:
-    r"""Return the encoding that the byte order mark of a file names.
+    r"""Return the encoding that a file's byte order mark states.
 
     >>> marked("\ufeffid".encode("utf-16-be"))
     'utf-16'
@@ -137,7 +139,7 @@ def marked(top: bytes) -> str | None:
 
 
 def wide(top: bytes) -> str | None:
-    r"""Detect UTF-16 without a mark: every other byte is zero, and lines have assigned characters.
+    r"""Detect UTF-16 without byte order mark: every second byte is 0, and all characters exist.
 
     >>> wide("id,地址\n1,一\n".encode("utf-16-be"))
     'utf-16-be'
@@ -155,7 +157,7 @@ def wide(top: bytes) -> str | None:
 
 
 def _beyond_utf8(file: IO[bytes], chunk: bytes) -> set[int] | None:
-    """Return a file's bytes from the first invalid UTF-8 byte on; None if all are valid."""
+    """Return a file's byte values from the first invalid UTF-8 byte on; None if all is valid."""
     decoder, beyond = codecs.getincrementaldecoder("utf-8")(), set[int]()
     broken = False
     while True:
@@ -172,13 +174,13 @@ def _beyond_utf8(file: IO[bytes], chunk: bytes) -> set[int] | None:
 
 
 class _Lines(NamedTuple):
-    """A file's lines beyond ASCII.
+    """Lines of a file with bytes beyond ASCII.
 
     Attributes:
-        sample: first lines beyond ASCII.
-        others: first lines that are no UTF-8.
-        utf8, other: numbers of the first line with UTF-8 beyond ASCII, and of the first line that
-            is not UTF-8; 0 if there is none.
+        sample: the first lines with bytes beyond ASCII.
+        others: the first lines that are not valid UTF-8.
+        utf8, other: number of the first line with valid UTF-8 beyond ASCII, and number of the first
+            line that is not valid UTF-8; 0 if there is none.
     """
 
     sample: bytes
@@ -228,7 +230,7 @@ def _words(text: str) -> set[str]:
 
 
 def _share(text: str, alphabets: Sequence[str]) -> float:
-    """The share of a text's different words beyond ASCII that are spelled in these languages."""
+    """Return the share of a text's different words beyond ASCII that these languages can spell."""
     words = _words(text)
     return sum(_is_spelled(word, alphabets) for word in words) / max(1, len(words))
 
@@ -258,7 +260,7 @@ def _is_word(part: str, alphabets: Sequence[str], latin: bool) -> bool:
 
 
 def _candidates(sample: bytes) -> list[str]:
-    """The encodings that fit, with their languages; the best first."""
+    """Return the encodings that fit, with their languages, best first."""
     found = list[tuple[float, float, str]]()
     for name, (language, alphabets) in _LETTERS_OF.items():
         text = sample.decode(name, "replace")

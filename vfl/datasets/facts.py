@@ -1,8 +1,8 @@
-"""Facts about the columns of a table, found in one pass over blocks of rows, many columns at once.
+"""Facts about the columns of a table, found in one pass over its rows, many columns at once.
 
-Numbers of one type are one array of axes (columns, rows). The different texts of all columns are
-one array too, so that each pattern and each form of dates is tried once for all of them. Memory
-holds the different cells of a few columns; the facts contain no cell.
+Numbers of one type form one array, axes (columns, rows). The different texts of all columns form
+one array too. So the code tries each pattern and each form of dates once for all columns. Memory
+holds the different cells of only a few columns at a time, and the facts contain no cell.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from vfl.datasets.table import (
 
 Kind = Literal["number", "boolean", "text", "date", "other"]
 
-#: Words for a missing cell besides `WORDS`, in a column of numbers or dates.
+#: Further words, besides `WORDS`, for a missing cell in a column of numbers or dates.
 _SIGNS = frozenset(
     ("?", "-", "--", ".", "n.a.", "k.a.", "n.d.", "*", "unknown", "missing", "\u2013", "\u2014")
 )
-_MOST = 1000  # limit of counted different cells
-_MOST_COLUMNS = 2000  # columns between two lines of progress
-_GROUP_CELLS = 1 << 21  # cells of the columns that are read together
+_MOST = 1000  # largest number of different cells to count
+_MOST_COLUMNS = 2000  # columns between two progress lines
+_GROUP_CELLS = 1 << 21  # cells of columns that are read together
 _NO_HASHES = np.empty(0, np.uint64)
 _EXACT = 2.0**53  # whole numbers below it are exact in float64
 _DATED = (
@@ -69,24 +69,25 @@ _WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
 
 @dataclass
 class Facts:
-    """Facts about a column before its part in the table is known.
+    """Facts about a column, before it is known what the column is used for.
 
     Attributes:
-        different: number of different cells; None above the limit of counting.
-        unique: whether each row has a cell that no other row has; only for whole numbers, texts and
-            a column that is named as the id.
-        whole_numbers: whether all cells are whole numbers; `long`: whether some exceed the exact
-            range of id_type = "number".
-        repeated: number of cells that equal an earlier one; 0 if uniqueness is not checked.
-        dates: form of dates stored as texts or as numbers such as 20240131.
-        either: whether the order of day and month is ambiguous.
-        decimal: decimal separator of numbers that are texts, and their unit.
-        signs: words for a missing cell, besides those of the format.
+        different: number of different cells; None if there are more than are counted.
+        unique: whether no two rows have the same cell. It is checked only for whole numbers, texts,
+            and the column named as the id.
+        whole_numbers: whether all cells are whole numbers; `long` states whether some of them
+            exceed the exact range of id_type = "number".
+        repeated: number of cells that equal an earlier cell; 0 if this is not checked.
+        dates: form of dates that are stored as texts, or as numbers such as 20240131.
+        either: whether the order of day and month is ambiguous in the dates.
+        decimal: decimal separator, and unit, of numbers that are stored as texts.
+        signs: words that mean a missing cell, besides those of the format.
         words: number of text cells that are among `WORDS`.
         open: whether some days are placeholders, such as 9999-12-31.
         numeric: number of text cells that are plain numbers.
-        infinite: whether some numbers are infinite or beyond `LARGEST`.
-        units: currencies and percent signs of numbers that are texts; "" if some have none.
+        infinite: whether some numbers are infinite, or larger than `LARGEST`.
+        units: currencies and percent signs of numbers that are stored as texts; "" if some numbers
+            have none.
         dated: number of text cells that look like dates.
         rounded: whether some whole numbers exceed the exact range of float64.
     """
@@ -114,12 +115,12 @@ class Facts:
 
     @property
     def mixes_units(self) -> bool:
-        """Return whether its numbers are amounts of several currencies, without a common sum."""
+        """Return whether the numbers are amounts of several currencies, without a common sum."""
         return len(self.units - {""}) > 1
 
     @property
     def share_missing(self) -> float:
-        """Share of the rows without a cell."""
+        """Return the share of rows in which the cell is missing."""
         return self.missing / self.rows
 
     def changed(self, form: TableFormat) -> bool:
@@ -141,8 +142,8 @@ def facts_of(
         table: the table.
         names: the columns.
         form: format of the table.
-        ids: column whose repeated cells are counted, whatever its kind.
-        say: receives a line after every few thousand columns.
+        ids: column in which repeated cells are counted, whatever its kind is.
+        say: function that receives a progress line after every few thousand columns.
     """
     found = dict[str, Facts]()
     for some in column_groups(names, len(table), say, "read"):
@@ -156,7 +157,7 @@ def facts_of(
 def column_groups(
     names: Sequence[str], rows: int, say: Callable[[str], None] | None, done: str
 ) -> Iterator[Sequence[str]]:
-    """Split columns into groups that fit into memory, and report the progress.
+    """Yield groups of columns that fit into memory, and report the progress.
 
     >>> [len(some) for some in column_groups(["a", "b", "c"], 10**6, None, "read")]
     [2, 1]
@@ -171,18 +172,18 @@ def column_groups(
 
 @dataclass
 class _Column:
-    """Facts of a column after some of its blocks.
+    """Facts about a column after some of its blocks.
 
     Attributes:
-        forms: possible forms of all texts; None if no form fits.
-        mixed: form of texts in several ways.
+        forms: forms of dates that all texts have had so far; None if no form fits.
+        mixed: form of texts that are dates in several forms.
         either: whether the order of day and month is ambiguous in a part of `mixed`.
         dated: number of text cells that look like dates.
         rounded: whether some whole numbers exceed the exact range of float64.
-        unit: unit after the numbers in all texts.
-        hashes: for each block, one number per distinct cell.
-        hashed: number of cells that `hashes` represents.
-        many: whether more than `_MOST` cells differ.
+        unit: unit that follows the numbers in all texts.
+        hashes: for each block, one hash for each distinct cell.
+        hashed: number of cells that `hashes` stand for.
+        many: whether more than `_MOST` distinct cells occurred.
     """
 
     name: str
@@ -211,12 +212,12 @@ class _Column:
 
     @property
     def counted(self) -> bool:
-        """Return whether more distinct cells matter; only ids need more than `_MOST`."""
+        """Return whether more distinct cells must be counted; beyond `_MOST` only ids need this."""
         able = self.is_id or "text" in self.kinds or (self.whole and "number" in self.kinds)
         return able or not self.many
 
     def add_hashes(self, different: np.ndarray, cells: int) -> None:
-        """Add the distinct cells of a block."""
+        """Add the hashes of a block's distinct cells."""
         self.hashed += cells
         if not self.counted:
             self.hashes.clear()
@@ -229,7 +230,7 @@ class _Column:
                 self.hashes = [known]
 
     def facts(self, form: TableFormat) -> Facts:
-        """The facts over all rows."""
+        """Return the facts from all rows."""
         kinds = self.kinds
         kind: Kind = next(iter(kinds)) if len(kinds) == 1 else "text" if kinds else "number"
         number = kind == "number"
@@ -245,7 +246,7 @@ class _Column:
             counts, usual = self.decimals, form.decimal
             decimal = max(counts, key=lambda sign: (counts[sign], sign == usual))
         unique = counted and not repeated and not self.missing and bool(self.rows)
-        if self.unit and decimal:  # codes such as 1000X are counted as ids
+        if self.unit and decimal:  # a code such as 1000X counts as an id
             decimal = None if unique else f"{decimal} {self.unit}"
         units = self.units if decimal else frozenset()
         if len(named := units - {""}) > 1:
@@ -295,11 +296,12 @@ class _Column:
         self.either = doubts
 
     def add_numbers(self, texts: list[str], counts: Mapping[str, int] | None) -> None:
-        """Count the texts that are numbers with each decimal separator, in one unit.
+        """Count the texts that are numbers with each decimal separator and one unit.
 
         Args:
             texts: the texts.
-            counts: number of cells that are numbers without a unit; None if some cells are not.
+            counts: number of cells that are numbers without a unit, for each separator; None if
+                some cells are not such numbers.
         """
         if counts is None and (self.unit or not self.decimals):
             unit = unit_of(texts)
@@ -321,7 +323,7 @@ def _different(numbers: np.ndarray) -> np.ndarray:
 
 
 def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
-    """Add the next rows of some columns, which are those of the block in its order."""
+    """Add the next rows of some columns; the block has the same columns in the same order."""
     by_type, texts = dict[Any, list[int]](), list[_Texts]()
     for at, dtype in enumerate(block.dtypes):
         if isinstance(dtype, np.dtype) and dtype.kind in "iuf":
@@ -329,7 +331,7 @@ def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
             continue
         kind, cells = _cells_of(block.iloc[:, at])
         column = columns[at]
-        if cells is None:  # neither number, text nor date
+        if cells is None:  # not a number, text or date
             present = int(block.iloc[:, at].notna().sum())
             column.rows, column.missing = (
                 column.rows + len(block),
@@ -348,7 +350,7 @@ def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
 
 
 def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
-    """Return a column's kind and cells: an array of numbers or days, or texts of Arrow."""
+    """Return a column's kind and its cells: an array of numbers or days, or Arrow texts."""
     texts = texts_of(column)
     if texts is not None:
         return "text", texts
@@ -371,8 +373,8 @@ def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
 
 
 def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> None:
-    """Add numbers, or days since 1970, of axes (columns, rows); missing ones are NaN."""
-    exact = cells.dtype.kind in "iu"  # beyond the exact range of float64
+    """Add numbers, or days since 1970, axes (columns, rows); missing ones are NaN."""
+    exact = cells.dtype.kind in "iu"  # not exact in float64
     numbers = cells.astype(np.float64, copy=False)
     known = ~np.isnan(numbers)
     present = known.sum(1)
@@ -415,9 +417,9 @@ def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> N
 def _different_hashes(
     cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray, known: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Return the distinct hashes of each column; all arguments have axes (columns, rows)."""
+    """Return each column's distinct hashes; all arguments have axes (columns, rows)."""
     hashes = _hashes(cells, numbers, rounded)
-    if not known.all():  # a present cell in place of a missing one leaves the different ones alike
+    if not known.all():  # replaces missing cells by a present cell, which adds no distinct cell
         first = hashes[np.arange(len(cells)), known.argmax(1)]
         hashes = np.where(known, hashes, first[:, None])
     hashes = np.sort(hashes, 1)
@@ -427,7 +429,7 @@ def _different_hashes(
 
 
 def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-    """Return one number per cell: whole numbers themselves, bits of others; 7 and 7.0 are equal."""
+    """Return one hash per cell: whole numbers as they are, bits of others; 7 and 7.0 are equal."""
     if cells.dtype.kind in "iu":
         return cells.astype(np.int64).view(np.uint64)
     short = rounded & (np.abs(numbers) < 2.0**63)
@@ -437,7 +439,7 @@ def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.n
 
 @dataclass
 class _Texts:
-    """The different texts of a column in a block, and how often each occurs."""
+    """The different texts of a column in a block, and the count of each text."""
 
     column: _Column
     kind: Kind
@@ -446,7 +448,7 @@ class _Texts:
 
     @classmethod
     def of(cls, column: _Column, cells: pa.Array, kind: Kind) -> _Texts:
-        """Count the texts; a missing one is null."""
+        """Count the texts; missing ones are null."""
         counted = cells.drop_null().value_counts()
         different = pc.utf8_trim_whitespace(counted.field("values"))
         found = cls(column, kind, different, np.asarray(counted.field("counts")))
@@ -456,7 +458,7 @@ class _Texts:
 
 
 def _add_texts(own: Sequence[_Texts]) -> None:
-    """Add the texts of several columns."""
+    """Add the texts of several columns to their facts."""
     if not own:
         return
     every = pa.concat_arrays([each.different for each in own])
@@ -493,7 +495,7 @@ def _add_texts(own: Sequence[_Texts]) -> None:
 
 
 def _try_dates(tried: Sequence[tuple[_Column, list[str]]]) -> None:
-    """Exclude the forms of dates that these texts cannot have."""
+    """Exclude the forms of dates in which these texts are not dates."""
     able = forms_of_each([texts for _, texts in tried], [one.forms or [] for one, _ in tried])
     read = list[str]()
     for (column, texts), forms in zip(tried, able, strict=True):
