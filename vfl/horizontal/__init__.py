@@ -1,10 +1,11 @@
 """Horizontal federated averaging with differential privacy: clients hold rows, not columns.
 
-`settings` is the file of `vfl horizontal`. `plan` computes the noise for a privacy budget and the
-resulting guarantees. `client` trains on a client's rows, and `average` averages the clients'
-updates. `flower` runs clients as a Flower ClientApp and the average as a ServerApp; `simulation`
-runs all clients in one process. `party` and `server` are the parts of a project's parties, and
-`ledger` stores a party's spent budget. `study` and `command` are the entry points.
+`settings` defines the settings file of `vfl horizontal`. `plan` computes the noise that a privacy
+budget requires, and the guarantees that result. `client` trains on the rows of one client, and
+`average` averages the updates of all clients. `flower` runs clients as a Flower ClientApp and the
+average as a ServerApp; `simulation` runs all clients in one process. `party` and `server` run a
+training with the parties of a project, and `ledger` records the budget that a party has spent.
+`study` and `command` run many trainings, and the command.
 """
 
 from __future__ import annotations

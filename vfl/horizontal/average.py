@@ -1,4 +1,4 @@
-"""The server's part of a round: sampling of clients, the mean of updates, the server's noise."""
+"""The server's part of a round: it samples clients, averages their updates and may add noise."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from vfl.privacy import kernel
 
 
 class Averager:
-    """Averages changes of weights.
+    """Averages the weight changes that clients send.
 
     Args:
         settings: settings of the training.
         plan: noise plan.
-        model: model with the first weights.
-        secret: the server's own secret, from which its noise and the sampling follow.
+        model: model with the initial weights.
+        secret: the server's own secret, from which its noise and the sampling of clients are
+            derived.
 
     Attributes:
-        layers: flat weights by number of the layer.
-        norm: clip norm of a whole update, if the server adds noise.
+        layers: current weights as flat tensors, by index of the layer.
+        norm: clip norm of a client's whole update, if the server adds noise.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Averager:
         self.norm = settings.clip_norm if settings.noise == "server" else math.inf
 
     def participants(self, round_number: int) -> list[int]:
-        """Return the clients of a round; with the server's noise each is sampled independently."""
+        """Return the clients of a round; if the server adds noise, each is drawn independently."""
         settings = self.settings
         if settings.noise != "server":
             return participants(settings, round_number)
@@ -46,10 +47,11 @@ class Averager:
         return [int(one) for one in (draws < settings.sampled / settings.clients).nonzero()[0]]
 
     def absorb(self, updates: Sequence[Update], round_number: int) -> None:
-        """Change the weights by the mean of some updates.
+        """Change the weights by the mean of the clients' updates.
 
         Raises:
-            PeerFailedError: an update does not fit the network, or is not finite.
+            PeerFailedError: an update does not fit the network, or contains numbers that are not
+                finite.
         """
         for update in updates:
             self._check(update)
@@ -69,7 +71,7 @@ class Averager:
                 self.layers[number] = self.layers[number] + total / len(changes)
 
     def _absorb_private(self, updates: Sequence[Update], round_number: int) -> None:
-        """Add the noisy sum of clipped updates, divided by the expected number of clients."""
+        """Change the weights by the noisy sum of clipped updates over the expected client count."""
         count = sum(len(one) for one in self.layers.values())
         law = kernel.NoisySum(self.norm, self.plan.multiplier * self.norm, count)
         total = torch.zeros(count, dtype=torch.float64)
@@ -105,7 +107,7 @@ class Averager:
             )
 
     def _follow(self, within: Sequence[int], round_number: int) -> None:
-        """Follow Andrew et al. 2021, algorithm 1: a client contributes +1/2 or -1/2."""
+        """Move the clip norm (Andrew et al. 2021, algorithm 1); a client counts as +1/2 or -1/2."""
         counted = sum(within) - len(within) / 2
         counts = torch.tensor([counted], dtype=torch.float64)
         purpose = "horizontal noise", "count", round_number

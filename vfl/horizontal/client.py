@@ -1,4 +1,4 @@
-"""A client's part of a round: clipped steps on its own rows, and noise on its update."""
+"""A client's part of a round: steps with clipped gradients on its own rows, and noise."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from vfl.privacy.dpsgd import RowClipper
 from vfl.privacy.premise import prove
 from vfl.privacy.row_gradients import Call
 
-#: Number of newest norms that a client remembers.
+#: Number of latest gradient norms that a client remembers.
 _MOST_NORMS = 100_000
-#: Learning rate of a clip norm towards a quantile (Andrew et al. 2021, section 3.1).
+#: Learning rate by which a clip norm moves towards a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """A client's state between rounds; it never leaves the client.
+    """State of a client between rounds; it never leaves the client.
 
     Attributes:
-        norms: norms of rows' gradients so far, float32, axes (rows,).
-        norm: the clip norm that follows a quantile; 0 before the first round.
+        norms: gradient norms of rows so far, float32, axes (rows,).
+        norm: clip norm that follows a quantile; 0 before the first round.
     """
 
     norms: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -42,13 +42,15 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A client's change of the weights.
+    """The weight changes that a client sends after a round.
 
     Attributes:
-        layers: flat changes by number of the layer; omitted layers are not sent.
-        within: 1 if the whole change was within the server's norm, else 0.
-        moved: sensitivity: largest change (2-norm) of the update when one row has another value.
-        deviation: standard deviation of the noise to add before the update leaves the client.
+        layers: changes as flat tensors, by index of the layer; layers that are left out are not
+            sent.
+        within: 1 if the norm of the whole change was within the server's clip norm, else 0.
+        moved: sensitivity: the largest change (2-norm) of this update if one row had another value.
+        deviation: standard deviation of the noise that must be added before the update leaves the
+            client.
     """
 
     layers: Mapping[int, Tensor]
@@ -58,13 +60,13 @@ class Update:
 
 
 def build_model(settings: HorizontalSettings, shape: Shape, outputs: int) -> nn.Module:
-    """Build the network with its first weights, which are the same at all clients."""
+    """Build the network with its initial weights, which are the same at all clients."""
     with seeds.scoped(seeds.derive(settings.seed, "model")):
         return make_bottom(settings.model).build(shape, outputs)
 
 
 def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Return the weights of each layer that has any."""
+    """Return the weights of each layer that has weights."""
     found = [list(module.parameters(recurse=False)) for module in model.modules()]
     return [weights for weights in found if weights]
 
@@ -76,7 +78,7 @@ def flat(weights: list[nn.Parameter]) -> Tensor:
 
 @torch.no_grad()
 def load(model: nn.Module, layers: Mapping[int, Tensor]) -> None:
-    """Load flat weights into a model."""
+    """Load flat weights into a model, by index of the layer."""
     for number, weights in enumerate(layers_of(model)):
         parts = torch.split(layers[number], [one.numel() for one in weights])
         for weight, part in zip(weights, parts, strict=True):
@@ -84,18 +86,17 @@ def load(model: nn.Module, layers: Mapping[int, Tensor]) -> None:
 
 
 class ClientTrainer:
-    """Trains on the rows of one client.
+    """Trains the network on the rows of one client.
 
     Args:
         settings: settings of the training.
         plan: noise plan.
-        inputs: axes (rows, *shape); labels: axes (rows,), int64.
+        inputs: inputs, axes (rows, *shape); labels: axes (rows,), int64.
         outputs: number of classes.
-        model: model to train with, if several clients of one process share one.
+        model: model to use, if several clients in one process share one model object.
 
     Raises:
-        PrivacyError: rows of the model depend on each other, so the gradient of one row cannot be
-            clipped.
+        PrivacyError: the model mixes rows, so the gradient of a single row cannot be clipped.
     """
 
     def __init__(
@@ -124,14 +125,16 @@ class ClientTrainer:
         secret: Secret,
         norm: float = math.inf,
     ) -> tuple[Update, ClientState]:
-        """Return the change after some local steps, without the noise of `Update.deviation`.
+        """Return the weight changes after the local steps of a round, before any noise.
+
+        The caller adds the noise of `Update.deviation`.
 
         Args:
             layers: weights at the start of the round.
-            state: state after the last round.
-            round_number: number to which random draws are bound.
-            secret: the client's own secret, from which the rows of a step follow.
-            norm: clip norm of the whole update, if the server adds the noise.
+            state: state of the client after the last round.
+            round_number: number of the round, on which random draws depend.
+            secret: the client's own secret, from which the choice of rows is derived.
+            norm: clip norm of the whole update, if the server adds noise.
         """
         settings = self.settings
         load(self.model, layers)
@@ -164,7 +167,7 @@ class ClientTrainer:
         return Update(_as_sent(changes), moved=moved_by, deviation=deviation), state
 
     def _batches(self, round_number: int, secret: Secret) -> Iterator[Tensor]:
-        """Yield rows of each local step: a new order every pass, or independent samples."""
+        """Yield the rows of each local step: reordered in every pass, or drawn independently."""
         settings, rows = self.settings, len(self.labels)
         if settings.noise == "steps":
             rate = settings.batch_size / rows
@@ -189,7 +192,7 @@ class ClientTrainer:
     def _clipped_step(
         self, rows: Tensor, size: float, state: ClientState, at: tuple[int, int], secret: Secret
     ) -> tuple[ClientState, float]:
-        """Run one step with clipped rows; return the state after it, and the clip norm."""
+        """Run one step with clipped row gradients; return the new state, and the clip norm used."""
         assert self.clipper is not None
         settings = self.settings
         norms = torch.zeros(0, dtype=torch.float64)
@@ -216,18 +219,18 @@ class ClientTrainer:
             total = kernel.release([law], total, secret, "horizontal noise", "steps", *at)
         self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
-            # Only for the first step, if one noise is added at the end: in later steps all rows
-            # depend on each row of the first.
+            # If noise is added once at the end, only the first step counts rows: in later steps,
+            # all gradients depend on each row of the first step.
             state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
         return state, norm
 
     def _next_norm(
         self, norms: Tensor, norm: float, size: float, at: tuple[int, int], secret: Secret
     ) -> float:
-        """Return the next norm, from a noisy count of rows below the present one.
+        """Return the next clip norm, from a noisy count of the rows whose norm is below this one.
 
-        Source: Andrew et al. 2021, algorithm 1. Each row counts plus or minus one half, so adding a
-        row and changing its value have bounded effects.
+        Source: Andrew et al. 2021, algorithm 1. A row counts as plus or minus one half, so that
+        adding a row, or changing its value, has a bounded effect on the count.
         """
         counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
         moved = 0.5 if self.settings.noise == "steps" else 1.0
@@ -240,10 +243,10 @@ class ClientTrainer:
 
     @torch.no_grad()
     def _descend(self, grads: Sequence[Tensor]) -> None:
-        """Change the weights, and accumulate the change in float64.
+        """Change the weights by one gradient step, and sum the changes in float64.
 
-        In float32, the rounding error of the weights' difference could exceed the effect of one
-        row, if an attacker chose large initial weights.
+        In float32, an attacker could choose initial weights so large that rounding errors of the
+        change exceed the effect of one row.
         """
         for weight, begin, moved, grad in zip(
             self.weights, self._begin, self._moved, grads, strict=True
@@ -253,29 +256,30 @@ class ClientTrainer:
 
 
 def followed(norm: float, share_within: float, quantile: float) -> float:
-    """Move a clip norm one step towards a quantile of the clipped norms.
+    """Move a clip norm one step towards a quantile of the gradient norms.
 
-    It is C exp(-0.2 (b - gamma)), where b is the share that was *not* clipped (Andrew et al. 2021,
-    section 3.1).
+    The result is C exp(-0.2 (b - gamma)), where b is the fraction of norms within the clip norm C
+    (Andrew et al. 2021, section 3.1).
 
     >>> round(followed(1.0, share_within=1.0, quantile=0.5), 4)  # all are within: smaller
     0.9048
     """
-    share = min(2.0, max(-1.0, share_within))  # noise alone must not change it by a large factor
+    # Noise alone must not change the norm by a large factor.
+    share = min(2.0, max(-1.0, share_within))
     return norm * math.exp(-_QUANTILE_RATE * (share - quantile))
 
 
 def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
-    """Return the update that may leave the client: the changes with their noise.
+    """Return the update in the form that may leave the client: with its noise.
 
-    The noise is bound to the changes, so two different updates never share a draw.
+    The noise depends on the changes, so two different updates never get the same noise.
     """
     if not update.deviation:
         return update
     total = torch.cat([one.double() for one in update.layers.values()])
     law = kernel.NoisySum(update.moved, update.deviation, len(total))
-    # Rounding to the grid also changes sums, and has its part of the noise; the step of more noise
-    # is at most twice this one.
+    # Rounding to the grid changes sums too, so it needs a part of the noise; with more noise, the
+    # grid step is at most twice this step.
     law = replace(law, deviation=update.deviation * (1 + 2 * law.step * law.count**0.5 / law.norm))
     noisy = kernel.release([law], total, secret, "horizontal noise", round_number)
     parts = torch.split(noisy, [len(one) for one in update.layers.values()])
@@ -287,12 +291,12 @@ def _as_sent(changes: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def whole_norm(changes: Mapping[int, Tensor]) -> float:
-    """Return the 2-norm of all changes together."""
+    """Return the 2-norm of the changes of all layers together."""
     return float(kernel.norms_of(torch.cat(list(changes.values()))[None]))
 
 
 def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
-    """Clip a whole change to a norm."""
+    """Clip the changes of all layers together to a norm."""
     length = whole_norm(changes)
     factor = float(kernel.clip_factors(torch.tensor([length]), norm))
     within = int(length <= norm)
@@ -302,7 +306,7 @@ def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
 def _most_changed(
     changes: Mapping[int, Tensor], layers: Mapping[int, Tensor], share: float
 ) -> dict[int, Tensor]:
-    """Return the layers whose new weights correlate least with the old ones; at least one layer."""
+    """Return the layers that changed most (least correlated with the old ones), at least one."""
 
     def correlation(number: int) -> float:
         old = layers[number].double()

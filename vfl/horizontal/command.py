@@ -1,4 +1,4 @@
-"""``vfl horizontal``: clients have rows; their networks are averaged with differential privacy."""
+"""``vfl horizontal``: average clients' networks with differential privacy; clients have rows."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def horizontal(
 ) -> None:
     """Train one network over clients that have different rows of the same columns.
 
-    The command continues an earlier, interrupted one, and trains only what is missing. Settings are
-    changed as in -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
+    If an earlier command was interrupted, this command continues it, and trains only the missing
+    runs. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.horizontal.settings import read_horizontal
@@ -63,7 +63,7 @@ def horizontal(
 
 
 def _list(trainings: Sequence[tuple[str, Any]]) -> None:
-    """List every training with its guarantees, for an even share of the rows."""
+    """Print every training with its guarantees, as if the clients divided the rows evenly."""
     from vfl.horizontal import plan_noise
     from vfl.horizontal.simulation import shared_rows
 
@@ -89,7 +89,7 @@ def _on_the_federation(settings: Any, project: Path, json: bool) -> None:
 
 
 def _table(done: Sequence[Trained]) -> list[str]:
-    """Return mean accuracies with intervals, over the seeds of each line."""
+    """Return a table of mean accuracies with intervals over the seeds; a line for each setting."""
     from vfl.experiments.statistics import estimate
 
     groups: dict[str, list[float]] = {}

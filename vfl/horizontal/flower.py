@@ -1,4 +1,4 @@
-"""A horizontal training over Flower: the strategy, a client's handler, the mod that adds noise."""
+"""Horizontal training over Flower: the strategy, the client's handler, the mod that adds noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vfl.horizontal.client import ClientState, ClientTrainer, Update, add_noise
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import Evaluator, secret_of_client, shared_rows, simulated_client
 
-#: The message of one round, as Flower names it: train.horizontal.
+#: Flower's name for the message of one round: train.horizontal.
 ACTION = "horizontal"
 _WEIGHTS, _TERMS, _UPDATE, _FIGURES = "weights", "terms", "update", "figures"
 _STORE = "store"
@@ -34,15 +34,17 @@ _STATE, _NORM = "horizontal", "horizontal-norm"
 
 
 class HorizontalStrategy(Strategy):
-    """Flower's rounds around an `Averager`.
+    """Flower strategy that runs the rounds of an `Averager`.
 
     Args:
-        averager: samples clients and averages their updates.
-        evaluator: called at the end of each round.
-        run: name of the training, which parties bind to its settings.
-        nodes: Flower's ids of all clients; the position is a client's number.
-        known: returns the largest count of a client's store that the server has met.
-        admit: called with the count in a client's answer; see `vfl.session.store.witness`.
+        averager: object that samples clients and averages their updates.
+        evaluator: object that is called at the end of each round.
+        run: name of the training; parties bind this name to the training's settings.
+        nodes: Flower's ids of all clients; the index in this list is the client's number.
+        known: function that returns the largest counter of a client's store that the server has
+            seen.
+        admit: function that is called with the counter in a client's reply; see
+            `vfl.session.store.witness`.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class HorizontalStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return a message to each client of the round."""
+        """Return a message for each client of the round."""
         averager = self._averager
         terms: dict[str, Any] = {
             "run": self._run,
@@ -81,12 +83,12 @@ class HorizontalStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Return the weights after a round, in the order of the clients' numbers.
+        """Return the weights after a round; clients are averaged in the order of their numbers.
 
         Raises:
-            PeerFailedError: a client failed; averaging the others would cover other rows than the
-                parties agreed on.
-            LostPeerError: a client did not answer in time.
+            PeerFailedError: a client failed. An average over the other clients would cover other
+                rows than the parties agreed on.
+            LostPeerError: a client did not reply in time.
         """
         answers = sorted(replies, key=lambda one: self._nodes.index(one.metadata.src_node_id))
         for answer in answers:
@@ -112,26 +114,26 @@ class HorizontalStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send no evaluation, because the server tests on its own rows."""
+        """Send no evaluation, because the server tests the weights on its own rows."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Ignore evaluations, because clients send none."""
+        """Ignore evaluation replies, because clients send none."""
 
     def summary(self) -> None:
         """Print no summary, because `vfl horizontal` prints the guarantees."""
 
     def run(self, grid: Grid, timeout_s: float) -> None:
-        """Run all rounds."""
+        """Run all rounds of the training."""
         arrays = arrays_of(self._averager.layers)
         self.start(grid, arrays, self._averager.settings.rounds, timeout_s)
 
 
 def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
-    """Return Flower's ids of all nodes in order, when enough nodes are connected.
+    """Return Flower's ids of all nodes in ascending order, once enough nodes are connected.
 
     Raises:
-        MissingPartyError: too few nodes connected in time.
+        MissingPartyError: too few nodes have connected in time.
     """
     nodes: list[int] = []
     for _ in looks(patience_s):
@@ -141,12 +143,12 @@ def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
 
 
 def arrays_of(layers: Mapping[int, Tensor]) -> ArrayRecord:
-    """Convert flat layers to a record of Flower."""
+    """Convert flat layers to a Flower record."""
     return ArrayRecord({str(number): Array(one.numpy()) for number, one in layers.items()})
 
 
 def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
-    """Return the layers in such a record.
+    """Return the flat layers in a Flower record.
 
     Raises:
         ProtocolError: the record does not contain layers.
@@ -184,7 +186,7 @@ def _update_of(content: RecordDict) -> Update:
 
 
 def _count_of(content: RecordDict) -> int:
-    """Return the count of a client's store; 0 for a simulated client, which has no store."""
+    """Return the counter of a client's store; 0 for a simulated client, which has no store."""
     try:
         return int(content[_STORE]["count"]) if _STORE in content else 0  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
@@ -192,7 +194,7 @@ def _count_of(content: RecordDict) -> int:
 
 
 def _raise_refusal(answer: Message) -> None:
-    """Raise the error of a client that answered with one."""
+    """If a client replied with an error, raise this error."""
     told = answer.content.config_records.get("failure")
     if told is not None:
         raise PeerFailedError(
@@ -204,10 +206,10 @@ def _raise_refusal(answer: Message) -> None:
 
 
 class Terms:
-    """Content of a round's message.
+    """Content of the message that begins a round.
 
     Raises:
-        ProtocolError: the message does not have the fields of a round.
+        ProtocolError: the message does not have the fields of a round's message.
         ConfigError: the settings in the message are invalid.
     """
 
@@ -234,9 +236,11 @@ def answer(
     secret: Secret,
     count: int = 0,
 ) -> Message:
-    """Run one round at a client, and answer with its store's count; the mod adds the noise.
+    """Run one round at a client, and reply with its update and its store's counter.
 
-    The client's state between rounds is only in this node's Flower state.
+    The mod adds the noise to the reply.
+
+    Only this node's Flower state contains the client's state between rounds.
     """
     state = _state_of(context)
     update, state = trainer.update(terms.layers, state, terms.round, secret, terms.norm)
@@ -259,10 +263,11 @@ def _state_of(context: Context) -> ClientState:
 
 
 class NoiseMod:
-    """A client mod: adds the noise that an update needs, and removes the deviation from the answer.
+    """Client mod that adds the noise an update needs, and removes its deviation from the reply.
 
     Args:
-        secret_of: returns the secret for draws; at a party it is fresh for each update.
+        secret_of: function that returns the secret for noise draws; at a party, each update gets a
+            new secret.
     """
 
     def __init__(self, secret_of: Callable[[Terms], Secret]) -> None:
@@ -271,7 +276,7 @@ class NoiseMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Return the reply that may leave the node."""
+        """Return the reply in the form that may leave the node."""
         reply = call_next(message, context)
         if reply.has_error() or _UPDATE not in reply.content:
             return reply
@@ -286,7 +291,7 @@ class NoiseMod:
 
 
 def simulated_client_app() -> ClientApp:
-    """Make the ClientApp of a simulation; a message says which client its node plays."""
+    """Make the ClientApp of a simulation; each message states which client the node plays."""
     app = ClientApp()
 
     @app.train(ACTION, mods=[NoiseMod(_simulated_secret)])

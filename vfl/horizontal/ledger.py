@@ -1,4 +1,4 @@
-"""A party's record of its horizontal trainings: settings, rounds and epsilon."""
+"""A party's record of its horizontal trainings: their settings, rounds and epsilon."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from vfl.session.store.spending import Spending
 
 
 class Rounds(Settings):
-    """Rounds and settings of one horizontal training at one party.
+    """Record of one horizontal training at one party.
 
     Attributes:
         run: name of the training.
-        settings: digest of the settings that belong to the name.
+        settings: digest of the settings to which the name of the training is bound.
         rounds: number of rounds in which this party took part.
-        epsilon: budget of the whole training, counted from its start on. None if none is stated.
+        epsilon: epsilon of the whole training, which counts as spent from the training's start.
+            None if the training states no epsilon.
     """
 
     run: str
@@ -34,21 +35,22 @@ class Rounds(Settings):
 
 
 class RoundLedger(Spending[Rounds]):
-    """The horizontal trainings of a party; they share one limit with its sessions."""
+    """A party's horizontal trainings; one epsilon limit covers them and the party's sessions."""
 
     kind, form = "rounds of a horizontal training", Rounds
 
     def take(self, new: Rounds, most: int, allow: Callable[[float], None]) -> None:
-        """Count one more round of a training on disk.
+        """Count one more round of a training, and write the count to disk.
 
         Args:
-            new: entry of a training that has not begun.
-            most: largest number of rounds of the training for one client.
-            allow: called with the epsilon of a new name; raises if it is too large.
+            new: record to start with if the training has not begun here.
+            most: largest number of rounds in which one client takes part in this training.
+            allow: function that is called with the epsilon of a new training; it raises an error if
+                the epsilon is too large.
 
         Raises:
             DisagreementError: this name belongs to a training with other settings.
-            ConsentError: all rounds are used up, or `allow` raises this error.
+            ConsentError: all rounds have taken place already, or `allow` raised this error.
         """
         with self.locked():
             known = self._read(new.run)
@@ -83,6 +85,6 @@ class RoundLedger(Spending[Rounds]):
 
 
 def rounds_of(party: PartyFile) -> RoundLedger:
-    """Return the ledger of a party's horizontal trainings."""
+    """Return the record of a party's horizontal trainings."""
     store = party.store_path / "sessions"
     return RoundLedger(store / "horizontal", party.party, store)

@@ -1,4 +1,4 @@
-"""A party as a client of a horizontal training: its rows, its consent, and its spent budget."""
+"""A party as a client of a horizontal training: its rows, its consent and its spent budget."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None:
-    """Let a ClientApp take part in horizontal trainings, one message a round.
+    """Let a ClientApp take part in horizontal trainings; it handles one message for each round.
 
     Args:
         app: ClientApp of the party.
-        own_file: returns the party's own file.
+        own_file: function that returns the party's own file.
     """
 
     @app.train(ACTION, mods=[NoiseMod(lambda terms: Secret.fresh())])
@@ -49,7 +49,7 @@ def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None
 def take_round(
     message: Message, context: Context, own_file: Callable[[Context], PartyFile]
 ) -> Message:
-    """Run one round of one party; reply with its update, or with the reason for refusal."""
+    """Run one round at a party; reply with its update, or with the reason for its refusal."""
     torch.set_num_threads(1)
     name = f"of node {context.node_id}"
     with redacted_output():
@@ -74,10 +74,11 @@ def take_round(
 
 
 def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
-    """Return this party's noise plan for its number of rows, if it consents to the training.
+    """Return the noise plan for this party's number of rows, if the party consents to the training.
 
     Raises:
-        ConsentError: the error shows the request, and the limits of the party's own file.
+        ConsentError: the party does not consent; the error shows the requested values and the
+            limits in the party's own file.
         DisagreementError: the server's network does not fit this party's columns.
     """
     settings, consent = terms.settings, party.consent
@@ -90,7 +91,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
     refused += out_of_products_range(settings, "horizontal", consent, specs)
     if settings.batch_size > consent.max_batch_size:
         refused.append((f"batch_size {settings.batch_size}", f"<= {consent.max_batch_size}"))
-    _refuse(terms, refused)  # before these numbers are used in a computation
+    _refuse(terms, refused)  # checked before any computation uses these numbers
     passes = most_rounds(settings) * settings.local_steps * settings.batch_size / len(inputs)
     if passes > consent.max_epochs:
         refused.append((f"{passes:.4g} passes over the rows", f"epochs <= {consent.max_epochs}"))
@@ -116,7 +117,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
 
 
 def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
-    """Refuse requests, and name the limit in the party's own file if there is one."""
+    """Refuse requested values; the error names the limit in the party's own file, if any."""
     if refused:
         raise ConsentError(
             "this party does not consent to the horizontal training",
@@ -128,18 +129,19 @@ def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
 
 
 def _counted(plan: NoisePlan) -> float | None:
-    """Return the epsilon that a party counts for a record: the largest stated one."""
+    """Return the epsilon that a party counts for a record: the largest that is stated."""
     stated = [one.epsilon or 0.0 for one in plan.statements if one.unit == "record"]
     return max(stated) if stated else None
 
 
 def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
-    """Count one more round on disk before any result leaves; return the store's count.
+    """Count one more round on disk before any result leaves; return the store's counter.
 
     Raises:
-        RolledBackError: the server has met a larger count, so the store was restored from a copy.
-        ConsentError: there are more rounds than the training has for one client, or more epsilon
-            than the party allows for all names together.
+        RolledBackError: the server has seen a larger counter, so the store was restored from a
+            copy.
+        ConsentError: the training has no more rounds for one client, or all trainings together
+            would spend more epsilon than the party allows.
         DisagreementError: this name belongs to a training with other settings.
     """
     settings = terms.settings

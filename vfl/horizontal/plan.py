@@ -1,4 +1,4 @@
-"""Noise for a privacy budget: sensitivity of an update, noise plan, and its guarantees."""
+"""Noise for a privacy budget: the sensitivity of an update, the noise, and its guarantees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from vfl.privacy.accountants import (
 )
 from vfl.privacy.statement import EMPTY_PLACE
 
-#: Noise of the counts for a quantile, divided by that of clipped sums, in sensitivities.
+#: Noise of the counts for a quantile, divided by the noise of clipped sums; both in units of
+#: sensitivity.
 _COUNTS_NOISE = 2.0
 _PUBLIC_NORMS = "clip norms were public, while they are percentiles of the client's own norms"
 
@@ -31,9 +32,10 @@ class NoisePlan:
     """Standard deviations of all noise, in units of the sensitivity to one record or client.
 
     Attributes:
-        multiplier: noise of gradients or updates; 0 adds no noise.
-        counts: noise of the counts that a quantile follows; 0 counts exactly.
-        statements: guarantees; the first is for the settings' epsilon.
+        multiplier: noise of gradients or updates; with 0, no noise is added.
+        counts: noise of the counts by which a clip norm follows a quantile; with 0, counts are
+            exact.
+        statements: privacy guarantees; the first guarantee is for the epsilon in the settings.
     """
 
     multiplier: float = 0.0
@@ -42,13 +44,16 @@ class NoisePlan:
 
 
 def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
-    """Return the clients of a round, which every party can compute; not with the server's noise."""
+    """Return the clients of a round, as every party can compute them.
+
+    If the server adds noise, the server draws the clients instead.
+    """
     order = seeds.permutation(settings.seed, settings.clients, "clients", round_number)
     return sorted(int(one) for one in order[: settings.sampled])
 
 
 def most_rounds(settings: HorizontalSettings) -> int:
-    """Return the largest number of rounds in which any one client takes part."""
+    """Return the largest number of rounds in which any single client takes part."""
     taken: Counter[int] = Counter()
     for number in range(1, settings.rounds + 1):
         taken.update(participants(settings, number))
@@ -61,16 +66,17 @@ def update_sensitivity(
     batch_rows: int,
     kind: Literal["paper", "rigorous"],
 ) -> float:
-    """Return the sensitivity (2-norm) of a client's local steps to a change of one row.
+    """Return how much the result of a client's local steps can change with one row (2-norm).
 
-    "paper" assumes that every step changes by the row alone: 2 eta E C / B with equal norms. From
-    the second step on this is no bound, because every row's gradient is then computed at other
-    weights. "rigorous" assumes that each later step changes as much as possible.
+    "paper" assumes that only this row's own gradient changes in each step: 2 eta E C / B with equal
+    norms. From the second step on, this is not a bound, because every row's gradient is then
+    computed at other weights. "rigorous" assumes that each later step changes as much as clipping
+    allows.
 
     Args:
         norms: clip norm of each local step.
-        learning_rate: learning rate of the steps (eta).
-        batch_rows: rows of a step (B).
+        learning_rate: learning rate of the local steps (eta).
+        batch_rows: number of rows in a step (B).
         kind: kind of the bound.
 
     >>> update_sensitivity([1.0] * 5, 0.1, 100, "paper")  # 2 * 0.1 * 5 / 100
@@ -84,11 +90,13 @@ def update_sensitivity(
 
 
 def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """Return deviation over sensitivity by the classic formula, the budget divided by the rounds.
+    """Return noise deviation over sensitivity, by the classic formula for each of the rounds.
 
-    For e = epsilon / T up to 1 it is sqrt(2 ln(1.25 / d)) / e with d = delta / T. Source: Dwork and
-    Roth 2014, theorem A.1. For a larger e it is the exact deviation of the mechanism, which is then
-    the larger one.
+    The budget is divided equally by the rounds.
+
+    For e = epsilon / T up to 1, the formula is sqrt(2 ln(1.25 / d)) / e with d = delta / T. Source:
+    Dwork and Roth 2014, theorem A.1. For a larger e, the function returns the exact deviation that
+    the mechanism needs, if it is larger.
 
     >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
     559.4
@@ -104,7 +112,7 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
 
     Args:
         settings: settings with a budget, or with noise = "none".
-        rows: rows of the client that has fewest.
+        rows: number of rows of the client that has the fewest rows.
 
     Raises:
         PrivacyError: no noise multiplier is large enough for the budget.
@@ -124,13 +132,14 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
     statement = _statement(settings, spent, ANALYTIC if rate == 1 else "rdp")
     if settings.clip != "quantile":
         return NoisePlan(multiplier, 0.0, (statement,))
-    # Both together are one Gaussian mechanism: the sum of their 1/s^2 equals that of `multiplier`.
+    # Sums and counts together are one Gaussian mechanism: the sum of their 1/s^2 equals 1/s^2 of
+    # `multiplier`.
     counts = _COUNTS_NOISE * multiplier
     return NoisePlan(multiplier / math.sqrt(1 - _COUNTS_NOISE**-2), counts, (statement,))
 
 
 def _of_the_paper(settings: HorizontalSettings, rows: int, epsilon: float) -> NoisePlan:
-    """Return the paper's claim, and the proven guarantee of the same noise."""
+    """Return noise as in the paper, with its claimed guarantee and the proven guarantee."""
     multiplier = classic_multiplier(epsilon, settings.delta, settings.rounds)
     one = [1.0] * settings.local_steps
     batch = min(settings.batch_size, rows)

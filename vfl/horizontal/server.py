@@ -1,4 +1,4 @@
-"""A horizontal training at the label party: it averages updates, and tests on its own rows."""
+"""A horizontal training at the label party, which averages updates and tests on its own rows."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from vfl.session import unexpected
 from vfl.session.store.party_folder import own_ledger
 
 _ROUND_S = 3600.0
-#: File that exists after a training has ended well.
+#: Name of the file that marks a training that has ended successfully.
 OUTCOME = "horizontal.json"
 
 
 def run_horizontal(
     grid: Grid, experiment: Experiment, party: PartyFile, changes: Sequence[str], run: str
 ) -> None:
-    """Run one training; every party with columns is a client.
+    """Run one training in which every party with columns is a client.
 
     Args:
-        grid: Flower's way to the nodes.
-        experiment: settings of the project: its parties, and the time they have to connect.
+        grid: Flower's grid, through which the server sends messages to the nodes.
+        experiment: settings of the project: its parties, and the time that they have to connect.
         party: the label party's own file.
-        changes: settings, as ``key=value``.
+        changes: changed settings, as ``key=value``.
         run: name of the training.
 
     Raises:
-        VFLError: the training failed; the run's folder contains the same error.
+        VFLError: the training failed; the run's folder contains a record of the same error.
     """
     path = party.run_path(run)
     private_folder(path)
@@ -88,7 +88,8 @@ def _train(
         )
     inputs, labels = own_rows(party, settings)
     model = build_model(settings, tuple(inputs.shape[1:]), len(settings.classes or ()))
-    # Guarantees to the parties depend on their own numbers of rows; the server's noise does not.
+    # The parties' guarantees depend on their numbers of rows; guarantees by the server's noise do
+    # not.
     plan = plan_noise(settings, settings.batch_size)
     averager = Averager(settings, plan, model, Secret.fresh())
 
@@ -115,7 +116,7 @@ def _train(
 
 
 def _wait_for(grid: Grid, names: Sequence[str], patience_s: float) -> list[int]:
-    """Return Flower's ids of the parties' nodes, in the order of their names."""
+    """Return Flower's ids of the parties' nodes, in the order of the parties' names."""
     missing: list[str] = []
     for _ in looks(patience_s):
         found = nodes_by_name([node for node in grid.get_nodes() if node.name in names])

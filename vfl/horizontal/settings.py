@@ -1,4 +1,4 @@
-"""A horizontal training: clients have rows of the same columns, and average one network."""
+"""Settings of a horizontal training: clients have rows of the same columns."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ Noise = Literal["none", "client", "steps", "server"]
 
 
 class HorizontalSettings(Settings):
-    """Settings of a training: its clients, its steps, and its privacy guarantees.
+    """Settings of a training: its clients, its local steps and its privacy.
 
     Attributes:
-        name: name of the study, and prefix of its runs' names.
+        name: name of the study; the names of its runs begin with it.
         seed: seed of all public draws.
-        source: name of a data set, whose training rows the clients of a simulation share evenly.
-        rows: number of first rows to use.
-        classes: labels of the parties' own tables, in one order for all; only in a project.
-        model: the network as the spec of a bottom, whose outputs are the classes.
-        clients: number of clients of a simulation; in a project every party with a node is one.
-        sampled: clients of a round; with the server's noise each is sampled independently, with
-            probability sampled / clients.
-        rounds: number of averaging rounds.
-        local_steps: gradient steps of a client in one round (E).
-        batch_size: rows of a step; with noise in every step, their expected number.
-        learning_rate: learning rate of a client's steps, plain SGD.
-        clip: bound of a gradient. "fixed" is `clip_norm`. "percentile" is a percentile of the
-            client's own norms so far; it is neither private nor accounted for. "quantile" follows
-            the same percentile by a noisy count of each round or step, which is accounted for.
-        percentile: percentage of norms that stay unclipped.
-        clip_norm: bound of "fixed", and start of "quantile".
-        noise: "client" adds noise to a client's upload (ADP_FL), "steps" in each of its steps
-            (DP-SGD); both clip rows and protect a record from all other parties. "server" clips
-            whole updates and protects a client from all parties except the server.
-        epsilon, delta: budget of the whole training.
-        sensitivity: for noise = "client". "paper" assumes that a record changes only one step; that
-            is proven for one local step. "rigorous" is the worst case for several steps.
-        layers: share of the layers that a client uploads: the most changed ones (Layer-Based FL).
-        test_every: number of rounds between two tests.
+        source: name of a data set; the clients of a simulation divide its training rows evenly.
+        rows: number of rows to use, from the first row on.
+        classes: all labels in the parties' own tables, in one order; only in a project.
+        model: the network, as the spec of a bottom model; its outputs are the classes.
+        clients: number of clients in a simulation; in a project, every party with a node is a
+            client.
+        sampled: number of clients in a round; if the server adds noise, each client is drawn
+            independently with probability sampled / clients.
+        rounds: number of rounds; each round ends with an average.
+        local_steps: number of gradient steps of a client in a round (E).
+        batch_size: number of rows in a step; with noise in every step, the expected number.
+        learning_rate: learning rate of a client's steps, which are plain SGD.
+        clip: bound of gradients or updates. "fixed" uses `clip_norm`. "percentile" uses a
+            percentile of the client's own gradient norms so far; this choice is neither private nor
+            counted in the budget. "quantile" moves the bound towards the same percentile by a noisy
+            count in each round or step, which the budget includes.
+        percentile: percentage of norms that should stay unclipped.
+        clip_norm: bound for "fixed", and initial bound for "quantile".
+        noise: "client" adds noise to a client's upload (ADP_FL), "steps" to each of its local steps
+            (DP-SGD); both clip row gradients and protect a record from all other parties. "server"
+            clips whole updates, and protects a client from all parties except the server.
+        epsilon, delta: privacy budget of the whole training.
+        sensitivity: bound of an update's sensitivity, for noise = "client". "paper" assumes that a
+            record changes only its own gradient; this is proven only for one local step. "rigorous"
+            is the worst case for several local steps.
+        layers: fraction of the layers that a client uploads; it uploads the most changed layers
+            (Layer-Based FL).
+        test_every: number of rounds from one test to the next.
     """
 
     usual_ranges: ClassVar = {
@@ -89,7 +93,7 @@ class HorizontalSettings(Settings):
         return self
 
     def _dp_mistake(self) -> str | None:
-        """Return why privacy settings contradict each other, or None."""
+        """Return the reason why privacy settings contradict each other, or None if they do not."""
         if self.noise == "none":
             if self.epsilon is not None:
                 return "noise = 'none' keeps no epsilon; leave epsilon out, or choose a noise"
@@ -117,12 +121,13 @@ class HorizontalSettings(Settings):
 
 
 class HorizontalStudy(Settings):
-    """A file of `vfl horizontal`: one training or many.
+    """Settings file of `vfl horizontal`, for one training or many.
 
     Attributes:
-        horizontal: settings of all trainings.
-        variants: by name, settings that differ.
-        sweep: by setting, values to try; every combination of them is trained with each variant.
+        horizontal: settings that all trainings share.
+        variants: settings that differ, by name of the variant.
+        sweep: values to try, by name of the setting; every combination is trained with each
+            variant.
     """
 
     horizontal: HorizontalSettings = HorizontalSettings(epsilon=1.0)
@@ -132,10 +137,10 @@ class HorizontalStudy(Settings):
     sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict, max_length=8)
 
     def trainings(self) -> list[tuple[str, HorizontalSettings]]:
-        """Return every training: its variant and swept values as a title, and its settings.
+        """Return a title (variant and swept values) and the settings of every training.
 
         Raises:
-            ConfigError: a variant or value names no setting, or contradicts the other settings.
+            ConfigError: a variant or a swept value names no setting, or contradicts other settings.
         """
         base = self.horizontal.model_dump(mode="json", exclude_none=True)
         combinations: list[dict[str, Any]] = [{}]
@@ -154,7 +159,7 @@ class HorizontalStudy(Settings):
 
 
 def read_horizontal(path: Path, overrides: Sequence[str] = ()) -> HorizontalStudy:
-    """Read a file of `vfl horizontal`.
+    """Read a settings file of `vfl horizontal`.
 
     Raises:
         ConfigError: see `vfl.config.toml.read_toml`.

@@ -1,4 +1,4 @@
-"""A horizontal training with every client in this process, and tests of its weights."""
+"""A horizontal training with all clients in this process, and tests of its weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vfl.privacy import PrivacyStatement
 from vfl.session.store.party_folder import own_table, require_numbers
 
 _TEST_ROWS = 4096
-#: A test: its round, and its figures.
+#: Result of a test: number of the round, and metrics.
 Tested = Callable[[Mapping[str, float]], None]
 
 
@@ -42,9 +42,9 @@ class Outcome:
     """Result of a training.
 
     Attributes:
-        layers: flat weights by number of the layer.
-        tests: metrics of each test, with its round; the last one is the final test.
-        statements: guarantees, that for the settings' epsilon first.
+        layers: final weights as flat tensors, by index of the layer.
+        tests: metrics of each test with its round; the last test is the final one.
+        statements: privacy guarantees; the first guarantee is for the epsilon in the settings.
         seconds: duration.
     """
 
@@ -54,7 +54,7 @@ class Outcome:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """Return the outcome for JSON, without weights."""
+        """Return the outcome for JSON, without the weights."""
         told = [one.as_dict() for one in self.statements]
         last = {name: value for name, value in self.tests[-1].items() if name != "round"}
         tests = [dict(one) for one in self.tests]
@@ -70,12 +70,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """A data set whose training rows are divided among clients.
+    """A data set whose training rows are divided among the clients.
 
     Attributes:
-        inputs: axes (rows, *shape); labels: axes (rows,).
-        train: training rows of each client.
-        test: rows without part in the training.
+        inputs: inputs, axes (rows, *shape); labels: axes (rows,).
+        train: indices of the training rows of each client.
+        test: indices of the test rows, which no client has.
         outputs: number of classes.
     """
 
@@ -87,12 +87,12 @@ class SharedRows:
 
     @property
     def fewest(self) -> int:
-        """Rows of the client that has fewest."""
+        """Number of rows of the client with the fewest rows."""
         return min(len(one) for one in self.train)
 
 
 def shared_rows(settings: HorizontalSettings) -> SharedRows:
-    """Load a simulation's data set, its training rows dealt out evenly by the public seed.
+    """Load a simulation's data set, and divide its training rows evenly by the public seed.
 
     Raises:
         TooFewRowsError: there are fewer rows than clients.
@@ -134,14 +134,14 @@ def figures_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, fl
 
 
 class Evaluator:
-    """Tests an averager's weights at some rounds.
+    """Tests the weights of an averager after some rounds.
 
     Args:
-        settings: settings that choose the rounds.
+        settings: settings that determine these rounds.
         averager: averager whose weights are tested.
         model: model into which the weights are loaded.
-        inputs: axes (rows, *shape); labels: axes (rows,).
-        on_test: called with every test.
+        inputs: inputs of the test rows, axes (rows, *shape); labels: axes (rows,).
+        on_test: function that is called after every test.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Evaluator:
         self.tests: list[Mapping[str, float]] = []
 
     def after(self, round_number: int) -> None:
-        """Test, if the settings choose this round."""
+        """Test the weights, if the settings require a test after this round."""
         settings = self._settings
         if round_number % settings.test_every and round_number != settings.rounds:
             return
@@ -173,19 +173,18 @@ class Evaluator:
             self._on_test(found)
 
     def outcome(self) -> Outcome:
-        """Return the final result."""
+        """Return the outcome after the last round."""
         averager, seconds = self._averager, time.monotonic() - self._started
         return Outcome(averager.layers, tuple(self.tests), averager.plan.statements, seconds)
 
 
 def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
-    """Train with every client in this process; its secrets follow from the seed.
+    """Train with all clients in this process; their secrets are derived from the seed.
 
-    Flower's simulation of the same settings gives the same weights, bit for bit.
+    Flower's simulation with the same settings yields the same weights, bit for bit.
 
     Raises:
-        PrivacyError: no amount of noise keeps the budget, or rows of the model depend on each
-            other.
+        PrivacyError: no noise multiplier is large enough for the budget, or the model mixes rows.
         PeerFailedError: the training diverged.
         DataError: see `shared_rows`.
     """
@@ -223,18 +222,19 @@ def simulated_client(
 
 
 def secret_of_client(settings: HorizontalSettings, client: int) -> Secret:
-    """Return a repeatable secret for a simulation; the seed reveals it, so it protects no row."""
+    """Return a simulated client's secret; anyone with the seed can compute it."""
     return Secret.of_simulation(settings.seed, f"horizontal client {client}")
 
 
 def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Tensor]:
-    """Return all rows of a party's table: inputs, and labels as positions in the settings' classes.
+    """Return all rows of a party's table: inputs, and labels as indices of the settings' classes.
 
-    Numbers are standardised by the party's own table; its means and scales stay with the party.
+    Numbers are standardised by the means and scales of the party's own table, which stay with the
+    party.
 
     Raises:
-        DataError: there is no label column, or a class that the settings do not name, or columns of
-            text, whose categories each party would number differently.
+        DataError: the table has no label column, a class that the settings do not name, or columns
+            of text, whose categories would have different codes at each party.
     """
     own = party.table
     if own.label is None:

@@ -1,4 +1,4 @@
-"""Horizontal trainings: a study of many, Flower's simulation on Ray, parties of a project."""
+"""Many horizontal trainings: in this process, in Flower's simulation on Ray, or in a project."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-#: Time limit in seconds for the clients of one round.
+#: Time limit in seconds for all clients in one round.
 _ROUND_S = 3600.0
-#: Most seconds for the start of Flower's simulation.
+#: Time limit in seconds for the start of Flower's simulation.
 _START_S = 120.0
 _RUN = "simulation"
 
@@ -43,7 +43,7 @@ class Trained:
     """One training of a study.
 
     Attributes:
-        title: variant and swept values.
+        title: variant and swept values of the training.
         settings: all settings.
         record: result of `Outcome.record`.
     """
@@ -59,13 +59,13 @@ def train_study(
     engine: Literal["process", "ray"] = "process",
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Trained]:
-    """Train all trainings of a study, except those whose file already exists.
+    """Run all trainings of a study, except those whose result file already exists.
 
     Args:
         study: a study of `vfl.horizontal.settings`.
-        folder: one file a training, named by a digest of its settings.
-        engine: engine of the clients; both give the same weights.
-        say: called with one line about each training.
+        folder: folder with one result file for each training, named by a digest of its settings.
+        engine: engine that runs the clients; both engines yield the same weights.
+        say: function that is called with one line of text about each training.
 
     Raises:
         VFLError: a training failed; the files of the other trainings remain.
@@ -98,18 +98,18 @@ def train_project(
     label: LabelFolder,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Train with the parties of a project as clients, on their own tables.
+    """Train with the parties of a project as clients, on the parties' own tables.
 
     Args:
         settings: settings of the training; every party with a node is a client.
-        label: the label party's folder, whose SuperLink runs.
-        say: called with each test, and with the parties that connect.
+        label: folder of the label party, whose SuperLink is running.
+        say: function that is called with each test, and when parties connect.
 
     Returns:
         The run's folder at the label party.
 
     Raises:
-        VFLError: the error that ended the training, as its party reported it.
+        VFLError: the error that ended the training, as the party reported it.
     """
     clients = len(label.experiment().feature_parties)
     told = settings.model_dump(mode="json", exclude_none=True) | {
@@ -136,11 +136,11 @@ def train_project(
 def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
     """Train in Flower's simulation on Ray; see `vfl.horizontal.simulate`.
 
-    Usage reports are off, and no socket listens beyond the loopback.
+    Usage reports are switched off, and all sockets listen on the loopback interface only.
 
     Raises:
         MissingPackageError: Ray is not installed.
-        UserError: Flower was imported earlier with its telemetry switched on.
+        UserError: Flower was imported before, with its telemetry switched on.
     """
     if find_spec("ray") is None:
         raise MissingPackageError(
@@ -149,7 +149,8 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
             fix="pip install 'vfl[simulation]', or --engine process",
         )
     with _quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # run_simulation; Flower is bounded
+        # Run_simulation; the version of Flower has an upper bound.
+        warnings.simplefilter("ignore", DeprecationWarning)
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
 
@@ -189,7 +190,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Set environment variables that keep Flower and Ray from reporting and listening."""
+    """Set environment variables that keep Flower and Ray from reporting and from listening."""
     before = dict(os.environ)
     os.environ |= QUIET
     try:

@@ -1,4 +1,4 @@
-"""Contract tests for plug-in authors: subclass one, name your members, run pytest.
+"""Contract tests for plug-in authors: subclass a contract, list your specs, run pytest.
 
 >>> from vfl.testing import CodecContract
 >>> class TestMine(CodecContract):

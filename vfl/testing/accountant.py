@@ -1,9 +1,9 @@
-"""Tests for every accountant; a plug-in author subclasses `AccountantContract`.
+"""Tests that every accountant must pass; an author of a plug-in subclasses `AccountantContract`.
 
     class TestMine(AccountantContract):
         specs = ["mine:orders=32"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vfl.privacy.accountants import ACCOUNTANTS, epsilon_by, gaussian_epsilon, n
 from vfl.privacy.events import GaussianSteps
 from vfl.testing.base import Contract, global_states, require_still
 
-#: Kinds of steps, from a little noise to much, sampled and not.
+#: Kinds of noise steps, with little and with much noise, with and without sampling.
 _KINDS = (
     GaussianSteps(0.8, 1),
     GaussianSteps(4.0, 20),
@@ -25,12 +25,12 @@ _KINDS = (
     GaussianSteps(0.7, 50, 0.2),
 )
 _DELTA = 1e-5
-#: Share by which an accountant may round.
+#: Factor by which an accountant's epsilon may be too small, because of rounding.
 _CLOSE = 1 - 1e-3
 
 
 class AccountantContract(Contract):
-    """Properties of every bound of the cost of Gaussian steps."""
+    """Properties of every upper bound of the epsilon of Gaussian noise steps."""
 
     family = "accountant"
 
@@ -76,7 +76,7 @@ class AccountantContract(Contract):
     def cost(
         self, spec: str, steps: GaussianSteps | tuple[GaussianSteps, ...], delta: float = _DELTA
     ) -> float:
-        """Return the cost of steps; skip the test if a package is missing."""
+        """Return the epsilon of noise steps; skip the test if a package is missing."""
         try:
             return epsilon_by(steps, delta, spec)
         except MissingPackageError as missing:
@@ -84,10 +84,10 @@ class AccountantContract(Contract):
 
 
 def _least(kind: GaussianSteps) -> float:
-    """Return a lower bound of the cost: exact without sampling, or else of one step.
+    """Return a lower bound of epsilon: the exact value without sampling, else that of one step.
 
-    A step includes the record with probability q, so a test for the record errs at least as often
-    as one at delta / q.
+    A sampled step includes the record with probability q, so a test for the record errs at least as
+    often as a test at delta / q does.
     """
     rate = kind.sampling_rate
     if rate == 1:

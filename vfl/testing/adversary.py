@@ -1,9 +1,9 @@
-"""Tests for every active adversary; a plug-in author subclasses `AdversaryContract`.
+"""Tests that every active adversary must pass; plug-in authors subclass `AdversaryContract`.
 
     class TestMine(AdversaryContract):
         specs = ["mine:share=0.5"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from vfl.training.local import LocalSession
 
 
 class Watched(Adversary):
-    """Runs another adversary; a hook that breaks its contract raises `AssertionError`.
+    """Adversary that runs another adversary, and raises `AssertionError` if it breaks its contract.
 
     Args:
-        adversary: the adversary to run, which has begun.
+        adversary: the adversary to run, which has already begun.
         classes: number of classes.
     """
 
@@ -73,17 +73,17 @@ class Watched(Adversary):
         self._played.load_training_state(saved)
 
     def _alike(self, hook: str, *given: Any) -> Tensor:
-        """Return the result of a hook that may change only values, not their form."""
+        """Return the result of a hook; the hook may change values, but not their shape or type."""
         found, before = self._look(hook, *given)
         assert isinstance(found, Tensor), f"{hook} gave no tensor"
         assert found.shape == before.shape, f"{hook} changed its shape"
         assert found.dtype == before.dtype, f"{hook} changed its type"
-        # The other end refuses such a frame, and the training ends there.
+        # The other party refuses a frame of another shape, and the training ends there.
         assert torch.isfinite(found).all(), f"{hook} gave what is not finite"
         return found
 
     def _look(self, hook: str, *given: Any) -> tuple[Any, Tensor]:
-        """Return the result of a hook, and its input values."""
+        """Return the result of a hook, and the values that it received."""
         (values,) = (one for one in given if isinstance(one, Tensor))
         before = values.clone()
         found = getattr(self._played, hook)(*given)
@@ -97,12 +97,12 @@ _ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut",)}
 
 
 class AdversaryContract(Contract):
-    """Properties of every tampering party, while a small network of two parties is trained.
+    """Properties of every adversary, tested in trainings of a small network.
 
     Attributes:
-        specs: the adversaries under test, at least one; each must have an effect.
-        rows, classes, columns, width: sizes of the training.
-        known: number of training rows per class whose labels an adversary of a feature party knows.
+        specs: the adversaries under test, at least one; each must change the training.
+        rows, classes, columns, width: numbers of rows, classes and columns, and width of the cut.
+        known: number of training rows per class whose labels an adversary at a feature party knows.
     """
 
     family = "adversary"
@@ -189,14 +189,15 @@ class AdversaryContract(Contract):
         return adversary
 
     def _view(self, adversary: ActiveAdversary) -> View:
-        """Return all holdings of a party of the adversary's kind."""
+        """Return all evidence that a party of the adversary's kind may hold."""
         draw = generator(0, "contract")
         return held(adversary, self._experiment(), self._data(), "bank", self.known, draw)
 
     def _train(self, adversary: Adversary | None, folder: Path | None = None) -> LocalSession:
-        """Train against an adversary; resume an earlier training in the folder.
+        """Train against an adversary; if the folder has an earlier training, resume it.
 
-        Three batches are in flight, because a feature party makes those again after a resume.
+        Three batches are in flight, because a feature party computes their cuts again after a
+        resume.
         """
         who = getattr(adversary, "who", None)
         adversaries = {} if who is None or adversary is None else {PLAYERS[who]: adversary}
@@ -211,7 +212,7 @@ class AdversaryContract(Contract):
     @classmethod
     @cache
     def _honest(cls) -> str:
-        """Return the weights of a training without an adversary."""
+        """Return a digest of the weights of a training without an adversary."""
         return cls()._train(None).weights_digest()
 
     def _experiment(self) -> Experiment:
@@ -226,7 +227,7 @@ class AdversaryContract(Contract):
         )
 
     def _data(self) -> dict[str, PartyData]:
-        """Make rows with separable classes, at two feature parties and a label party."""
+        """Make rows with separable classes for two feature parties and a label party."""
         draw, rows = generator(0, "contract"), torch.randperm(self.rows, generator=generator(1))
         labels = torch.arange(self.rows) % self.classes
         split = Split(*(part.sort().values.numpy() for part in rows.tensor_split([100, 125])))
@@ -243,7 +244,7 @@ class AdversaryContract(Contract):
 
 
 def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Return the rows that a trigger marks, axes (rows,); check that values keep their form."""
+    """Return which rows a trigger marks, axes (rows,), and check that values keep their shape."""
     before = values.clone()
     marked = mark(values)
     assert torch.equal(values, before), f"{mark.__name__} changed in place what it was given"
@@ -253,7 +254,7 @@ def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
 
 
 def _require_plain(name: str, value: object) -> None:
-    """Require that a checkpoint contains only tensors, numbers and texts, in mappings and lists."""
+    """Require that a checkpoint contains only tensors, numbers, texts, and containers of these."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             _require_plain(f"{name}[{key}]", one)

@@ -1,9 +1,9 @@
-"""Tests for every attack; a plug-in author subclasses `AttackContract`.
+"""Tests that every attack must pass; an author of a plug-in subclasses `AttackContract`.
 
     class TestMine(AttackContract):
         specs = ["mine:steps=50"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from vfl.testing.base import Contract, differing, draw_from_all, global_states, 
 
 
 class AttackContract(Contract):
-    """Properties of every attack: it wins if labels leak, and otherwise scores like its guess.
+    """Properties of every attack: it succeeds if labels leak, and otherwise only guesses.
 
-    The two cases are of a feature party in the inference phase. An attack that needs other cases
-    overrides `case`.
+    In both test cases, the attacker is a feature party in the inference phase. An attack that needs
+    other test cases overrides `case`.
 
     Attributes:
-        specs: the attacks under test, at least one.
-        wins: smallest score when classes are well separated.
-        rows, classes, width: sizes of the two cases.
+        specs: specs of the attacks under test, at least one.
+        wins: smallest score that an attack must reach when the classes are well separated.
+        rows, classes, width: numbers of rows and classes, and width of the cut, in both test cases.
         leaks: number of leaked labels of each class.
     """
 
@@ -60,11 +60,11 @@ class AttackContract(Contract):
     leaks: ClassVar[int] = 5
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
-        """Make a victim with separated classes, or one whose rows have no information on labels.
+        """Make a victim whose cuts separate the classes, or carry no information about labels.
 
         Args:
-            leaking: whether labels leak.
-            grants: grants of the attacker.
+            leaking: whether the victim's cuts leak the labels.
+            grants: grants that the attacker has.
         """
         draw = generator(0, "contract", int(leaking))
         labels = torch.arange(self.rows) % self.classes
@@ -91,7 +91,8 @@ class AttackContract(Contract):
     def test_it_wins_where_it_must_and_leaves_all_else_alone(self, spec: str) -> None:
         attack = make(spec)
         case = self.case(True, attack.needs)
-        found = guess_of(case, attack, generator(0, "draw"))  # imports of the attack may draw
+        # Imports of the attack may draw random numbers.
+        found = guess_of(case, attack, generator(0, "draw"))
         assert case.labels is not None
         inputs = None if case.inputs is None else case.inputs.shape
         require_form(found, attack, len(case.labels), self.classes, inputs)
@@ -121,13 +122,14 @@ class AttackContract(Contract):
                 attack.run(less.view, generator(0, "draw"))
 
     def require_win(self, score: Score) -> None:
-        """Require the score that an attack must reach on a leaking victim."""
+        """Require the score that an attack must reach if the victim leaks labels."""
         assert score.value >= self.wins, f"{score.measure} {score.value:.3f}"
 
     def require_guess(self, score: Score) -> None:
-        """Require a score near the guess on a victim without a leak."""
+        """Require a score close to guessing if the victim does not leak labels."""
         deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
-        # Even random clusters match better than by chance, because the best matching is used.
+        # Even random clusters match the classes better than by chance, because the best matching is
+        # used.
         margin = 6 if score.measure == "matched_accuracy" else 4
         assert score.value <= score.guess + margin * deviation, "it beats its guess"
 
@@ -138,7 +140,7 @@ class AttackContract(Contract):
 def require_form(
     found: Tensor, attack: Attack, rows: int, classes: int, inputs: torch.Size | None
 ) -> None:
-    """Require the form that the attack's goal defines for these rows; see `Attack.goal`."""
+    """Require the shape and type that the attack's goal defines; see `Attack.goal`."""
     wanted = {"labels": (rows, classes)} | dict.fromkeys(("values", "clusters", "scores"), (rows,))
     assert found.shape == wanted.get(attack.goal, inputs), "a guess has an unexpected shape"
     wanted_type = torch.int64 if attack.goal in ("clusters", "tokens") else torch.float32
@@ -147,7 +149,7 @@ def require_form(
 
 
 def _bottom(width: int) -> nn.Module:
-    """Return two lossless rotations in place of a trained bottom."""
+    """Return two rotations, which lose no information, in place of a trained bottom model."""
     with scoped(1):
         layers = [nn.Linear(width, width), nn.Linear(width, width)]
         for layer in layers:
@@ -156,21 +158,22 @@ def _bottom(width: int) -> nn.Module:
 
 
 def _linear(weight: Tensor) -> nn.Module:
-    """Return a linear layer with a weight and no bias."""
+    """Return a linear layer with this weight and without a bias."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     made.weight.data.copy_(weight)
     return made
 
 
 class GradientAttackContract(AttackContract):
-    """`AttackContract` on a training that a feature party recorded.
+    """`AttackContract` for attacks on a training that a feature party recorded.
 
-    Without a leak, the label party trained on the labels of other rows.
+    In the case without a leak, the label party trained on the labels of other rows.
 
     Attributes:
-        top: spec of the label party's top.
-        positive: share of class 1 if there are two classes; None gives `classes` equal shares.
-        epochs, batch_size: length of the training, and rows of a batch.
+        top: spec of the label party's top model.
+        positive: fraction of class 1 if there are two classes; with None, all classes have the same
+            number of rows.
+        epochs, batch_size: number of epochs of the training, and of rows in a batch.
     """
 
     leaks: ClassVar[int] = 1
@@ -211,7 +214,7 @@ class GradientAttackContract(AttackContract):
     def _train(
         self, inputs: Tensor, labels: Tensor, draw: torch.Generator
     ) -> tuple[list[RecordedExchange], nn.Module]:
-        """Train by gradient descent; return the record of the bottom's owner, and the top."""
+        """Train by gradient descent; return the recorded exchanges and the top model."""
         with scoped(2):
             bottom = nn.Linear(self.width, self.width)
             top = make_top(self.top).build(self.width, self.classes)
@@ -234,13 +237,15 @@ class GradientAttackContract(AttackContract):
 class InputAttackContract(AttackContract):
     """`AttackContract` for attacks on cuts that a label party received from one feature party.
 
-    Without a leak, cuts and predictions are those of other rows. In a U-shape the top is behind the
-    middle and a last layer, which the label party lacks.
+    In the case without a leak, the cuts and predictions belong to other rows. In a U-shape, the top
+    model follows the middle model; a last layer follows the top model, and the label party does not
+    have it.
 
     Attributes:
-        joint: whether the label party has two own columns, which its top also reads.
-        wins: largest remaining share of the mean row's squared error.
-        leaks: number of rows whose columns leaked.
+        joint: whether the label party has two columns of its own, which its top model also uses.
+        wins: largest squared error that an attack may have, as a fraction of the error of always
+            guessing the mean row.
+        leaks: number of rows whose columns are leaked.
     """
 
     joint: ClassVar[bool] = False
@@ -250,7 +255,7 @@ class InputAttackContract(AttackContract):
     leaks: ClassVar[int] = 150
 
     def recipe(self) -> nn.Module:
-        """Return an untrained bottom of the same architecture."""
+        """Return an untrained bottom model with the architecture of the victim's."""
         return nn.Sequential(nn.Flatten(), nn.Linear(self.width, 2 * self.width), nn.Tanh())
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
@@ -288,7 +293,7 @@ class InputAttackContract(AttackContract):
         return Case(view, labels[rest], inputs[rest])
 
     def _rows(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make columns whose rows lie around one point per class."""
+        """Make columns whose rows lie around one point for each class."""
         labels = torch.randint(self.classes, (self.rows,), generator=draw)
         inputs = 1.5 * torch.eye(self.classes, self.width)[labels]
         return inputs + 0.5 * torch.randn(self.rows, self.width, generator=draw), labels
@@ -301,7 +306,7 @@ class InputAttackContract(AttackContract):
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
-    """Return all holdings of a view by name: their bytes, and whether they carry a graph."""
+    """Return all evidence in a view, by name: its bytes, and whether it has a gradient graph."""
     return {
         name: (values.detach().numpy().tobytes(), values.requires_grad)
         for name, values in _tensors("view", view._holdings)
@@ -347,7 +352,7 @@ def _opens(reach: Callable[[], object]) -> bool:
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in evidence with its name; call callables for their tensors."""
+    """Yield every tensor in the evidence with its name; callables are called for their tensors."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, list | tuple):

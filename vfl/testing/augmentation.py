@@ -1,9 +1,9 @@
-"""Tests for every augmentation; a plug-in author subclasses `AugmentationContract`.
+"""Tests that every augmentation must pass; plug-in authors subclass `AugmentationContract`.
 
     class TestMine(AugmentationContract):
         specs = ["mine:angle=10"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class AugmentationContract(Contract):
     """Properties of every augmentation of training rows.
 
     Attributes:
-        shape: axes of the tested rows.
+        shape: shape of the rows under test.
     """
 
     family = "augmentation"
     shape: ClassVar[tuple[int, ...]] = (2, 8, 6)
 
     def rows(self) -> Tensor:
-        """Return rows to change."""
+        """Return the rows that an augmentation changes."""
         return torch.rand(_ROWS, *self.shape, generator=generator(0, "augment")) + 1
 
     def make(self, spec: str) -> Augmentation:
-        """Make the augmentation that the spec names."""
+        """Build the augmentation that a spec names."""
         made = AUGMENTATIONS.make(spec)
         made.check(self.shape)
         return made

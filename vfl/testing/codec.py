@@ -1,9 +1,9 @@
-"""Tests for every codec; a plug-in author subclasses `CodecContract`.
+"""Tests that every codec must pass; an author of a plug-in subclasses `CodecContract`.
 
     class TestMine(CodecContract):
         specs = ["mine:k=3"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class CodecContract(Contract):
     """Properties of every codec, in both directions.
 
     Attributes:
-        specs: the codecs under test, at least one; include the extremes of their options.
-        width: width of the bottom's output, which every spec must accept.
+        specs: specs of the codecs under test, at least one; include the extreme values of their
+            options.
+        width: width of the bottom model's output, which every codec under test must accept.
     """
 
     family = "codec"
@@ -75,7 +76,7 @@ class CodecContract(Contract):
                 assert _same_bits(trip.replay(), trip.grad), (
                     "`kept` differs from the values that encode kept"
                 )
-            trip.decoded += 1  # both are writable
+            trip.decoded += 1  # both are writable memory
             trip.grad += 1
 
     def test_any_bytes_like_payload_is_read_alike(self, spec: str) -> None:
@@ -98,7 +99,7 @@ class CodecContract(Contract):
         width = codec.wire_width(self.width)
         if not codec.equal_queries(width):
             raise SkipTest("its queries differ in length, as it declares")
-        for step in range(3):  # learned state is no secret, but makes some values shorter
+        for step in range(3):  # learned state is not secret, but makes some values shorter
             codec.encode(_cut(spec, 17, self.width), _context(True, 17, "feature", step))
             codec.commit(step)
         for rows in ROWS[1:]:
@@ -201,7 +202,7 @@ class CodecContract(Contract):
 
 
 class _Trip:
-    """One cut and its gradient over the wire, with a separate codec object at each end."""
+    """A cut and its gradient that are encoded and decoded; each party has its own codec object."""
 
     def __init__(self, spec: str, cut: Tensor, training: bool, device: str = "cpu") -> None:
         self._spec = spec
@@ -224,18 +225,18 @@ class _Trip:
         self.grad = self.read_grad(bytes(self.grad_payload))
 
     def read(self, payload: Payload) -> Tensor:
-        """Decode the cut from a payload, at the receiving end."""
+        """Decode the cut from a payload at the label party."""
         rows, width = self._shape
         return self._receiver.decode(payload, rows, width, _context(self._training, rows)).cut
 
     def read_grad(self, payload: Payload) -> Tensor:
-        """Decode the gradient from a payload, at the sending end."""
+        """Decode the gradient from a payload at the feature party."""
         rows, width = self._shape
         context = _context(self._training, rows)
         return self._sender.decode_grad(payload, self.encoded.saved, rows, width, context)
 
     def replay(self) -> Tensor:
-        """Decode the gradient by a codec that has only the two payloads."""
+        """Decode the gradient with a new codec that receives only the two payloads."""
         rows, width = self._shape
         codec, context = make(self._spec), _context(self._training, rows)
         saved = codec.decode(bytes(self.encoded.payload), rows, width, context).saved
@@ -247,7 +248,7 @@ class _Trip:
 def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, bytes]:
     """Run one step of a codec at a feature party and a label party.
 
-    Return what they decode, as bytes.
+    Return the cut and the gradient that they decode, as bytes.
     """
     sender, receiver = ends
     (rows, width), decoding = cut.shape, _context(True, len(cut), step=step)
@@ -261,7 +262,7 @@ def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, b
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:
-    """Make a rectified normal cut of the wire width; the first row is all zeros."""
+    """Make a cut of ReLU outputs with the codec's width; the first row contains only zeros."""
     codec: Codec = make(spec)
     codec.check(bottom_width)
     width = codec.wire_width(bottom_width)
@@ -275,7 +276,7 @@ def _grad(cut: Tensor) -> Tensor:
 
 
 def _context(training: bool, rows: int, party: str = "", step: int = 3) -> StepContext:
-    """Return a party's encoding context; without a name, that of a decoding end."""
+    """Return the context of a party that encodes; without a name, of a party that decodes."""
     if not training:
         return INFERENCE
     secret = Secret.of_simulation(0, party) if party else None
@@ -292,7 +293,7 @@ def _require_tensor(tensor: Tensor, cut: Tensor) -> None:
 
 
 def _mutations(payload: bytes) -> Iterator[bytes]:
-    """Yield truncations, extensions, bit flips and random bytes of a payload, always the same."""
+    """Yield truncated, extended, bit-flipped and random payloads, always the same ones."""
     draw = random.Random(0)
     for cut_bytes in {0, 1, len(payload) // 2, len(payload) - 1}:
         yield payload[: max(cut_bytes, 0)]

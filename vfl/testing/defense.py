@@ -1,9 +1,9 @@
-"""Tests for every defense; a plug-in author subclasses `DefenseContract`.
+"""Tests that every defense must pass; an author of a plug-in subclasses `DefenseContract`.
 
     class TestMine(DefenseContract):
         specs = ["mine:strength=2"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ class DefenseContract(Contract):
     """Properties of every defense, and of every chain of defenses.
 
     Attributes:
-        specs: the defenses under test, at least one; include the extremes of their options.
+        specs: specs of the defenses under test, at least one; include the extreme values of their
+            options.
         width: width of the cut.
-        parties: number of parties in a merged cut, each with equal width; it divides `width`.
-        classes: columns of the top's output.
+        parties: number of parties whose cuts, of equal width, form a merged cut; it divides
+            `width`.
+        classes: number of columns of the top model's output.
     """
 
     family = "defense"
@@ -44,7 +46,7 @@ class DefenseContract(Contract):
     classes: ClassVar[int] = 3
 
     def test_a_training_goes_through_its_hooks(self, spec: str) -> None:
-        """Require stable shapes and types, no change in place, and repeatable results."""
+        """Require stable shapes and types, unchanged inputs, and repeatable results."""
         given, before, states = self._values(), self._values(), global_states()
         defense = self._made(spec)
         made = self._play(defense, given=given)
@@ -134,7 +136,7 @@ class DefenseContract(Contract):
         assert any(one.grad is not None for one in layers.parameters()), "layers that cannot train"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
-        """Test that a party can compute the cost from shapes before it consents."""
+        """Test that a party can compute a defense's cost from shapes alone, before it consents."""
         defense = make(spec)
         assert isinstance(defense.fit_epochs, int), "fit_epochs is not a number of epochs"
         assert defense.fit_epochs >= 0, "fit_epochs is negative"
@@ -209,30 +211,30 @@ class DefenseContract(Contract):
         assert refusal is None or refusal.fix or refusal.want, "it was refused without a fix"
 
     def _bottom(self, defense: Defense) -> nn.Module:
-        """Return an untrained bottom; for a defense of words, one that reads words."""
+        """Return an untrained bottom model; for a defense of words, a model that reads words."""
         if defense.of_words:
             return nn.Sequential(_Words(_MOST_WORDS, 2), nn.Linear(2 * _LENGTH, self.width))
         return nn.Linear(self.width, self.width)
 
     def _fed(self, defense: Defense) -> Tensor:
-        """Return the inputs of that bottom, axes (rows, columns)."""
+        """Return inputs for this bottom model, axes (rows, columns)."""
         if defense.of_words:
             draw = generator(0, "contract words")
             return torch.randint(_MOST_WORDS, (ROWS, _LENGTH), generator=draw).float()
         return self._values()["cut"]
 
     def _made(self, spec: str) -> Defense:
-        """Return the defense, prepared for the labels."""
+        """Return the defense, prepared for the labels of a training."""
         defense = make(spec)
         defense.prepare(LabelKind(self.classes))
         return defense
 
     def _begun_with(self, defense: Defense, labels: Tensor) -> Tensor:
-        """Return the labels with which a training begins."""
+        """Return the labels with which the training begins under a defense."""
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
     def _values(self) -> dict[str, Tensor]:
-        """Return the inputs of a round's hooks, by the name of the value."""
+        """Return the values that a round passes to the hooks, by the name of the value."""
         draw = generator(0, "contract")
         return {
             "inputs": torch.randn(ROWS, 4, generator=draw),
@@ -245,10 +247,10 @@ class DefenseContract(Contract):
     def _play(
         self, defense: Defense, step: int = 0, given: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Run one training round through every hook; yield each result that is not None."""
+        """Run one training round through every hook, and yield each result that is not None."""
         values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
-        if step == 0:  # a training begins
+        if step == 0:  # the hooks at the beginning of a training
             labels = self._begun_with(defense, labels)
         counts = defense.counts(torch.arange(ROWS), epoch=1 + step)
         fed, used = defense.batch(inputs, labels, context)
@@ -267,7 +269,7 @@ class DefenseContract(Contract):
         return {name: value for name, value in made.items() if value is not None}
 
     def _wrapped(self, defense: Defense, part: str) -> nn.Module:
-        """Return a linear bottom or top with fixed weights, wrapped by the defense."""
+        """Return a linear bottom or top model with fixed weights, wrapped by the defense."""
         with scoped(1):
             if part == "bottom":
                 bottom = defense.wrap_bottom(self._bottom(defense), self.width)
@@ -278,7 +280,7 @@ class DefenseContract(Contract):
 
 
 class _Words(nn.Module):
-    """Concatenates the vectors of integers."""
+    """Model that concatenates the embedding vectors of integers."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()

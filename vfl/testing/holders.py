@@ -1,11 +1,12 @@
-"""Contract tests of protocols whose parties have shares.
+"""Contract tests for protocols whose parties hold secret shares.
 
 class TestMine(HolderContract):
     protocols = {"product": Protocol(make, program, result=torch.tensor([6.0]), holders=2)}
 
-One holder's links belong to an adversary that receives the others' messages before it sends its own
-(rushing). It echoes, replays, changes its messages in part or for one receiver, sends other sizes,
-or falls silent. The last party is the helper, a dealer; the tests check its messages too.
+The tests replace the links of one holder by an adversary, which receives the messages of the others
+before it sends its own (rushing). The adversary repeats other parties' messages or earlier ones,
+changes its messages partly or for one receiver, sends other sizes, or stops sending. The last party
+is the helper, which deals; the tests also check the messages that it receives.
 """
 
 from __future__ import annotations
@@ -37,41 +38,47 @@ from vfl.mpc.rules import name_of
 from vfl.testing.base import Contract
 
 Note = Callable[[Tensor], None]
-#: Messages of one turn, each with the role of its receiver.
+#: Messages that a holder sends in one turn, each with the role of its receiver.
 Sent = list[tuple[int, Frame]]
-#: Maps the messages that the adversary should send, and those it received in this turn, to the
-#: messages it sends. Its own holder continues with any replaced received message.
+#: Function from the turn, the messages that an honest holder would send, and the messages received
+#: in this turn, to the messages that the adversary sends. If the function replaces a received
+#: message, the adversary's own holder continues with the replaced one.
 Behaviour = Callable[[int, Sent, dict[int, Frame]], Sent]
 
 _WORD = np.dtype("<i8")
-#: Seconds that the adversary first waits for the others; an asymmetric protocol waits for it
-#: instead.
+#: Seconds that the adversary waits for messages of the others first; in an asymmetric protocol, the
+#: others wait for its message instead.
 _PATIENCE_S = 0.02
 _TIMEOUT_S = 0.15
-#: A protocol that takes longer counts as hanging.
+#: Seconds after which a protocol counts as hanging.
 _HANGING_S = 60.0
-#: Counts and indices are below this number, and repeat.
+#: Words below this number are counts or indices, which may repeat.
 _LEAST_WORD = 1 << 40
-#: Messages of a check of MACs: the opening, the commitment, the committed part and its nonce.
+#: A check of MACs has three messages: the opening, the commitment, and the committed part with its
+#: nonce.
 _CHECK_TURNS, _NONCE_BYTES = 3, 16
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A program of several parties; the first ones have shares, and the last one helps them.
+    """A program of several parties; the first parties hold shares, and the last party helps them.
 
     Attributes:
-        make: makes the parties, with agreed keys, from the seconds that they wait for a message.
-        program: each party's program; it records shares that it sends to the helper in another
-            form. Its result is a tensor at every holder that learns the values, None elsewhere.
-        result: its result if all parties follow the protocol.
-        holders: number of holders; the helper's role follows theirs.
-        tolerance: largest error of a right result.
-        macs: whether a false share is detected. Other protocols assume that parties follow them; if
-            a party sends false values of the right form, they may accept a wrong result.
-        helper: view of the helper: nothing, values that masks make uniform, or masked parts of
-            permuted values, which reveal only the values.
-        word_bytes: bytes of an element in a message to the helper, the uppermost of a word.
+        make: function that makes the parties, with agreed keys, from the seconds that they wait for
+            a message.
+        program: program that each party runs; it records the shares that it sends to the helper in
+            another form. It returns a tensor at every holder that learns the values, and None at
+            all other parties.
+        result: the result if all parties follow the protocol.
+        holders: number of holders; the helper has the next role number.
+        tolerance: largest error of a correct result.
+        macs: whether the protocol detects a false share. If it does not, it assumes that parties
+            follow it, and may accept a wrong result if a party sends false values of the right
+            form.
+        helper: values that the helper receives: nothing, values that masks make uniform, or masked
+            parts of permuted values, from which it learns only the unordered values.
+        word_bytes: number of bytes of an element in a message to the helper; they are the upper
+            bytes of a word.
     """
 
     make: Callable[[float], LocalParties[Any]]
@@ -84,22 +91,22 @@ class Protocol:
     word_bytes: int = 8
 
     def right(self, found: Tensor) -> bool:
-        """Return whether a result is right."""
+        """Return whether a result is correct."""
         wanted = self.result.double()
         return bool(((found.double() - wanted).abs() <= self.tolerance).all())
 
 
 class Adversary:
-    """The links of one dishonest holder, which receives before it sends and may send anything.
+    """The links of one dishonest holder, which receives before it sends, and may send any message.
 
     Args:
-        links: links of the holder, by role.
-        holders: roles of the holders it waits for.
-        behave: behaviour in a turn; by default honest.
-        patience_s: seconds to wait for the others before it sends.
+        links: the holder's links, by role of the other party.
+        holders: number of holders, for whose messages it waits.
+        behave: function that determines its messages in a turn; by default, they are honest.
+        patience_s: seconds to wait for the others' messages before it sends.
 
     Attributes:
-        turns: messages that an honest holder would have sent in each turn.
+        turns: messages that an honest holder would have sent, for each turn.
     """
 
     def __init__(
@@ -116,16 +123,16 @@ class Adversary:
         self.turns: list[Sent] = []
 
     def hold(self, peer: int, frame: Frame) -> None:
-        """Hold a message back until this holder waits for one."""
+        """Keep a message back until this holder waits for a message."""
         self._held.append((peer, replace(frame, payload=bytes(frame.payload))))
 
     def receive(self, peer: int) -> Frame:
-        """Return the next frame of a party."""
+        """Return the next frame from a party."""
         self.flush()
         return self._heard[peer].popleft() if self._heard[peer] else self._links[peer].receive()
 
     def flush(self) -> None:
-        """End a turn."""
+        """End a turn: send the messages that were kept back."""
         if not self._held:
             return
         sent, self._held = self._held, []
@@ -150,7 +157,7 @@ class Adversary:
 
 @dataclass
 class Tapped:
-    """A link of an adversary, or a link whose end stores the received frames."""
+    """A link of the adversary, or a link of an honest party that stores the frames it receives."""
 
     link: Polled
     peer: int
@@ -188,7 +195,7 @@ class Tapped:
 
 @dataclass
 class Played:
-    """The outcome of a session: results and notes by role, and messages sent or received."""
+    """Outcome of a session: results and recorded shares by role, and the messages."""
 
     results: list[Tensor | None]
     notes: dict[int, list[Tensor]]
@@ -206,7 +213,7 @@ def play(
     """Run a protocol several times in one session; one holder may be an adversary.
 
     Raises:
-        VFLError: a holder failed; this is the first error.
+        VFLError: a holder failed; the first error is raised.
     """
     found = []
     with protocol.make(timeout_s) as parties:
@@ -220,7 +227,7 @@ def play(
                 }
                 hands = None
                 if party.role == liar:
-                    # If every opening is checked, all holders send in each turn.
+                    # If every opening is checked, all holders send a message in each turn.
                     patience_s = _HANGING_S if protocol.macs else _PATIENCE_S
                     hands = adversary = Adversary(links, protocol.holders, behave, patience_s)
                 for peer, channel in party.channels.items():
@@ -233,7 +240,7 @@ def play(
             ) -> Tensor | None:
                 if party.role != liar:
                     return protocol.program(party, notes[party.role].append)
-                try:  # an error at the adversary is not the protocol's
+                try:  # an error at the adversary is not a failure of the protocol
                     result = protocol.program(party, notes[party.role].append)
                     hands.flush()
                 except VFLError:
@@ -250,7 +257,7 @@ def play(
 
 
 def _shifted(payload: bytes, at: int) -> bytes:
-    """Add one to the first word, or to the last."""
+    """Add one to the first word of a payload, or to its last word."""
     words = bytearray(payload)
     start = 0 if at == 0 else max(0, len(words) - 8)
     value = int.from_bytes(words[start : start + 8], "little") + 1
@@ -268,12 +275,13 @@ def _negated(payload: bytes) -> bytes:
 
 @dataclass
 class Lie:
-    """One kind of false message in one turn; in other turns the holder follows the protocol.
+    """One kind of false message in one turn; in all other turns, the holder follows the protocol.
 
     Attributes:
-        kind: see `KINDS` and `SIZES`; a kind that does not apply leaves the message unchanged.
+        kind: kind of the message, see `KINDS` and `SIZES`; a kind that does not apply leaves the
+            message unchanged.
         turn: the turn.
-        only: the only receiver, or None for all.
+        only: role of the only receiver of the false message; None means all receivers.
     """
 
     kind: str
@@ -297,7 +305,7 @@ class Lie:
                 found.append((peer, frame))
             self._before.append(frame)
         if turn == self.turn and self.kind.endswith("throughout") and heard:
-            one = min(heard)  # the own holder then has the same wrong sum as all others
+            one = min(heard)  # the liar's own holder then gets the same wrong sum as all others
             shifted = self._changed(one, bytes(heard[one].payload), heard)
             heard[one] = replace(heard[one], payload=shifted)
         return found
@@ -329,7 +337,7 @@ class Lie:
         return payload
 
 
-#: Messages that the protocol cannot send, and messages that it could.
+#: Kinds of messages that the protocol cannot send, and kinds that it could send.
 SIZES = ("shorter", "longer", "empty", "other turn")
 KINDS = (
     "first element",
@@ -346,14 +354,14 @@ KINDS = (
 
 @dataclass
 class LateLie:
-    """Opens a false value, then completes the check to 0, given the other parties' parts."""
+    """Opens a false value, and then chooses its part of the check so that all parts add up to 0."""
 
     opening: int
 
     def __call__(self, turn: int, sent: Sent, heard: dict[int, Frame]) -> Sent:
         """See `Behaviour`."""
         if turn == self.opening:
-            one = min(heard)  # the own holder then has the same wrong sum as all others
+            one = min(heard)  # the liar's own holder then gets the same wrong sum as all others
             heard[one] = replace(heard[one], payload=_shifted(bytes(heard[one].payload), -1))
             return [(peer, replace(one, payload=_shifted(bytes(one.payload), -1)))
                     for peer, one in sent]  # fmt: skip
@@ -371,7 +379,7 @@ class LateLie:
 
 @dataclass
 class EchoedCheck:
-    """Repeats another holder's commitment, and shows the same part as that holder."""
+    """Repeats another holder's commitment, then shows that holder's part of the check."""
 
     opening: int
 
@@ -384,10 +392,10 @@ class EchoedCheck:
 
 
 class HolderContract(Contract):
-    """Properties of every protocol with shares.
+    """Properties of every protocol on shares.
 
     Attributes:
-        protocols: protocols under test, by name.
+        protocols: the protocols under test, by name.
     """
 
     family = "protocol"
@@ -399,14 +407,14 @@ class HolderContract(Contract):
         cls._turns = {}
 
     def _honest_turns(self, spec: str, role: int) -> list[Sent]:
-        """Return the messages of an honest holder in each turn; the protocol runs once for this."""
+        """Return an honest holder's messages in each turn; this runs the protocol once."""
         if (spec, role) not in self._turns:
             (honest,) = play(self.protocols[spec], role)
             self._turns[spec, role] = honest.turns
         return self._turns[spec, role]
 
     def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
-        """Yield each kind of lie in each turn of each holder, to all receivers and to one."""
+        """Yield each kind of false message in each turn of each holder, to all and to one."""
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             for turn, sent in enumerate(self._honest_turns(spec, liar)):
@@ -457,7 +465,10 @@ class HolderContract(Contract):
                 )
 
     def test_a_lie_in_the_right_form(self, spec: str) -> None:
-        """Test that MACs detect a lie; without MACs the session ends well or with a typed error."""
+        """Test that MACs detect a lie.
+
+        Without MACs, the session must end with a result or with a typed error.
+        """
         protocol, wrong = self.protocols[spec], 0
         for liar, lie in self._lies(spec, KINDS):
             try:
@@ -489,7 +500,7 @@ class HolderContract(Contract):
             assert f"of {name_of(liar)}" in (caught.value.got or ""), "an echo passes"
 
     def test_nothing_that_is_sent_comes_twice(self, spec: str) -> None:
-        """Test that a program that runs twice in one session uses each mask once."""
+        """Test that a program that runs twice in one session uses each mask only once."""
         one, two = play(self.protocols[spec], times=2)
         for pair in one.heard:
             again = _words(one.heard[pair]) & _words(two.heard[pair])
@@ -535,7 +546,7 @@ class HolderContract(Contract):
 
 
 def _words(payloads: Sequence[bytes]) -> set[int]:
-    """Return all whole words that are not counts."""
+    """Return all complete words that are not counts or indices."""
     found: set[int] = set()
     for payload in payloads:
         words = np.frombuffer(payload[: len(payload) // 8 * 8], "<u8")
@@ -544,14 +555,14 @@ def _words(payloads: Sequence[bytes]) -> set[int]:
 
 
 def _uniform(raw: bytes) -> bool:
-    """Return whether the chi-square of the bytes is within six deviations."""
+    """Return whether the chi-square statistic of the bytes is within six standard deviations."""
     counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
     statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     return bool(abs(statistic - 255) < 6 * (2 * 255) ** 0.5)
 
 
 def _sums(parts: Sequence[bytes], size: int) -> np.ndarray:
-    """Return the helper's sums of all parts: their upper bytes as words, added."""
+    """Return the sum of all parts at the helper; each element is the upper bytes of a word."""
     total: np.ndarray = np.zeros(len(parts[0]) // size, _WORD)
     for raw in parts:
         words = np.zeros((len(total), 8), np.uint8)

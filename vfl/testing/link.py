@@ -1,4 +1,4 @@
-"""Contract tests of a link; subclass them to test another transport.
+"""Contract tests for a link; subclass them to test another transport.
 
 class TestMyLink(LinkContract):
     @pytest.fixture
@@ -19,20 +19,21 @@ from vfl.core.frame import Frame, Kind, Link
 
 Pair = tuple[Link, Link]
 
-#: Larger than the buffers of a socket, so that a write has to wait for its reader.
+#: Size that exceeds the buffers of a socket, so that a write has to wait for its reader.
 LARGE_BYTES = 24 * 1024 * 1024
 
 
 class LinkContract:
     """Properties of every pair of connected links.
 
-    A subclass provides the fixture `pair`: (end of the label party, end of a feature party),
-    both ready for use. A link that waits for lost peers should do so for two seconds at most.
+    A subclass provides the fixture `pair`: (the label party's link, a feature party's link), both
+    ready for use. A link that waits for lost peers should wait for at most two seconds in these
+    tests.
     """
 
     @pytest.fixture
     def pair(self) -> Pair:
-        """Return two connected ends."""
+        """Return the two connected links."""
         raise NotImplementedError("a subclass provides the fixture `pair`")
 
     def test_frames_keep_every_field(self, pair: Pair) -> None:
@@ -96,9 +97,10 @@ def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
 
 
 def _beside(send: Callable[[Frame], None], *frames: Frame) -> threading.Thread:
-    """Send frames in a separate thread, since they may wait until this thread reads.
+    """Send frames in a separate thread, because sending may wait until this thread reads.
 
-    A transport for one thread finishes here immediately, before the caller starts to receive.
+    With a transport for a single thread, the sending thread ends at once, before the caller
+    receives.
     """
 
     def work() -> None:

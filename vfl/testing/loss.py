@@ -1,9 +1,9 @@
-"""Tests for every loss; a plug-in author subclasses `LossContract`.
+"""Tests that every loss must pass; an author of a plug-in subclasses `LossContract`.
 
     class TestMine(LossContract):
         specs = ["mine:margin=0.5"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LossContract(Contract):
     family = "loss"
 
     def batch(self, spec: str) -> tuple[Loss, Tensor, Tensor]:
-        """Return the loss that the spec names, outputs and targets."""
+        """Return the loss that a spec names, with outputs and targets."""
         loss, drawn = LOSSES.make(spec), generator(0, "loss")
         if loss.task == "regression":
             return loss, torch.randn(_ROWS, generator=drawn), torch.randn(_ROWS, generator=drawn)

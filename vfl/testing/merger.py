@@ -1,9 +1,9 @@
-"""Tests for every merger; a plug-in author subclasses `MergerContract`.
+"""Tests that every merger must pass; an author of a plug-in subclasses `MergerContract`.
 
     class TestMine(MergerContract):
         specs = ["mine:heads=2"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class MergerContract(Contract):
     """Properties of every merger of cuts.
 
     Attributes:
-        widths: widths of the tested cuts.
+        widths: widths of the cuts under test.
     """
 
     family = "merger"
     widths: tuple[int, ...] = (4, 4, 4)
 
     def cuts(self) -> list[Tensor]:
-        """Return cuts to merge, axes (rows, width) each."""
+        """Return the cuts to merge, each with axes (rows, width)."""
         drawn = generator(0, "merger")
         return [torch.randn(_ROWS, width, generator=drawn) for width in self.widths]
 
     def build(self, spec: str) -> nn.Module:
-        """Build the module that the spec names."""
+        """Build the module that a spec names."""
         with scoped(1):
             return make_merger(spec).build(self.widths)
 

@@ -1,10 +1,10 @@
-"""Tests for every bottom and top; a plug-in author subclasses a contract.
+"""Tests that every bottom and top model must pass; plug-in authors subclass a contract.
 
     class TestMine(BottomContract):
         specs = ["mine:hidden=8"]
         shape, width = (12,), 4
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _ROWS = 5
 
 
 class _ModelContract(Contract):
-    """Properties of a network's bottom or top.
+    """Properties of every bottom or top model.
 
     Attributes:
-        width: columns of its output.
+        width: number of columns of the model's output.
     """
 
     width: int = 4
 
     def build(self, spec: str) -> nn.Module:
-        """Build the module that the spec names."""
+        """Build the model that a spec names."""
         raise NotImplementedError
 
     def rows(self) -> Tensor:
@@ -59,11 +59,11 @@ class _ModelContract(Contract):
 
 
 class BottomContract(_ModelContract):
-    """Properties of every bottom.
+    """Properties of every bottom model.
 
     Attributes:
-        shape: axes of one tested row.
-        whole: upper bound of integer rows; 0 means real numbers.
+        shape: shape of one row under test.
+        whole: upper bound of the integers in a row; 0 means real numbers.
     """
 
     family = "bottom"
@@ -81,10 +81,10 @@ class BottomContract(_ModelContract):
 
 
 class TopContract(_ModelContract):
-    """Properties of every top.
+    """Properties of every top model.
 
     Attributes:
-        merged: columns of the tested merged cut.
+        merged: number of columns of the merged cut under test.
     """
 
     family = "top"

@@ -1,9 +1,9 @@
-"""Tests for every optimiser; a plug-in author subclasses `OptimizerContract`.
+"""Tests that every optimiser must pass; an author of a plug-in subclasses `OptimizerContract`.
 
     class TestMine(OptimizerContract):
         specs = ["mine:beta=0.9"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from vfl.config import TrainSettings
 from vfl.models.optimizers import Optimization
 from vfl.testing.base import Contract, global_states, require_still
 
-#: A fit of a straight line that every optimiser must improve in this number of steps.
+#: Numbers of rows and columns of a fit of a straight line, and of steps in which every optimiser
+#: must improve it.
 _ROWS, _COLUMNS, _STEPS = 32, 4, 60
 
 
@@ -25,14 +26,14 @@ class OptimizerContract(Contract):
     """Properties of every optimiser.
 
     Attributes:
-        learning_rate: learning rate of the fit.
+        learning_rate: learning rate for the fit.
     """
 
     family = "optimizer"
     learning_rate: float = 0.02
 
     def steps(self, spec: str) -> Optimization:
-        """Return its optimisation with the settings of a training."""
+        """Return the optimisation settings of a training with this optimiser."""
         train = TrainSettings(optimizer=spec, learning_rate=self.learning_rate)
         return Optimization(train)
 

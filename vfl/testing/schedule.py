@@ -1,9 +1,9 @@
-"""Tests for every schedule; a plug-in author subclasses `ScheduleContract`.
+"""Tests that every schedule must pass; an author of a plug-in subclasses `ScheduleContract`.
 
     class TestMine(ScheduleContract):
         specs = ["mine:every=3"]
 
-pytest then runs each test below for each spec.
+pytest then runs each test of the contract for each spec.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class ScheduleContract(Contract):
     """Properties of every schedule of the learning rate.
 
     Attributes:
-        epochs: epochs of the tested training.
+        epochs: number of epochs of the training under test.
     """
 
     family = "schedule"
     epochs: int = 8
 
     def steps(self, spec: str) -> Optimization:
-        """Return the optimisation settings of a training with the schedule."""
+        """Return the optimisation settings of a training with this schedule."""
         return Optimization(TrainSettings(schedule=spec, epochs=self.epochs, optimizer="sgd"))
 
     def test_every_epoch_has_a_rate(self, spec: str) -> None:
@@ -42,7 +42,7 @@ class ScheduleContract(Contract):
         assert len(set(rates)) > 1, "every epoch has the same rate"
 
     def test_a_resume_has_the_rate_of_its_epoch(self, spec: str) -> None:
-        """Test that a resume at an epoch has the learning rate of that epoch."""
+        """Test that a training that resumes at an epoch has the learning rate of that epoch."""
         weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
         through = self.steps(spec)
         optimizer = through.build(weights[:1])

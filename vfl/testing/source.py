@@ -1,9 +1,10 @@
-"""Tests for every data set; a plug-in author subclasses `SourceContract`.
+"""Tests that every data set must pass; an author of a plug-in subclasses `SourceContract`.
 
     class TestMine(SourceContract):
         specs = ["mine:noise=0.1"]
 
-pytest then runs each test below for each spec; it skips those of a set whose files are not there.
+pytest then runs each test of the contract for each spec; it skips the tests of a data set whose
+files are missing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vfl.datasets import SOURCES, Dealing, SetFormat, load_bundled
 from vfl.datasets.sources import Bundled, make, read_bundled
 from vfl.testing.base import Contract, draw_from_all, global_states, require_still
 
-#: A value for each setting of a `SetFormat`, small enough for any set.
+#: A valid value for each setting of a `SetFormat`, small enough for every data set.
 _SMALL = {"side": 4, "classes": 2, "length": 3, "vocabulary": 5}
 
 
@@ -34,8 +35,9 @@ class SourceContract(Contract):
     """Properties of every named data set.
 
     Attributes:
-        root: folder of the sets' files; None means that of the environment.
-        limit: number of rows that a test reads; some sets need more for a row in each part.
+        root: folder of the data sets' files; None means the folder that the environment names.
+        limit: number of rows that a test reads; some data sets need more, so that every part has a
+            row.
     """
 
     family = "data set"
@@ -135,14 +137,14 @@ class SourceContract(Contract):
         assert {parse(one)[0] for one in parts(spec)} <= set(SOURCES.names())
 
     def read(self, spec: str, limit: int | None = None, form: SetFormat | None = None) -> Bundled:
-        """Read some rows; skip the test if the set's files are missing."""
+        """Read some rows; skip the test if the data set's files are missing."""
         try:
             return read_bundled(spec, self.root, limit=limit or self.limit, form=form)
         except MissingDataError as missing:
             raise SkipTest(str(missing)) from None
 
     def cells(self, found: Bundled) -> np.ndarray | pd.DataFrame:
-        """Return the cells; texts as rows of numbers, by the words of all rows."""
+        """Return the cells; texts become rows of numbers, by the words in all rows."""
         cells = found.cells
         if isinstance(cells, (np.ndarray, pd.DataFrame)):
             return cells
@@ -151,7 +153,7 @@ class SourceContract(Contract):
 
 @contextmanager
 def _no_network() -> Iterator[list[str]]:
-    """Record and refuse address look-ups and connections in this context."""
+    """Refuse all address look-ups and connections in this context, and record them."""
     asked: list[str] = []
 
     def refuse(*given: Any, **named: Any) -> None:

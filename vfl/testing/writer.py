@@ -1,4 +1,4 @@
-"""Contract tests of a run writer.
+"""Contract tests for a writer of runs.
 
 class TestMine(RunWriterContract):
     specs = ["mine"]
@@ -22,11 +22,12 @@ from vfl.core.errors import MissingPackageError
 from vfl.testing.base import Contract
 from vfl.training.writers import WRITERS
 
-#: Content of a party's own part of the run, which no other party may read.
+#: Content of the part of a run that belongs to one party, and that no other party may read.
 _PLANTED = b"cell-5e1f"
-#: Files that a run writes at its end.
+#: Files whose presence shows that a run has ended.
 _ENDED = ("summary.json", "traffic.csv")
-#: Program that writes a run in a process; any attempt to reach a network ends it.
+#: Program that writes a run in a process of its own; any attempt to reach a network ends the
+#: program.
 _ALONE = """
 import importlib, os, sys, time
 from pathlib import Path
