@@ -66,7 +66,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
 
 
 def _foreign(content: bytes) -> str | None:
-    """Return the difference between a bundle and vfl's own; None if there is none."""
+    """Return the difference between a bundle and vfl's own bundle; None if they are equal."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()

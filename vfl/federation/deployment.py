@@ -34,7 +34,7 @@ from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, fingerprint, public_key_bytes
 
 _DATABASE, _LOG = "superlink.db", "superlink.log"
-#: Flower's node id and the digest of every party's registered key, by name.
+#: File with Flower's node id and the digest of the registered key of each party, by name.
 _NODES = "nodes.json"
 #: Output of a SuperNode when the SuperLink does not know its key; the SuperNode then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
@@ -104,7 +104,7 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; returns the new names.
+    """Register every party's public key under its name; return the names that are new.
 
     A party's earlier key is withdrawn if the party has a new key or no key any more. A key that the
     label party has not accepted is not registered yet; see `waiting_keys`.
@@ -356,7 +356,7 @@ def connected(folder: LabelFolder) -> dict[str, bool]:
 
 
 def run_state(folder: LabelFolder, run_id: int) -> str:
-    """Flower's status of a run, such as ``running`` or ``finished:failed``."""
+    """Return Flower's status of a run, such as ``running`` or ``finished:failed``."""
     request = upstream.CONTROL_MESSAGES.load().ListRunsRequest(run_id=run_id)
     status = _ask(folder, "ListRuns", request).run_dict[run_id].status
     return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)

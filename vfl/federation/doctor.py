@@ -338,7 +338,7 @@ def _names(found: x509.Certificate) -> list[str]:
 
 def epsilon(party: PartyFile) -> Check:
     """Check how much of `consent.max_epsilon` is spent."""
-    from vfl.federation.monitor import Epsilon  # its ledger needs torch
+    from vfl.federation.monitor import Epsilon  # the ledger imports torch
 
     try:
         known = Epsilon.of(party)

@@ -1,8 +1,8 @@
 """Guards before Flower's HTTP application: an allow-list of routes, size limits, authentication.
 
-Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command line
-and Runtime for the processes it starts. Only Fleet authenticates its callers. vfl therefore puts
-two guards before the application, each with its own listening socket:
+Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command
+line, and Runtime for the processes that it starts. Only Fleet authenticates its callers. vfl
+therefore puts two guards before the application, each with its own listening socket:
 
 - the network's guard (`network_guard`) allows the routes of Fleet that a registered SuperNode
   needs, for registered keys;
@@ -15,7 +15,7 @@ IPv4 address in IPv6 form have no effect. Requests are refused before their body
 caller.
 
 Flower's programs poll for work every few seconds, which would delay a session in several places. A
-guard therefore holds such a request until there may be work, see `Bell`.
+guard therefore holds a request for work until there may be work, see `Bell`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class FormerCallerError(Exception):
 
 
 class Bell:
-    """Signals that there may be work; all guards of a service share it.
+    """Signals that new work may exist; all guards of a service share one bell.
 
     A caller waits until the bell rings, at most `HOLD_S`, and not at all if the bell has rung since
     the caller's last request.
@@ -255,7 +255,7 @@ class Guard:
         return None
 
     def _has_route(self, scope: Scope) -> bool:
-        # The raw path must match too: our routes need no decoding.
+        # The raw path must match too, because our routes contain no encoded characters.
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         return plain and scope["path"] in self._routes and scope["method"] == "POST"
 
@@ -268,20 +268,20 @@ def network_guard(
     arrives: Arrives | None = None,
     was_registered: IsRegistered | None = None,
 ) -> Guard:
-    """Make the guard for other machines: Fleet, for registered SuperNodes.
+    """Make the guard of the network port, which lets registered SuperNodes use Fleet.
 
     A caller signs the time with its key, and sends the signature in the headers. The guard
     therefore reads no body of a stranger, nor of a client that only knows a party's public key.
 
     Args:
         application: Flower's application.
-        is_registered: returns whether a SuperNode with a public key is registered.
-        acceptable: returns whether the body of a request may reach the application.
+        is_registered: function that returns whether a SuperNode with a public key is registered.
+        acceptable: function that returns whether the body of a request may reach the application.
         bell: see `Guard`.
         arrives: see `Guard`.
-        was_registered: returns whether an unregistered key was registered earlier. A SuperNode with
-            such a key then receives 410 Gone, and need not try again; without this function it
-            receives 403, like a stranger.
+        was_registered: function that returns whether an unregistered key was registered earlier. A
+            SuperNode with such a key then receives 410 Gone, and need not try again; without this
+            function it receives 403, like a stranger.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -309,7 +309,7 @@ def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
     try:
         age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
         public = load_pem_public_key(key)
-        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower only registers these
+        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower registers only such keys
         public.verify(signature, signed, ec.ECDSA(SHA256()))
     except (ValueError, TypeError, InvalidSignature):
         return False
@@ -331,7 +331,7 @@ def local_guard(
         routes: exact paths.
         secret: required value of the header `SECRET_HEADER`, which other users of the machine do
             not know.
-        acceptable: returns whether the body of a request may reach the application.
+        acceptable: function that returns whether the body of a request may reach the application.
         bell: see `Guard`.
     """
 

@@ -92,7 +92,7 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
             file's source.
 
     Raises:
-        ConfigError: a setting is wrong; the error names it.
+        ConfigError: a setting names a function; the error names the setting.
     """
     data = party.data
     for name in ("predict",) if table else ("source", "predict"):
@@ -133,7 +133,7 @@ def merge_table(
     Args:
         folder: folder of the party.
         source: path of the table, relative to the working directory.
-        id_column: name of its id column; None finds it.
+        id_column: name of its id column; with None, vfl finds the column.
         label: name of its label column; None if the table has no label column, or the file names
             it.
         query: query to a database.

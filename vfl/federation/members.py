@@ -1,4 +1,4 @@
-"""Adds, removes and renames parties while a project runs.
+"""Adds, removes and renames parties of an existing project.
 
 The label party changes the experiment, and every party changes its own file, with the same
 commands. No party changes another party's files. Files are edited as text, see `vfl.config.edit`.
@@ -41,9 +41,9 @@ from vfl.transport import fingerprint, renew_node_key
 
 #: Settings that a new feature party copies from the other feature parties if all of them agree.
 _LIKE_OTHERS = ("width", "bottom")
-#: Tables of the experiment with feature parties as keys.
+#: Tables of experiment.toml whose keys are names of feature parties.
 _NAMED_IN = (("parties",), ("dp", "clips"))
-#: Lists of parties in a party's own file.
+#: Settings of a party's own file that are lists of parties.
 _LISTS = (("consent", "members"), ("consent", "parties"))
 _MOST_KEY_BYTES = 16_384
 _OLD_RUNS = "earlier runs continue among their own parties; a training begins anew, without --from"
@@ -360,7 +360,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
             rename_sealed(sealed, old, new)
     for positions in party.store_path.glob("alignments/*/*/*.positions"):
         positions.unlink()
-    change.write()  # last: a kill before it leaves a party that can be renamed again
+    change.write()  # last: if a kill precedes it, the party can be renamed again
     (folder / f"{old}.pub").unlink(missing_ok=True)
     renamed = read_party_file(file)
     renew_node_key(renamed.beside(renamed.node.key))

@@ -73,7 +73,7 @@ class PartyMetrics:
     Args:
         party: the party's own file.
         certificates: certificates whose end dates are reported, by name.
-        is_up: returns whether the party's service of Flower runs.
+        is_up: function that returns whether the party's service of Flower runs.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Table:
-    """A described table, with its settings in a party file.
+    """Description of a table, with its settings for a party's file.
 
     Attributes:
         source: source of the table, as the user gave it.
@@ -308,7 +308,7 @@ class Project:
             ConfigError: the settings of the project contradict each other.
             RunFolderError, UserError: see `write_project`.
         """
-        if self.host != ONE_MACHINE and "dp" not in self._public:  # their rows differ for certain
+        if self.host != ONE_MACHINE and "dp" not in self._public:  # parties' rows will differ
             self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):
@@ -390,7 +390,7 @@ def write_project(
             made = label.certificates / f"{name}.pub"
             label.accept_key(name, made.read_bytes())
             made.unlink()
-    signs = Identity.fresh()  # signs the label party's log
+    signs = Identity.fresh()  # key that signs the label party's log
     signs.keep_at(label.path / "identity.key")
     signs.public.keep_at(label.path / "identity.pub")
     if together:

@@ -357,9 +357,9 @@ class BeaverEngine(Engine):
         """Multiply two tensors, adding their fraction bits; one round if a factor is not open yet.
 
         Args:
-            left: bilinear map, such as `torch.mul` or `vfl.mpc.ring.matmul`.
+            left: one factor, of axes that the operation accepts.
             right: the other factor.
-            operation: a bilinear map: `torch.mul`, `vfl.mpc.ring.matmul` and the like.
+            operation: bilinear map, such as `torch.mul` or `vfl.mpc.ring.matmul`.
         """
         left, right = self.open(left, right)
         number, bits, numbers = self.next_number(), left.bits + right.bits, self.numbers

@@ -167,9 +167,9 @@ class SecureSgd:
         columns: number of columns of every row.
         classes: labels are 0 to classes - 1.
         steps: number of steps.
-        batch_size: factor by which the mean gradient is multiplied.
-        learning_rate: bound of the norm of a row's gradient.
-        clip: bound of a row's gradient.
+        batch_size: mean number of rows of a batch; each row is sampled independently (Poisson).
+        learning_rate: factor by which the mean gradient is multiplied.
+        clip: bound of the norm of a row's gradient.
         noise: standard deviation of the noise divided by `clip`; even if a third of the holders
             leave their parts out, the noise is not smaller.
         longest: bound of a row's norm; the row's owner scales a longer row down.

@@ -344,8 +344,8 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     Args:
         masks: the party's masks.
         elements: int64, contiguous, of any shape.
-        purpose: use of the masks; part of their derivation.
-        step: purpose of the masks; part of their derivation.
+        purpose: purpose of the masks; part of their derivation.
+        step: number of the exchange.
 
     Raises:
         ReusedPadError: masks of this step, or of a later one, were used before.

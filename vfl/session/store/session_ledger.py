@@ -65,10 +65,10 @@ class Spent(Settings):
 
     Attributes:
         sessions: number of started sessions; a resumed training counts again.
-        rows: rows whose cuts were sent, counted each time.
-        passes: number of rows whose cuts were sent; a row counts each time.
-        statistics: the largest number of times that any one row was sent; repeated messages do not
+        rows: number of rows whose cuts were sent; a row counts each time.
+        passes: the largest number of times that any one row was sent; repeated messages do not
             count.
+        statistics: number of exact sums over this party's rows that others learned.
         bytes_up, bytes_down: bytes of frames, headers included.
     """
 

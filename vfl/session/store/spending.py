@@ -58,9 +58,9 @@ class Spending(Generic[Kept]):
         kind: kind of the files.
         form: class of an entry; frozen settings.
         suffix: suffix of its files.
-        restored_by: counters by which peers notice that the store went back, and the known counters
-            of the peers.
-        witness: counters by which peers notice that the store went back, and those of the peers.
+        restored_by: command by which a party declares that its newest store is lost.
+        witness: counters by which peers notice that the store went back, and the known counters of
+            the peers.
     """
 
     kind: ClassVar[str]
