@@ -844,7 +844,7 @@ class Dealer(Party):
             layers = self.shared(role, plan, Account())
         store = self.store(plan.setup)
         for name in plan.names:
-            store.put(name, ())  # first only the name, before any party has the material
+            store.put(name, ())  # store the name before any party has the material
             role.prepare(_program(layers, _blank(plan), plan.count))
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)

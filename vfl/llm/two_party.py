@@ -216,7 +216,7 @@ class Growing:
     _room: dict[str, Tensor] = field(default_factory=dict)
 
     def grow(self, **new: Tensor) -> list[Tensor]:
-        """Append to each part, and return all parts in the same order."""
+        """Append a tensor to each named part along axis 1; return these parts in the same order."""
         for name, more in new.items():
             before = self.parts.get(name, more[:, :0])
             start, end = before.shape[1], before.shape[1] + more.shape[1]

@@ -276,7 +276,7 @@ class WeightStore:
     def _packed(self, layer: LayerShape) -> Packed:
         path = self._path(f"{layer.name}.masked")
 
-        @cache  # read whole once a process, and only where it is used: a question needs none of it
+        @cache  # each process checks a file at most once, and a question needs no masked weights
         def start() -> int:
             checked = checked_span(path, self._seal(path.name))
             self._require(len(checked) == sum(found.sizes), path)

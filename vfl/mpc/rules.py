@@ -25,7 +25,7 @@ _LEAST_CUT_BITS = 21
 #: before the point.
 _MAGNITUDE_BITS = 8
 #: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within this number of bits; otherwise P2 would
-#: refuse them as out of range. One normal number in 10^15 lies beyond 8 deviations.
+#: refuse them as out of range. One normal number in 10^15 lies beyond 8 standard deviations.
 LEAST_MAGNITUDE_BITS = 4
 #: Largest number of bits of a product, fraction included; beyond it the ring has no room to shift
 #: shares.

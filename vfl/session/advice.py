@@ -73,7 +73,7 @@ class Choice:
     """Settings to train with.
 
     Attributes:
-        batch_size, in_flight: settings of `train`.
+        batch_size, in_flight: batch size and number of cuts in flight, as settings of `train`.
         rate_factor: factor for Adam's learning rate.
         speedup: throughput in training rows, relative to the present settings.
     """
@@ -85,7 +85,7 @@ class Choice:
 
 
 def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> list[Choice]:
-    """List settings that train faster over a link; the caller should try them in this order.
+    """Return settings that train faster over a link, in the order in which to try them.
 
     Args:
         cost: cost of an exchange on the link.

@@ -1,9 +1,9 @@
 """A session that aligns rows: a party's role in the protocol, its messages, and its consent.
 
-The label party asks every other party in turn. Each frame, in either direction, carries one piece
-of a message or no piece. Messages between two feature parties also go through the label party, but
-encrypted: otherwise the label party would see its own ids and a feature party's ids under one key,
-and could compare them without consent.
+The label party sends its requests to the other parties one after another. Each frame, in either
+direction, carries one piece of a message or no piece. Messages between two feature parties also go
+through the label party, but encrypted: otherwise the label party would see its own ids and a
+feature party's ids under one key, and could compare them without consent.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Player:
     """Runs a party's role in the protocol as far as the received messages allow.
 
     Attributes:
-        found: the result; None until there is one.
+        found: result of the protocol; None until the role has ended.
     """
 
     def __init__(self, role: FoundRole) -> None:

@@ -309,7 +309,7 @@ def check_explained(terms: Terms, consent: Consent | None = None) -> None:
         consent: limits in the label party's own file; None if all parties run in one process.
 
     Raises:
-        ConfigError: the model has no contribution of each column.
+        ConfigError: the contributions of single columns cannot be computed for this model.
         ConsentError: the file does not name a party whose columns would be explained.
     """
     if terms.explained and not secure_mode.make(terms.secure).explains_columns:
@@ -374,12 +374,12 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
 def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
     """Refuse a session with more ranks than a party runs, or with settings that exclude ranks.
 
-    An honest label party has refused such a session before.
+    An honest label party refuses such a session before it sends a request.
 
     Raises:
-        ConsentError: the session has too many ranks or a setting that excludes several; the error
-            names it.
-        ConfigError: a trace would contain the frames of rank 0 only.
+        ConsentError: the session has too many ranks, or a setting that excludes several ranks; the
+            error names it.
+        ConfigError: the party records a trace, which would contain the frames of rank 0 only.
     """
     if asked == 1:
         return

@@ -50,7 +50,7 @@ class PrivacyPlan:
     """Plan of a training with DP-SGD, the same at all parties.
 
     Attributes:
-        rows, batch_size: training rows, and expected rows of a step.
+        rows, batch_size: number of training rows, and expected number of rows of a step.
         a_epoch: number of steps of an epoch.
         steps: number of steps of the whole training; the budget covers all of them.
         noise: noise multiplier of the whole network.

@@ -87,7 +87,7 @@ class Adversary:
         return {}
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state of `training_state`."""
+        """Restore a state that `training_state` returned."""
 
 
 HONEST = Adversary()
@@ -121,7 +121,7 @@ class Draws:
     ) -> None:
         self._secret = secret
         self._purpose = purpose
-        # The exact class: a subclass of a plain layer may do anything.
+        # A subclass of a plain layer could draw random numbers, so only the exact classes count.
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
     def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
@@ -140,7 +140,7 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
 
     The sum costs one pass without allocating, and is finite for every finite tensor whose sum does
     not overflow. The single entries are checked only if the sum is not finite. A step makes nine
-    such checks, so the sum is tested as a Python number: torch would run five operations on it.
+    such checks, so the sum is tested as a Python number; a test by torch takes five operations.
 
     Raises:
         NonFiniteError: an entry is NaN or Inf; the error names the party, step and share, but no
@@ -292,7 +292,7 @@ class Stateful(Protocol):
         """Return the state that changed during training."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
 
 
 def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
@@ -634,7 +634,7 @@ class FeatureEnd(_End):
         return gather(self.model, {"codec": self.codec, "defense": self.defense})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def training_state(self) -> dict[str, Any]:
@@ -657,11 +657,14 @@ class FeatureEnd(_End):
     def load_training_state(
         self, saved: Mapping[str, Any], batch: Callable[[int], tuple[Tensor, np.ndarray]]
     ) -> None:
-        """Restore the state of `training_state`; cuts in flight are computed again, but not sent.
+        """Restore a state that `training_state` returned.
+
+        Cuts in flight are computed again, but not sent.
 
         Args:
             saved: the saved state.
-            batch: returns the inputs and positions of an exchange that was in flight, by its step.
+            batch: function that returns the inputs and positions of an exchange that was in flight,
+                by its step.
         """
         self._pending.clear()
         # The adversary must tamper with these batches in the same way again, and this must not
@@ -740,7 +743,7 @@ class FeatureEnd(_End):
 
     def _send(self, frame: Frame, cut: Tensor) -> None:
         """Send an encoded cut; the journal first records the part that every attempt repeats."""
-        if self._journal is not None:  # masks change, so the journal has the cut
+        if self._journal is not None:  # masks differ in each attempt, so the cut is recorded
             lasting = frame.payload if self.codec.repeats else bytes_of(cut)
             self._journal.admit(frame.step, lasting)
         self.link.send(frame)
@@ -791,7 +794,7 @@ class FeatureEnd(_End):
         losses.append(self.defense.local_loss(cut, inputs, context))
         roots = [cut, *(loss for loss in losses if loss is not None)]
         if not any(root.requires_grad for root in roots):
-            return  # no weight got a gradient; an optimiser's momentum would still move it
+            return  # no weight has a gradient, but momentum would change weights
         drop_gradients(self._trainable)
         go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
         if stash is not None:
@@ -871,7 +874,7 @@ class LabelEnd(_End):
         # All gradients are checked before the first gradient is sent, so a broken step changes no
         # weight.
         check_finite(grad, "gradient", self.party, context.step)
-        if self._journal is not None:  # the gradient itself: its shares differ in each attempt
+        if self._journal is not None:  # shares differ in each attempt; the gradient does not
             self._journal.admit(context.step, bytes_of(grad), self.party)
         payload = self.codec.encode_grad(grad, saved, context) if len(grad) else b""
         self._pending = None

@@ -269,7 +269,8 @@ class SessionMessage(Settings):
         rejoin_window_s: time that a lost connection of the stream may take to come back.
         start: exchange at which a resumed training continues.
         attempt: number of restarts of the session; keys are valid for one attempt.
-        rows: rows of the session, for a party in the middle, which has none; 0 for other parties.
+        rows: number of rows of the session, for a middle party, which has no rows of its own; 0 for
+            other parties.
         known: largest counter of the party's store that the label party knows; see
             `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.

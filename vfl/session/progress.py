@@ -29,9 +29,9 @@ class ProgressReport:
         waits_for: parties that have not attached; until all parties have attached, no other field
             is known.
         epoch, epochs: current and last epoch of a training; 0 in other modes.
-        done, total: exchanges; after an early stop, `done` stays below `total`. An alignment counts
-            bytes and has no total, because a total would disclose how many ids the other parties
-            have.
+        done, total: numbers of completed and of planned exchanges; after an early stop, `done`
+            stays below `total`. An alignment counts bytes and has no total, because a total would
+            disclose how many ids the other parties have.
         per_second: exchanges or bytes a second.
         rows_per_second: rows of the label party a second.
         left_s: estimated remaining time; None while it is unknown.

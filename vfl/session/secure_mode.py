@@ -134,13 +134,13 @@ class FeatureRound(Protocol):
         """Return the state that the party stores to predict."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
 
     def training_state(self) -> dict[str, Any]:
         """Return the state for an exact resume of training."""
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Any) -> None:
-        """Restore the state of `training_state`."""
+        """Restore a state that `training_state` returned."""
 
 
 class HelperRound(Protocol):

@@ -574,7 +574,7 @@ class _Plan:
 
     @property
     def subsets(self) -> int:
-        """Number of different subsets of two or more factors."""
+        """Number of different subsets of two or more factors, over all groups."""
         return sum(len(last) for _, last in self.grown)
 
     def moved(self, words: Tensor, *, ones: bool = False) -> Tensor:

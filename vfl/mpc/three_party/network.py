@@ -239,9 +239,9 @@ class Network:
 
     @staticmethod
     def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
-        """Take the slope of the last layer, if it was requested.
+        """Receive and open the slope of the last layer's function, if it was requested.
 
-        The slope is opened at a time when this party waits anyway.
+        This happens at a time when the party waits anyway.
         """
         if asked is not None and len(asked.bits) > 1:
             (kept.slopes[-1],) = party.open(party.answer(asked, 1))
@@ -249,7 +249,7 @@ class Network:
     def _output_delta(
         self, party: Party, kept: Pass, targets: SharedTensor, loss: Loss
     ) -> SharedTensor:
-        """Return the gradient before the last function, as a sum over rows instead of a mean."""
+        """Return the gradient of the last function's input, as a sum over rows, not a mean."""
         last = len(self.layers) - 1
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function
@@ -274,7 +274,7 @@ class Network:
     def _delta_below(
         self, party: Party, kept: Pass, delta: SharedTensor, index: int
     ) -> SharedTensor:
-        """Return the gradient before the function of the layer below."""
+        """Return the gradient of the input of the function in the layer below."""
         weight = self.weights[f"{index}.weight"].transposed()
         slope = kept.slopes[index - 1]
         # Slopes of 0 and 1 do not change the scale, so one division serves both products.

@@ -361,7 +361,7 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
-        """Do this party's part of a question."""
+        """Execute this party's part of a question to P2."""
 
     @abstractmethod
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:

@@ -118,7 +118,7 @@ class Away(Protocol):
         """Note that a party does not answer any more."""
 
     def returned(self, parties: Collection[str]) -> Mapping[str, Link]:
-        """Return the links of returned parties; invite the absent ones at intervals."""
+        """Return the links of parties that have returned; invite absent parties at intervals."""
 
 
 class ServingParty:
@@ -168,7 +168,7 @@ class ServingParty:
         self._patience_s = max(link.patience_s for link in self._links.values())
 
     def streams(self) -> list[tuple[int, str]]:
-        """Return descriptors that become readable when a message arrives, with their link's name.
+        """Return file descriptors that become readable with a message, with their parties' names.
 
         A descriptor is -1 for a broken stream.
         """
@@ -232,7 +232,7 @@ class ServingParty:
         return False
 
     def answer(self, inputs: Tensor | None = None) -> Answer | None:
-        """Return the answer when it is complete; None for an empty query.
+        """Return the answer to the open query; None for an empty query.
 
         Args:
             inputs: the label party's own inputs of the rows; None reads them from its table.
@@ -356,7 +356,7 @@ class ServingParty:
 
 
 def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:
-    """Shapley values of a game.
+    """Return the Shapley values of a game.
 
     Args:
         names: names of the players.

@@ -1,9 +1,10 @@
 """Calibration corrects predicted probabilities by the validation rows.
 
-A curve maps the probability of one class against the rest. It is fitted once, at the end of a
-training, to the validation rows with the final weights. For two classes there is one curve, for the
-second class. For more classes there is one curve for each class, and the curves' values are divided
-by their sum (Zadrozny and Elkan 2002, section 4.3). Until it is fitted, a curve is the identity.
+A curve maps the predicted probability of one class against the rest to a corrected probability. It
+is fitted once, at the end of a training, to the validation rows with the final weights. For two
+classes there is one curve, for the second class. For more classes there is one curve for each
+class, and the curves' values are divided by their sum (Zadrozny and Elkan 2002, section 4.3). Until
+it is fitted, a curve is the identity.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def smoothed(truth: np.ndarray) -> np.ndarray:
 def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Fit rising steps with the least squared error, by pooling adjacent violators.
 
-    Ayer et al. 1955; Zadrozny and Elkan 2002, section 3.
+    The method is that of Ayer et al. 1955, and of Zadrozny and Elkan 2002, section 3.
 
     Args:
         chances: probabilities, axes (rows,).
         target: target values, axes (rows,).
 
     Returns:
-        Knots, axes (knots, 2): the first and the last probability of each step, and its mean
-        target. The curve is linear between two steps.
+        knots of the curve, axes (knots, 2): each step's first and last probability, each with the
+        step's mean target. The curve is linear between two steps.
 
     >>> isotonic(np.array([0.1, 0.3, 0.6, 0.9]), np.array([0, 1, 0, 1])).tolist()
     [[0.1, 0.0], [0.3, 0.5], [0.6, 0.5], [0.9, 1.0]]

@@ -52,7 +52,7 @@ class ServingFront:
         """Open the front of a further label party, for its own part of the run.
 
         Args:
-            party: file of the party.
+            party: the party's own file.
             folder: folder of the party's own part of the run.
             ended: function that returns whether the session has ended.
 
@@ -78,7 +78,7 @@ class ServingFront:
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """Return the folder of the requested next run once; None without a request."""
+        """Return the folder of the next requested run, once per request; None without a request."""
         raise NotImplementedError
 
     def successor(self) -> ServingFront:

@@ -408,8 +408,10 @@ class Progress:
         on_epoch: function that receives one record for each epoch.
 
     Attributes:
-        train_steps, train_rows, train_seconds: exchanges, rows and time of training.
-        asked_steps, asked_rows: exchanges and rows of evaluations, also those during training.
+        train_steps, train_rows, train_seconds: numbers of exchanges and rows of the training, and
+            its time in seconds.
+        asked_steps, asked_rows: numbers of exchanges and rows of evaluations, including evaluations
+            during the training.
         history: one record for each epoch.
         ended: meters of the test rows, and of the validation rows with the best weights. A resumed
             run has the latter only if a calibration needs them.
@@ -664,7 +666,7 @@ class AnyLabelParty:
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Return the bytes that the party sent by receiver and phase, if its ledger lacks them."""
+        """Return the party's sent bytes by receiver and phase, unless its ledger counts them."""
         return []
 
     def column_values(self) -> np.ndarray | None:
@@ -1011,7 +1013,7 @@ class LabelParty(AnyLabelParty):
                 self.ledger.restore([])  # rank 0 has counted all messages before
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state of `training_state`."""
+        """Restore a state that `training_state` returned."""
         self.load_weights(saved["state"])
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
@@ -1105,7 +1107,7 @@ class LabelParty(AnyLabelParty):
             exchange: the exchange with the rows of this rank.
             whole: the exchange with the rows of all ranks.
             inputs: inputs of the label party's own columns; None without columns.
-            truth: labels as used in the training.
+            truth: labels that the training uses.
             weights: weights of the rows in the loss; None if all are equal.
             sent: cuts of the exchange; the leaves have their gradients.
         """

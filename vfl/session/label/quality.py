@@ -7,8 +7,8 @@ With many classes, all outputs of a phase are too much to store, and one AUC for
 too long. `reduced` stores three numbers for each row, and `reduced_quality` computes the other
 metrics from them.
 
-The metrics are computed here, because importing scikit-learn takes as long as a small training;
-tests compare both. Tests compare the two.
+The metrics are computed here, because importing scikit-learn takes as long as a small training.
+Tests compare them with the metrics of scikit-learn.
 """
 
 from __future__ import annotations

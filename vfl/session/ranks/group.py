@@ -99,7 +99,7 @@ class TorchGroup:
 
 
 class Ranks:
-    """One of a party's ranks, and its group; without arguments it is the only rank.
+    """one rank of a party, with its group; without arguments, the only rank.
 
     Every method except `share` is collective: all ranks of the party must call it at the same
     point.

@@ -55,7 +55,8 @@ from vfl.transport.pairs import derived
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CERTIFICATE_DAYS = 30
-#: A longer interruption of a stream ends the rank; it is shorter than other parties' patience.
+#: Longest interruption of a stream, in seconds; a longer interruption ends the rank. It is shorter
+#: than the patience of the other parties.
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
 #: Time limit for a rank to connect, so that a missing rank is reported before another party's rank

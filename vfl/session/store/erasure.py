@@ -303,13 +303,17 @@ class _Wanted:
         return found
 
     def spell(self, tables: Iterator[Sequence[str]]) -> None:
-        """Add the spellings of these ids in tables, and stored forms of those that are numbers."""
+        """Add how tables spell these ids, and the stored forms of ids that are numbers.
+
+        Args:
+            tables: the spellings of the ids in each table.
+        """
         for spelled in tables:
             self.plain |= {one.replace(_UNIT, " ") for one in spelled}
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
-        """Return whether a text in one of vfl's files is such an id."""
+        """Return whether a text in one of vfl's files is an id to forget."""
         return as_written(text) in self.plain or text in self.plain
 
 
