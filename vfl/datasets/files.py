@@ -1,8 +1,8 @@
-"""Reading tables from files: small ones as a frame, large ones column by column.
+"""Reads tables from files: small tables as a data frame, large tables column by column.
 
-A CSV is stored by rows, so its columns cannot be read one after another. A large one is read once,
-in blocks of rows, and written to a temporary file in pieces of one column each. That file has no
-name, so it disappears with the process in any case.
+A CSV stores a table row by row, so its columns cannot be read one after another. Therefore a large
+CSV is read once, in blocks of rows, and written to a temporary file, in pieces of one column each.
+The temporary file has no name, so it always disappears with the process.
 """
 
 from __future__ import annotations
@@ -56,27 +56,28 @@ def read_table(
     setting: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Table:
-    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame is returned with text names.
+    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame only gets text names.
 
-    A function, "package.module:function", returns a frame or an Arrow table. In an object store,
-    such as ``s3://loans/2026.parquet``, the table is a Parquet file; environment variables of the
-    store's own tools give the credentials. In place of a Parquet file, a folder or a store's prefix
-    may contain several: their rows follow one another in the order of the names.
+    The source may also be a function, "package.module:function", that returns a data frame or an
+    Arrow table. In an object store, such as ``s3://loans/2026.parquet``, the table must be a
+    Parquet file. The store's usual environment variables give the credentials. Instead of one
+    Parquet file, the source may be a folder, or a prefix in a store, with several Parquet files.
+    Their rows are joined in the order of the files' names.
 
     Args:
-        source: the file; its first line contains the column names.
-        form: format of the file; by default, commas and plain ids.
-        text_columns: columns of a CSV that stay text, so that an id keeps its leading zeros.
-        setting: setting that names the file, for the message.
-        columns: names of the columns to keep, all in the table; None keeps every one.
+        source: the file, whose first line contains the column names.
+        form: format of the file; the default is commas and text ids.
+        text_columns: columns of a CSV that stay texts, so that an id keeps its leading zeros.
+        setting: setting that names the file, for the error text.
+        columns: names of the columns to keep, which the table must have; None keeps all columns.
 
     Returns:
-        A frame; for more than `BLOCK_ROWS` rows of a file, an object with the same reading
-        interface, by column.
+        A data frame; for a file with more than `BLOCK_ROWS` rows, an object with the same
+        interface, which reads the file column by column.
 
     Raises:
         MissingDataError: the file does not exist.
-        DataError: the table is not readable, or a column has no unique name.
+        DataError: the table cannot be read, or a column has no unique name.
     """
     form, source = form or TableFormat(), _given(source)
     if form.repeats is None:
@@ -132,7 +133,7 @@ def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Tab
 def column_names(
     source: Source, form: TableFormat | None = None, setting: str | None = None
 ) -> list[str]:
-    """Read the column names of a table, without its rows; see `read_table`.
+    """Read the column names of a table without its rows; see `read_table`.
 
     Raises:
         MissingDataError, DataError: see `read_table`.
@@ -153,11 +154,12 @@ def column_names(
 
 
 def _given(source: Source) -> Source:
-    """Call the owner's function that replaces a file; return other sources unchanged.
+    """Call the owner's function that stands for a file; return any other source unchanged.
 
     Raises:
         SpecError: the function does not exist.
-        DataError: the function returns no table, or raises an error whose text may quote cells.
+        DataError: the function does not return a table, or raises an error, whose text may quote
+            cells.
     """
     if not is_loader(source):
         return source
@@ -217,10 +219,10 @@ def _readable(path: Path | str) -> Iterator[None]:
         if isinstance(path, Path) and not isinstance(error, _UNREADABLE):
             raise
         if isinstance(error, UnicodeError) and isinstance(path, Path):
-            text_encoding(path)  # a better error, if this names likely ones
+            text_encoding(path)  # the error of `check_names` is clearer
         if isinstance(error, EOFError) and isinstance(path, Path):
             raise _cut_short(path) from None
-        raise _unreadable(path, type(error).__name__) from None  # its text may quote cells
+        raise _unreadable(path, type(error).__name__) from None  # the error's text may quote cells
 
 
 _UNREADABLE = (
@@ -272,7 +274,7 @@ def _cure(path: Path) -> str:
 
 
 def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
-    """Convert a frame's names to text; names of several levels are joined with underscores.
+    """Convert a frame's column names to text; names of several levels are joined by underscores.
 
     >>> names = pd.MultiIndex.from_tuples([("id", ""), ("sum", 2024)])
     >>> list(_uniquely_named(pd.DataFrame([[1, 2]], columns=names)).columns)
@@ -285,7 +287,7 @@ def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Convert text columns of a frame that contain numbers, dates or words for a missing cell."""
+    """Convert a frame's text columns with numbers, dates, or words for a missing cell."""
     frame = _uniquely_named(frame)
     frame = frame if columns is None else frame[list(columns)]
     parsed = {**form.numbers, **form.dates}
@@ -306,15 +308,15 @@ def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None
 
 
 def _whole(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Join the chunks of an Arrow column into one array."""
+    """Join the chunks of an Arrow column to one array."""
     return cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
 
 
 def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str] | None) -> Table:
     table = _spilled(file.blocks(BLOCK_ROWS, columns, text_columns))
     mixed = table.mixed() if isinstance(table, Spill) else []
-    # In one read, a single text turns its column into text; so these columns are always read as
-    # text.
+    # If a column were read at once, a single text would turn the whole column into texts. So
+    # columns with mixed blocks are read again as texts.
     return _read_csv(file, [*text_columns, *mixed], columns) if mixed else table
 
 
@@ -324,7 +326,7 @@ def _asked(
     columns: Sequence[str] | None = None,
     text_columns: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a database's answer, in blocks of rows."""
+    """Yield the rows of a database's answer in blocks."""
     for batch in query_blocks(source, form.query, BLOCK_ROWS):
         check_names(pd.Series(batch.schema.names), "data.query", ", as in SELECT a.id AS a_id")
         kept = batch.schema.names if columns is None else list(columns)
@@ -335,7 +337,7 @@ def _asked(
 
 
 def _spilled(batches: Iterator[pa.RecordBatch]) -> Table:
-    """Join blocks of rows into one table; a frame if there are few."""
+    """Join blocks of rows to one table: a data frame if there are few rows, otherwise a `Spill`."""
     first = next(batches)
     if len(first) < BLOCK_ROWS:
         return _as_frame(first)
@@ -354,14 +356,14 @@ def _as_frame(batch: pa.RecordBatch) -> pd.DataFrame:
 
 
 class ParquetTable(LargeTable):
-    """Columns of a Parquet file, or of all files in a folder, each read on demand.
+    """A Parquet file, or all Parquet files of a folder, whose columns are read on demand.
 
     Args:
         path: path of the file or folder, or its name in an object store.
 
     Raises:
-        MissingDataError: a folder has no Parquet file.
-        DataError: the files' columns differ from the first file's, or a column has no unique name.
+        MissingDataError: the folder contains no Parquet file.
+        DataError: a file has other columns than the first file, or a column has no unique name.
     """
 
     def __init__(
@@ -409,7 +411,7 @@ class ParquetTable(LargeTable):
 
     def _batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         stored = [self._stored[name] for name in names if name not in self._counted]
-        stored = stored or self._schema.names[:1]  # any column shows how many rows a batch has
+        stored = stored or self._schema.names[:1]  # any column gives the number of rows
         with _readable(self._path):
             for file in self._files.values():
                 counted, row = _counted_index(file.schema_arrow), 0
@@ -419,7 +421,7 @@ class ParquetTable(LargeTable):
                         batch = batch.append_column(name, pa.array(cells))
                     row += len(batch)
                     yield batch
-        pa.default_memory_pool().release_unused()  # otherwise Arrow reserves tens of megabytes
+        pa.default_memory_pool().release_unused()  # frees tens of megabytes that Arrow keeps
 
     def type_of(self, name: str) -> pa.DataType:
         if name in self._counted:
@@ -429,7 +431,7 @@ class ParquetTable(LargeTable):
 
 
 def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    """A frame's counting index, which is stored beside the columns: name, start and step."""
+    """Return a frame's counting index, stored as metadata: name, start and step."""
     try:
         kept = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", ())
         found = [one for one in kept if isinstance(one, dict) and isinstance(one["name"], str)]
@@ -438,22 +440,22 @@ def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
             for one in found
             if one["name"] not in schema.names
         }
-    except (ValueError, KeyError, TypeError, AttributeError):  # metadata of other software
+    except (ValueError, KeyError, TypeError, AttributeError):  # metadata of other programs
         return {}
 
 
 def _is_row_order(field: pa.Field) -> bool:
-    """Return whether a column is a nameless index: the former order of a frame's rows."""
+    """Return whether a column is an unnamed index, which numbers the rows of a former frame."""
     return bool(field.name.startswith("__index_level_") and pa.types.is_integer(field.type))
 
 
 def _of_index(name: str, names: Sequence[str]) -> str:
-    """Return a column's name, or "index" for the unnamed index of a frame."""
+    """Return a column's name, which is "index" for the unnamed index of a frame."""
     return "index" if name == "__index_level_0__" and "index" not in names else name
 
 
 def _parts(path: Path) -> dict[str, Path]:
-    """Return a Parquet file, or those of a folder sorted by name."""
+    """Return a Parquet file, or the Parquet files of a folder sorted by name."""
     if not path.is_dir():
         return {path.name: path}
     names = _of_table(each.name for each in path.iterdir() if each.is_file())
@@ -461,7 +463,7 @@ def _parts(path: Path) -> dict[str, Path]:
 
 
 def _of_table(names: Iterable[str]) -> list[str]:
-    """Parquet files among the names of a folder, without files for metadata."""
+    """Return the Parquet files among the names in a folder, without metadata files."""
     return sorted(each for each in names if each.endswith(".parquet") and each[0] not in "._")
 
 
@@ -475,7 +477,7 @@ def _no_parts(path: Path | str) -> NoReturn:
 
 
 def _opened(source: str) -> dict[str, IO[bytes]]:
-    """Open a file in an object store, or all of a folder there, to be read in parts."""
+    """Open a file in an object store, or all files of a folder there, for reading in parts."""
     try:
         fsspec = import_module("fsspec")
         store, path = fsspec.core.url_to_fs(source)
@@ -494,10 +496,10 @@ def _opened(source: str) -> dict[str, IO[bytes]]:
 
 
 class Piece(NamedTuple):
-    """Some consecutive rows of one column.
+    """Some consecutive rows of one column in the temporary file.
 
     Attributes:
-        start, size: range of bytes in the file.
+        start, size: position and length of their bytes in the file.
         schema: Arrow type of the rows.
         kind: kind of the cells; None if all cells are missing.
     """
@@ -509,7 +511,7 @@ class Piece(NamedTuple):
 
 
 class Spill(LargeTable):
-    """Columns in a temporary file without a name.
+    """A table whose columns are stored in a temporary file without a name.
 
     Args:
         columns: names of the columns, in order.
@@ -519,7 +521,7 @@ class Spill(LargeTable):
         self.columns = columns
         self._rows = 0
         self._pieces: dict[str, list[Piece]] = {name: [] for name in columns}
-        # Without a buffer, which could fail on a full disk when the file is closed.
+        # The file has no buffer, because flushing it on close could fail if the disk is full.
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives with the table
         weakref.finalize(self, self._file.close)
 
@@ -552,7 +554,7 @@ class Spill(LargeTable):
         return start, written
 
     def mixed(self) -> list[str]:
-        """Columns with numbers in one block and texts in another."""
+        """Return the names of columns that have numbers in one block and texts in another."""
         kinds = {name: {piece.kind for piece in own} for name, own in self._pieces.items()}
         return [name for name, found in kinds.items() if len(found - {None}) > 1]
 
@@ -567,9 +569,9 @@ class Spill(LargeTable):
             yield pa.ipc.read_record_batch(found, piece.schema).column(0).cast(wanted, safe=False)
 
     def type_of(self, name: str) -> pa.DataType:
-        """Return the type of a column of one kind; whole and real numbers become float64.
+        """Return the type of a column; if it has whole and real numbers, the type is float64.
 
-        In a database without types, a column with some texts becomes text as a whole.
+        In a database without types, a column that has some texts becomes a column of texts.
         """
         pieces = self._pieces[name]
         found = {piece.schema.field(0).type for piece in pieces if piece.kind}

@@ -1,7 +1,7 @@
-"""Loaders: from tables, files or the name of a data set to `PartyData`, with aligned, split rows.
+"""Loaders: turn tables, files, or a data set by name into `PartyData` with aligned and split rows.
 
-A process that runs every party loads a data set by name, one table, or one table for each party. A
-party of a federation reads only its own file.
+A process that runs all parties loads a data set by name, one common table, or one table for each
+party. A party of a federation reads only its own file.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ from vfl.datasets.table import (
     pick_columns,
 )
 
-#: Every party has every row.
+#: Every party has all rows.
 NO_GAPS: Mapping[str, np.ndarray] = {}
-#: Each party fits its encoder on the training rows.
+#: No earlier encoders: each party fits its encoder to the training rows.
 NO_ENCODERS: Mapping[str, Encoder] = {}
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label column that a label party learns.
+    """A column of labels that a label party trains on.
 
     Attributes:
         party: the party that has the labels.
-        column: column of that party's table; no party uses it as a feature.
+        column: label column in that party's table; no party uses it as a feature.
         task: "classification" or "regression".
     """
 
@@ -93,15 +93,15 @@ class Label:
 
 @dataclass(frozen=True)
 class Dealing:
-    """Assignment of rows to the parts of the split.
+    """Assignment of rows to training, validation and test.
 
     Attributes:
         seed: the run's public seed.
-        validation, test: shares of all rows.
-        fold: fold with the test rows; `validation` is then a share of the other rows.
-        stratified: whether every part has the same share of every class; see `split_rows`.
+        validation, test: shares of all rows in these parts.
+        fold: fold whose rows are the test rows; `validation` is then a share of the other rows.
+        stratified: whether every part has the same share of each class; see `split_rows`.
         block_rows: see `split_rows`.
-        limit: largest number of rows, drawn by the seed; None takes all.
+        limit: largest number of rows, which the seed draws; None takes all rows.
     """
 
     seed: int
@@ -114,11 +114,11 @@ class Dealing:
 
     @property
     def reads_all(self) -> bool:
-        """Return whether the split needs all labels or rows at once, unlike a table on disk."""
+        """Return whether the split needs all labels or rows at once."""
         return self.fold is not None or self.stratified or self.limit is not None
 
     def split(self, labels: np.ndarray, task: str) -> Split:
-        """Split rows whose labels are known."""
+        """Split rows with known labels."""
         if self.fold is not None:
             strata = task == "classification"
             return split_fold(labels, self.seed, self.fold, self.validation, strata=strata)
@@ -127,12 +127,12 @@ class Dealing:
     def split_of(
         self, rows: int, strata: np.ndarray | None = None, place: OnDisk | None = None
     ) -> Split:
-        """Split this many rows; `place` is the file for their positions."""
+        """Split a number of rows; `place` stores their positions on disk."""
         shares = self.validation, self.test
         return split_rows(rows, self.seed, *shares, strata, self.block_rows, place)
 
     def drawn(self, rows: int) -> np.ndarray | None:
-        """Positions of the rows within the limit, in ascending order; None for all.
+        """Return the positions of the drawn rows, ascending; None if all rows are taken.
 
         >>> len(Dealing(0, limit=4).drawn(10)), Dealing(0, limit=10).drawn(10)
         (4, None)
@@ -154,32 +154,32 @@ def load_bundled(
     download: bool = False,
     root: Path | None = None,
 ) -> dict[str, PartyData]:
-    """Load a data set by name, cut into strips of pictures, or blocks of columns, words or items.
+    """Load a data set by name, and assign strips of pictures, or blocks of columns, to parties.
 
     Args:
-        source: the spec of one of `SOURCES`, or picture sets joined with a plus.
-        parties: parties with columns, from left to right; the label party has none unless it is
-            listed.
+        source: spec of a data set in `SOURCES`, or of several picture sets joined by plus signs.
+        parties: parties with columns, from left to right; the label party has columns only if it is
+            among them.
         label_party: the party with the labels.
-        dealing: assignment of rows to the split. A set with its own test or validation rows keeps
-            them; `validation` is then a share of the training rows. `limit` takes the first rows,
-            see `read_bundled`.
-        form: form of the rows, such as the size of pictures.
-        flatten: whether pictures become (rows, pixels), which allows more parties than pixel
-            columns.
+        dealing: how to split the rows. A set that has its own test or validation rows keeps them;
+            then `validation` is a share of the training rows. `limit` selects the first rows; see
+            `read_bundled`.
+        form: requested form of the rows, such as the size of pictures.
+        flatten: whether pictures become (rows, pixels), so that there may be more parties than
+            columns of pixels.
         as_cells: whether cells of a table become inputs without scaling.
-        download: whether to fetch missing picture files.
-        root: folder of the files; None takes VFL_DATA.
+        download: whether to download missing files of pictures.
+        root: folder of the files; None takes it from VFL_DATA.
 
     Returns:
-        Data by party in the given order; the label party is last unless it is listed.
+        Data by party in the given order; the label party comes last unless it is in `parties`.
 
     Raises:
         SpecError: the data set or an option does not exist.
-        BadOptionError: the set does not support the form, or folds because it has its own test
-            rows.
+        BadOptionError: the set does not support the requested form, or it does not support folds,
+            because it has its own test rows.
         MissingDataError: files are missing.
-        TooFewRowsError: a part is empty.
+        TooFewRowsError: a part of the split would be empty.
         DataError: there are more parties than columns.
     """
     data = read_bundled(source, root, download, dealing.limit, form, dealing.seed)
@@ -201,7 +201,7 @@ def load_bundled(
 
 
 def _split_of(data: Bundled, source: str, dealing: Dealing) -> Split:
-    """Split a bundled data set by rows; some sets have fixed parts."""
+    """Split a bundled data set by rows; some data sets have fixed parts."""
     if data.train_rows is None:
         return dealing.split(data.labels, "classification")
     if (fold := dealing.fold) is not None:
@@ -218,17 +218,17 @@ def _split_of(data: Bundled, source: str, dealing: Dealing) -> Split:
 
 
 def _columns(cells: np.ndarray, parties: Sequence[str]) -> dict[str, np.ndarray]:
-    """Each party's neighbouring columns, axes (rows, columns): steps of a sequence, or pixels."""
+    """Return each party's adjacent columns, (rows, columns): steps of a sequence, or pixels."""
     owned = blocks(cells.shape[1], parties)
     return {party: np.ascontiguousarray(cells[:, own]) for party, own in owned.items()}
 
 
 def _strips(data: Bundled, parties: Sequence[str], flatten: bool) -> dict[str, np.ndarray]:
-    """Each party's standardised part of the pictures, float32, axes (rows, ...)."""
+    """Return each party's standardised strip of the pictures, float32, axes (rows, ...)."""
     pictures = data.cells
     assert isinstance(pictures, np.ndarray), "only pictures have more than two axes"
     if flatten and len(parties) > pictures.shape[-1]:
-        whole = _scaled(pictures, data)  # pixel columns stay adjacent
+        whole = _scaled(pictures, data)  # columns of pixels stay adjacent
         return _columns(whole.transpose(0, 3, 1, 2).reshape(data.rows, -1), parties)
     strips = {
         party: _scaled(pictures[..., own[0] : own[-1] + 1], data)
@@ -254,16 +254,17 @@ def load_table(
     encoders: Mapping[str, Encoder] = NO_ENCODERS,
     place: OnDisk | None = None,
 ) -> dict[str, PartyData]:
-    """Load one table whose columns are assigned to parties.
+    """Load one table whose columns belong to several parties.
 
     Args:
         table: the table.
-        party_columns: names and globs by party; empty for a label party without columns.
-        labels: label columns, with that of the leading label party first.
-        dealing: assignment of rows to the split.
-        encoders: encoders of an earlier training by party, to be used instead of new ones.
-        place: folder for inputs and labels; None keeps them in memory, which `dealing.reads_all`
-            requires.
+        party_columns: column names and globs of each party; empty for a label party without
+            columns.
+        labels: label columns; the first one belongs to the leading label party.
+        dealing: how to split the rows.
+        encoders: encoders of an earlier training, by party, which are used instead of new encoders.
+        place: folder for inputs and labels; None keeps them in memory, which is necessary if
+            `dealing.reads_all` is true.
 
     Raises:
         MissingDataError, MissingColumnError, SharedColumnError, LabelLeakError, MisalignedError,
@@ -307,9 +308,9 @@ def _of_parties(
     labels: Sequence[Label],
     learned: Mapping[str, tuple[Any, Classes | None]],
 ) -> dict[str, PartyData]:
-    """Data of all parties, further label parties last.
+    """Return the data of all parties; further label parties come last.
 
-    `learned` has labels and classes by party.
+    `learned` maps a label party to its labels and classes.
     """
     leading, *further = (one.party for one in labels)
     found = rows.parties(inputs, leading, *learned[leading])
@@ -326,24 +327,24 @@ def load_parties(
     unaligned: bool = False,
     encoders: Mapping[str, Encoder] = NO_ENCODERS,
 ) -> dict[str, PartyData]:
-    """Load tables of several owners and join them by ids, for one process that runs all parties.
+    """Load the tables of several owners, and join them by ids, in a process that runs all parties.
 
-    No party uses a column with the name of the label as a feature.
+    No party uses a column as a feature that has the name of the label.
 
     Args:
-        tables: tables by party, including those of label parties; id columns may have different
-            names.
-        party_columns: the experiment's patterns for parties with columns; None takes those of the
-            owner's file.
-        labels: label columns, each in its own table, with that of the leading label party first.
-        dealing: assignment of the common rows to the split.
-        alignments: folder of a private alignment, which gives the rows and their order; it has a
-            folder for each party.
+        tables: tables by party, including label parties; their id columns may have different names.
+        party_columns: column patterns of the experiment, for parties with columns; None takes the
+            patterns of each owner's file.
+        labels: label columns, each in its party's table; the first one belongs to the leading label
+            party.
+        dealing: how to split the common rows.
+        alignments: folder of a private alignment, which gives the rows and their order, with a
+            subfolder for each party; None joins by ids.
         missing_rows: "intersection" leaves out rows that some party lacks; "token" keeps each row
-            of the label party that at least one feature party has. Common rows then have the same
-            split as in an intersection.
+            of the label party that at least one feature party has. The rows that all parties have
+            are then split as in an intersection.
         unaligned: whether rows outside the alignment become inputs too.
-        encoders: encoders of an earlier training by party, to be used instead of new ones.
+        encoders: encoders of an earlier training, by party, which are used instead of new encoders.
 
     Raises:
         UserError: see `load_table`.
@@ -386,7 +387,7 @@ def _read_tables(
     labels: Sequence[Label],
     aligned: bool,
 ) -> tuple[dict[str, Table], dict[str, list[str]]]:
-    """Read each party's ids, inputs and label; return the tables, and the columns of inputs."""
+    """Read each party's ids, inputs and label; return the tables and input columns."""
     named, columns = dict[str, Table](), dict[str, list[str]]()
     by_party = {one.party: one for one in labels}
     for name, own in tables.items():
@@ -409,15 +410,16 @@ def _read_tables(
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
-    """The common rows of all parties' tables, in one order.
+    """The joined rows of all parties' tables, in one order.
 
     Attributes:
-        frames: rows of each party.
-        others: rows of each party that are in no session.
+        frames: rows of each party's table.
+        others: rows of each party's table that are in no session.
         ids: ids of the rows.
-        digest: digest of a private alignment; None without one.
-        held: mask of the rows that each feature party has, bool, if some are missing.
-        rules: rules by which ids were compared.
+        digest: digest of the private alignment; None if there is none.
+        held: mask of the rows that each feature party has, bool, if rows are missing; otherwise
+            empty.
+        rules: rules by which the ids were compared.
     """
 
     frames: Mapping[str, Part]
@@ -428,10 +430,10 @@ class _Joined:
     rules: str
 
     def drawn(self, dealing: Dealing) -> _Joined:
-        """Draw rows, if a limit asks for fewer.
+        """Draw rows, if there are more than the limit.
 
         Raises:
-            BadOptionError: `limit` is set together with rows that some party lacks.
+            BadOptionError: a limit is set together with `missing_rows = "token"`.
         """
         if (drawn := dealing.drawn(len(self.ids))) is None:
             return self
@@ -448,7 +450,7 @@ class _Joined:
         return replace(self, frames=frames, ids=self.ids[drawn], digest=digest)
 
     def split(self, dealing: Dealing, codes: np.ndarray, task: str) -> Split:
-        """Split the rows; those that all parties have get the parts of an intersection."""
+        """Split the rows; rows that all parties have are split as in an intersection."""
         if not self.held:
             return dealing.split(codes, task)
         complete = np.logical_and.reduce(list(self.held.values()))
@@ -461,7 +463,7 @@ def _joined(
     label_party: str,
     missing_rows: MissingRows,
 ) -> _Joined:
-    """Join tables by their ids."""
+    """Join the tables by their ids."""
     whole = label_party if missing_rows == "token" else None
     names = {name: own.id_column for name, own in tables.items()}
     found = align(named, names, _common_id_type(tables), whole)
@@ -471,19 +473,19 @@ def _joined(
 
 
 def _without(table: Table, part: Part) -> Part:
-    """Return rows of a table outside a part of it, in the table's order."""
+    """Return a table's rows outside a part of the table, in the table's order."""
     return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
 
 
 class HeldRows:
-    """Makes inputs and labels of a table whose rows are in memory.
+    """Makes inputs and labels from a table whose rows are in memory.
 
     Args:
-        table: the party's rows, in their order.
-        whose: owner of the table, for messages.
-        held: mask of the party's rows among the session's rows, bool, if some are missing; inputs
-            of missing rows are NaN.
-        others: further rows of the party that belong to no session and also become inputs.
+        table: the party's rows, in the session's order.
+        whose: owner of the table, for error texts.
+        held: mask of the session's rows that the party has, bool, if rows are missing; inputs of
+            missing rows are NaN.
+        others: further rows of the party that are in no session and also become inputs.
     """
 
     def __init__(
@@ -496,7 +498,7 @@ class HeldRows:
         self._table, self._whose, self._held, self._others = table, whose, held, others
 
     def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
-        """Encode the columns of `own`; see `fit_inputs`.
+        """Encode the columns in `own`; see `fit_inputs`.
 
         Raises:
             TooFewRowsError: the party has none of the training rows.
@@ -513,12 +515,12 @@ class HeldRows:
         return found._replace(array=_with_gaps(found.array, self._held))
 
     def labels(self, column: str, task: str) -> tuple[np.ndarray, Classes | None]:
-        """The result of `encode_labels` for a label column."""
+        """Return the result of `encode_labels` for a label column."""
         return encode_labels(self._table[column], task)
 
 
 def _with_gaps(array: np.ndarray | None, held: np.ndarray) -> np.ndarray | None:
-    """Return inputs of the rows of `held`, and NaN for the other rows; axes (all rows, ...)."""
+    """Return inputs of axes (all rows, ...): the given ones where `held` is true, otherwise NaN."""
     if array is None:
         return None
     whole = np.full((len(held), *array.shape[1:]), np.nan, dtype=np.float32)
@@ -545,7 +547,7 @@ def _privately_aligned(
     folder: Path,
     missing_rows: MissingRows,
 ) -> _Joined:
-    """Take the rows of a private alignment, in its order, with the label party's ids."""
+    """Take a private alignment's rows, in its order, with the label party's ids."""
     found = {party: Alignment.newest(folder / party, party) for party in named}
     if len({one.digest for one in found.values()}) > 1:
         raise MisalignedError(
@@ -575,7 +577,7 @@ def _check_busy(columns: Mapping[str, Sequence[str]], label_party: str) -> None:
 
 
 def _columns_of(id_column: str, source: Source, form: TableFormat | None) -> list[str]:
-    """Return the table's columns that form an id; they are read as text."""
+    """Return the columns of a table that form an id; they are read as texts."""
     names = column_names(source, form)
     return [name for name in id_columns(id_column, names) if name in names]
 
@@ -591,26 +593,26 @@ def load_own(
     place: OnDisk | None = None,
     encoder: Encoder | None = None,
 ) -> PartyData:
-    """Load a party's data for training, with rows sorted by id.
+    """Load a party's data for a training, with rows in the order of their ids.
 
-    Only its own columns stay in memory.
+    Only the party's own columns stay in memory.
 
-    The other parties' rows must be the same, and this function cannot see them: compare `rows` and
-    `row_digest` before training.
+    All parties must have the same rows, but this function cannot see the rows of other parties. So
+    compare `rows` and `row_digest` before a training.
 
     Args:
         name: name of the party.
-        table: the party's table; it has no columns at a label party without features.
-        label: its label; None at a feature party.
-        dealing: assignment of rows to the split, the same at every party.
-        alignment: alignment that gives the rows and their order, instead of sorting by id.
+        table: the party's table; without columns if it is a label party without features.
+        label: the party's label column; None for a feature party.
+        dealing: how to split the rows; the same at every party.
+        alignment: alignment that gives the rows and their order; None sorts the rows by id.
         unaligned: whether rows outside the alignment become inputs too.
         place: folder for inputs and labels; None keeps them in memory.
-        encoder: encoder of an earlier training, to be used instead of a new one.
+        encoder: encoder of an earlier training, which is used instead of a new encoder.
 
     Raises:
         MissingDataError, MissingColumnError, LabelLeakError, MisalignedError, TooFewRowsError,
-        DataError: the data do not fit; messages contain names and counts only.
+        DataError: the data do not fit; the errors contain only names and counts.
     """
     names = column_names(table.source, table.form, "data.source")
     patterns = ("*",) if table.columns is None else table.columns
@@ -648,7 +650,7 @@ def _given(
     held: np.ndarray | None = None,
     unaligned: bool = False,
 ) -> HeldRows | StreamedTable:
-    """The rows of `read_rows`, and if requested those outside the alignment."""
+    """Return the session's rows, and if `unaligned` is set also the rows outside the alignment."""
     if place is not None:
         return StreamedTable(table, whose, order, place)
     others = _without(table.table, table) if unaligned and isinstance(table, Part) else None
@@ -658,7 +660,7 @@ def _given(
 def _check_id(
     names: Sequence[str], id_column: str, party: str, alignment: Alignment | None
 ) -> None:
-    """Refuse an id column that the table lacks; a composite id needs an alignment."""
+    """Refuse an id column that the table lacks, and a composite id without an alignment."""
     columns = [id_column] if id_column else []
     if alignment is not None and id_column:
         columns = id_columns(id_column, names)
@@ -675,18 +677,18 @@ def load_for_prediction(
     alignment: Alignment | None = None,
     place: OnDisk | None = None,
 ) -> PartyData:
-    """Load a party's data to predict new rows: all are test rows without labels.
+    """Load a party's data for predictions of new rows: all rows are test rows without labels.
 
-    Only the party's own columns are read.
+    The function reads only the party's own columns.
 
     Args:
         name: name of the party.
-        source: its CSV or Parquet file, or a frame.
-        id_column: column to sort rows by; None keeps the order of the table.
-        encoder: encoder from its training (`PartyData.encoder`, `read_encoder`); None for a party
-            without inputs.
+        source: the party's CSV or Parquet file, or a data frame.
+        id_column: column by which the rows are sorted; None keeps the order of the table.
+        encoder: encoder from the party's training (`PartyData.encoder`, `read_encoder`); None for a
+            party without inputs.
         form: format of the file.
-        alignment: alignment that gives the rows and their order, instead of sorting by id.
+        alignment: alignment that gives the rows and their order; None sorts the rows by id.
         place: folder for the inputs; None keeps them in memory.
 
     Raises:
@@ -697,7 +699,7 @@ def load_for_prediction(
     _check_id(names, table.id_column, name, alignment)
     for each in kept:
         check_column(names, each, f"the encoder's '{each}'", "data.predict")
-    # A table without ids and inputs only contributes its number of rows.
+    # A table without ids and inputs gives only the number of its rows.
     columns = kept if kept or id_column else None
     held = alignment.held if alignment else NO_GAPS
     whose = f"party '{name}'"
@@ -711,7 +713,7 @@ def load_for_prediction(
 
 
 def _rules(table: OwnTable, alignment: Alignment | None) -> str:
-    """Normalisation of the ids, as the rules of an alignment."""
+    """Return the normalisation of the ids as rules of an alignment."""
     if alignment is not None:
         return alignment.agreed.rules
     return "decimal+zeros" if table.form.id_type == "number" else "plain"
@@ -727,20 +729,20 @@ def read_rows(
 ) -> tuple[Table, RowOrder]:
     """Read a party's rows and their order.
 
-    In memory, the result is the rows of the session in their order. A table on disk keeps its
-    order, and `RowOrder` contains the position of each row.
+    If the rows stay in memory, the result is the session's rows in the session's order. A table on
+    disk keeps its order; then `RowOrder` states the position of each row.
 
     Args:
         table: the party's own table.
-        where: owner of the table, for messages.
-        place: folder for the ids; None sorts the rows in memory.
-        columns: columns to read besides the ids; None reads all.
-        by: alignment that gives the rows and their order, instead of sorted ids.
-        setting: setting that names the file, for messages.
+        where: owner of the table, for error texts.
+        place: folder for the ids of a table on disk; None sorts the rows in memory.
+        columns: columns to read besides the ids; None reads all columns.
+        by: alignment that gives the rows and their order; None sorts the rows by id.
+        setting: setting that names the file, for error texts.
 
     Raises:
-        MissingDataError, DataError: the table is not readable.
-        MissingColumnError, MisalignedError: the ids are not usable.
+        MissingDataError, DataError: the table cannot be read.
+        MissingColumnError, MisalignedError: the table lacks the id column, or its ids do not fit.
     """
     source, form, id_column = table.source, table.form, table.id_column
     if not id_column:
@@ -769,7 +771,7 @@ def own_columns(
     ids: str,
     setting: str,
 ) -> list[str]:
-    """Resolve the names of a party's columns; refuse the label and the id among them.
+    """Resolve a party's column patterns to names; refuse the label and the id among them.
 
     Raises:
         MissingColumnError, LabelLeakError, DataError: see `pick_columns` and `check_features`.
@@ -791,19 +793,20 @@ def fit_inputs(
     others: Table | None = None,
     encoder: Encoder | None = None,
 ) -> Inputs:
-    """Encode all rows as inputs by an encoder that is fitted on the training rows only.
+    """Encode all rows as inputs, with an encoder that is fitted to the training rows only.
 
     Args:
         frame: the party's aligned table.
-        columns: its resolved columns.
-        split: split with the training rows.
+        columns: names of the party's columns.
+        split: split, which contains the training rows.
         shape: (channels, height, width) if the columns are pixels.
-        form: format with the text columns that contain dates, and the encoding of numbers.
+        form: format of the table, with the forms of dates in text columns and the encoding of
+            numbers.
         others: rows of the party outside the alignment, which become inputs too.
-        encoder: encoder of an earlier training, to be used instead of a new one.
+        encoder: encoder of an earlier training, which is used instead of a new encoder.
 
     Raises:
-        MissingColumnError: the table lacks a column of the encoder.
+        MissingColumnError: the table lacks a column that the encoder reads.
         DataError: see `TableEncoder.fit` and `PictureEncoder.fit`.
     """
     if not columns:
@@ -831,23 +834,25 @@ def fit_inputs(
 
 
 def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:
-    """Divide columns into blocks of neighbours; the first parties get one more if necessary.
+    """Divide columns into one block of adjacent columns per party; the first ones may be larger.
 
     >>> partition_columns(["a", "b", "c"], ["bank", "shop"])
     {'bank': ['a', 'b'], 'shop': ['c']}
 
     Raises:
-        DataError: there are more parties than columns, no party at all, or two parties of one name.
+        DataError: there are more parties than columns, there is no party, or two parties have the
+            same name.
     """
     owned = blocks(len(columns), parties)
     return {party: [columns[position] for position in own] for party, own in owned.items()}
 
 
 def blocks(columns: int, parties: Sequence[str]) -> dict[str, np.ndarray]:
-    """Positions of each party's columns; int64, from left to right.
+    """Return the positions of each party's columns, int64, from left to right.
 
     Raises:
-        DataError: more parties than columns, no party, or a party named twice.
+        DataError: there are more parties than columns, there is no party, or two parties have the
+            same name.
     """
     if not 1 <= len(parties) <= columns or len(set(parties)) != len(parties):
         raise DataError(

@@ -1,4 +1,4 @@
-"""A tensor over a file, made by `vfl.datasets.on_disk`; selections are copies."""
+"""A tensor whose values are in a file of `vfl.datasets.on_disk`; selections are copies."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vfl.datasets.on_disk import MappedArray, Pages, note
 
 
 class MappedTensor(Tensor):
-    """Behaves like any tensor; reading batches of its rows keeps little of the file in memory."""
+    """Behaves like a tensor; reading batches of rows keeps little of the file in memory."""
 
-    # Results of operations are plain tensors.
+    # Operations return plain tensors.
     __torch_function__ = PLAIN_RESULTS
     pages: Pages | None
 
     @classmethod
     def over(cls, array: MappedArray) -> MappedTensor:
-        """Make a tensor that shares an array's memory."""
+        """Make a tensor that shares the memory of a mapped array."""
         found: MappedTensor = torch.from_numpy(array).as_subclass(cls)
         found.pages = array.pages
         return found
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:  # type: ignore[override]
-        """Copy some rows."""
+        """Return a copy of some rows."""
         if self.pages is not None and dim == 0:
             self._note(index.numpy())
         return super().index_select(dim, index)

@@ -1,9 +1,9 @@
-"""Arrays larger than memory: in unnamed files, written in any order and read through a map.
+"""Arrays larger than memory, in unnamed files: written in any order, read by memory mapping.
 
-Another process cannot open an unnamed file, and the file disappears with its process in any case.
-No data of a party's table therefore remain on disk, and the file cannot be replaced. Pages of a map
-that were read are released before they exceed the set limit; the system may keep them in its cache,
-which does not count as memory of a process.
+No other process can open an unnamed file, and the file always disappears with its process. So no
+data of a party's table stay on disk, and no other program can replace the file. A mapped file
+releases the pages that were read before they exceed a limit. The system may keep these pages in its
+cache, which does not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -27,50 +27,52 @@ import pyarrow.compute as pc
 from vfl.core.errors import DataError
 from vfl.core.storage import private_folder
 
-#: `MAP_NORESERVE`: a map is larger than memory, and hardly any page of it is changed.
+#: `MAP_NORESERVE`: reserve no swap space, because a map is larger than memory and hardly any page
+#: is changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
-_PART_BYTES = 1 << 17  # Linux reads ahead the same amount
+_PART_BYTES = 1 << 17  # as much as Linux reads ahead
 _SPLITTERS_A_RUN, _RANGES_A_RUN = 256, 8
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Storage of a party's rows, and its memory limit.
+    """A folder for a party's rows on disk, and the limit of memory for them.
 
     Attributes:
-        folder: folder of the unnamed files, accessible to their owner only.
-        memory_bytes: memory for rows, besides the program itself and a few bytes for each row.
+        folder: folder of the unnamed files, which only their owner can access.
+        memory_bytes: memory for rows; the program itself and a few bytes for each row come on top.
     """
 
     folder: Path
     memory_bytes: int
 
     def file(self, owner: object) -> IO[bytes]:
-        """Make an unnamed file, which is closed when its owner is deleted."""
+        """Make an unnamed file, which is closed when the object `owner` is deleted."""
         private_folder(self.folder)
         file: Any = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
         weakref.finalize(owner, file.close)
         return file  # type: ignore[no-any-return]
 
     def share(self, part: int) -> int:
-        """Return the memory for one use: the limit divided by `part`."""
+        """Return the memory for one use: the limit divided by `part`, at least 64 KiB."""
         return max(1 << 16, self.memory_bytes // part)
 
 
 def scratch(folder: Path | None = None) -> OnDisk:
-    """Storage of intermediate results without a setting: 256 MiB, in TMPDIR by default."""
+    """Return storage for intermediate results: 256 MiB of memory, and TMPDIR as default folder."""
     return OnDisk(folder or Path(tempfile.gettempdir()), 1 << 28)
 
 
 class Pages:
-    """A memory map of a file that releases pages after reading them.
+    """A memory map of a file that counts the mapped parts and releases them above a limit.
 
-    The system maps a file in parts of up to `_PART_BYTES`, whatever amount is read; so parts are
-    counted.
+    The system maps a file in parts of up to `_PART_BYTES`, even if less is read. So the class
+    counts parts.
 
     Args:
-        file: file that is not empty.
-        limit_bytes: most bytes held in memory, or twice the size of a larger read.
+        file: the file, which must not be empty.
+        limit_bytes: most mapped bytes to keep in memory; twice the size of a read if that is
+            larger.
     """
 
     def __init__(self, file: IO[bytes], limit_bytes: int) -> None:
@@ -80,11 +82,11 @@ class Pages:
         self._most, self._count = max(1, limit_bytes // _PART_BYTES), 0
 
     def read(self, start: int, stop: int) -> None:
-        """Note a coming read of the bytes from `start` to `stop`."""
+        """Announce a read of the bytes from `start` to `stop`."""
         self._read(np.arange(start // _PART_BYTES, max(start, stop - 1) // _PART_BYTES + 1))
 
     def read_rows(self, rows: np.ndarray, row_bytes: int) -> None:
-        """Note a coming read of some rows."""
+        """Announce a read of some rows."""
         parts = rows * row_bytes // _PART_BYTES
         self._read(parts)
         if row_bytes > 1:
@@ -98,7 +100,7 @@ class Pages:
         if self._count + len(fresh) > self._most and self._count:
             self.release()
             fresh = np.unique(parts)
-            self._most = max(self._most, 2 * len(fresh))  # else a batch drops parts of the window
+            self._most = max(self._most, 2 * len(fresh))  # else a batch drops parts it just read
         self._held[fresh] = True
         self._count += len(fresh)
 
@@ -114,7 +116,7 @@ def _bytes_of(rows: np.ndarray) -> memoryview:
 
 
 def _pread(file: IO[bytes], start: int, stop: int) -> np.ndarray:
-    """Read bytes of a file without a map, whose pages would count as own memory; uint8."""
+    """Read bytes of a file without mapping it, as mapped pages count as process memory; uint8."""
     found = np.empty(stop - start, dtype=np.uint8)
     content = memoryview(found)  # type: ignore[arg-type]
     while content:
@@ -125,7 +127,7 @@ def _pread(file: IO[bytes], start: int, stop: int) -> np.ndarray:
 
 
 class DiskBytes:
-    """Bytes that are appended and read in parts; a message larger than memory.
+    """Bytes in a file that are appended and read in parts, such as a message larger than memory.
 
     Args:
         place: where the file is stored.
@@ -163,7 +165,7 @@ class DiskBytes:
 
 
 class DiskColumn:
-    """A file to which numbers are appended.
+    """A file to which numbers of one type are appended.
 
     Args:
         place: where the file is stored.
@@ -186,7 +188,7 @@ class DiskColumn:
         return np.frombuffer(self._bytes[start * size : stop * size], self.dtype)
 
     def read(self, limit_bytes: int) -> np.ndarray:
-        """Map all numbers; keep at most `limit_bytes` of them in memory."""
+        """Map all numbers, with at most `limit_bytes` of them in memory."""
         return _mapped(self._bytes._file, (len(self),), self.dtype, limit_bytes)
 
 
@@ -196,7 +198,7 @@ class DiskArray:
     Args:
         place: where the file is stored.
         shape: axes (rows, ...).
-        dtype: type of its numbers.
+        dtype: type of the numbers.
 
     Raises:
         DataError: the disk is full.
@@ -212,7 +214,7 @@ class DiskArray:
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
 
     def write(self, start: int, rows: np.ndarray) -> None:
-        """Write rows from position `start` on."""
+        """Write rows at the positions from `start` on."""
         content = _bytes_of(np.ascontiguousarray(rows, self.dtype))
         at = start * self.row_bytes
         while content:
@@ -220,18 +222,18 @@ class DiskArray:
             content, at = content[done:], at + done
 
     def read(self, limit_bytes: int) -> np.ndarray:
-        """Map the array; keep at most `limit_bytes` of it in memory."""
+        """Map the array, with at most `limit_bytes` of it in memory."""
         return _mapped(self._file, self.shape, self.dtype, limit_bytes)
 
     def most(self) -> float:
-        """The largest number, or -1."""
+        """Return the largest number, or -1 if the array is empty."""
         rows = max(1, _PART_BYTES // max(1, self.row_bytes))
         starts = range(0, self.shape[0], rows)
         parts = (self.part(start, min(start + rows, self.shape[0])) for start in starts)
         return max((part.max() for part in parts), default=-1)
 
     def part(self, start: int, stop: int) -> np.ndarray:
-        """Copy some rows, without leaving parts of the file in memory."""
+        """Return a copy of some rows, without leaving parts of the file in memory."""
         content = _pread(self._file, start * self.row_bytes, stop * self.row_bytes)
         found: np.ndarray = content.view(self.dtype).reshape(stop - start, *self.shape[1:])
         return found
@@ -249,15 +251,15 @@ def _mapped(
 
 
 class MappedArray(np.ndarray):
-    """An array over a file; selections are copies, and pages are released after reading.
+    """A mapped array; selections are copies, and its pages are released after reading.
 
-    A read of the whole array keeps all of it in memory until a part is read again.
+    If the whole array is read at once, all of it stays in memory until a part is read again.
     """
 
     pages: Pages | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        """Read a part as a plain array."""
+        """Return a selection as a plain array."""
         plain = self.view(np.ndarray)
         if self.pages is None or not isinstance(key, np.ndarray | slice):
             return plain[key]
@@ -266,13 +268,13 @@ class MappedArray(np.ndarray):
 
 
 def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> None:
-    """Note a coming read of some of an array's rows.
+    """Announce a read of some of an array's rows.
 
     Args:
-        pages: pages of the array.
-        key: positions of the rows, or a slice; a boolean mask reads all.
-        rows: number of rows of the array.
-        row_bytes: bytes of one row.
+        pages: pages of the mapped array.
+        key: positions of the rows, or a slice; a boolean mask counts as reading all rows.
+        rows: number of rows in the array.
+        row_bytes: number of bytes of one row.
     """
     if isinstance(key, np.ndarray) and key.dtype != bool:
         pages.read_rows(key, row_bytes)
@@ -284,22 +286,22 @@ def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> No
 
 
 class Buckets:
-    """Records grouped by a bucket number, and read again bucket by bucket.
+    """Records that are written with a bucket number, and read again bucket by bucket.
 
     Args:
         place: where the file is stored.
-        record: dtype of a record.
+        record: dtype of one record.
         count: number of buckets.
     """
 
     def __init__(self, place: OnDisk, record: np.dtype[Any], count: int) -> None:
         self.record, self.count, self._place = record, count, place
         self.sizes = np.zeros(count, dtype=np.int64)
-        self._ends: list[np.ndarray] = []  # ends of the buckets in each piece, axes (count,)
+        self._ends: list[np.ndarray] = []  # end of each bucket in each written piece
         self._file: IO[bytes] | None = None
 
     def add(self, numbers: np.ndarray, records: np.ndarray) -> None:
-        """Add records; axes (records,) both.
+        """Add records with their bucket numbers; both have axes (records,).
 
         Raises:
             DataError: the disk is full.
@@ -316,7 +318,7 @@ class Buckets:
         self._ends.append(np.cumsum(sizes))
 
     def read(self, number: int) -> Iterator[np.ndarray]:
-        """Yield the records of a bucket in their order, in pieces."""
+        """Yield the records of a bucket in the order of writing, in pieces."""
         start, size = 0, self.record.itemsize
         for ends in self._ends:
             first = start + int(ends[number - 1]) if number else start
@@ -326,7 +328,7 @@ class Buckets:
                 yield _pread(self._file, first * size, last * size).view(self.record)
 
     def whole(self, number: int) -> np.ndarray:
-        """Return the records of a bucket in order, as one array."""
+        """Return the records of a bucket in the order of writing, as one array."""
         found, start = np.empty(self.sizes[number], self.record), 0
         for piece in self.read(number):
             found[start : start + len(piece)] = piece
@@ -334,22 +336,22 @@ class Buckets:
         return found
 
     def close(self) -> None:
-        """Close the file before the owner is deleted."""
+        """Close the file now, before this object is deleted."""
         if self._file is not None:
             self._file.close()
 
 
 class Scatter:
-    """Rows that arrive in any order and are written in another; grouped by target position.
+    """Writes rows that arrive in any order to their target positions.
 
-    The positions are cut into ranges that fit into memory. Rows of a range are collected in a file
-    piece by piece, and sorted when all have arrived. Rows that arrive in order are written to their
-    position immediately.
+    The target positions are divided into ranges that fit into memory. A file collects the rows of
+    each range in pieces; when all rows have arrived, each range is sorted. Rows that arrive at
+    consecutive positions are written at once.
 
     Args:
         place: folder for the files.
         shape: axes (rows, ...) of the result.
-        dtype: type of the numbers; a position without a row contains 0.
+        dtype: type of the numbers; positions without a row contain 0.
     """
 
     def __init__(self, place: OnDisk, shape: tuple[int, ...], dtype: Any) -> None:
@@ -360,7 +362,7 @@ class Scatter:
         self._straight = False
 
     def add(self, at: np.ndarray, rows: np.ndarray) -> None:
-        """Add rows for positions `at`, int64, axes (rows,)."""
+        """Add rows for the target positions `at`, int64, axes (rows,)."""
         if not len(at):
             return
         if at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
@@ -372,7 +374,7 @@ class Scatter:
         self._ranges.add(at // self._rows, records)
 
     def finish(self) -> DiskArray:
-        """The rows in their order."""
+        """Return the array with all rows at their positions."""
         for number in np.flatnonzero(self._ranges.sizes):
             start = int(number) * self._rows
             stop = min(start + self._rows, self.found.shape[0])
@@ -390,16 +392,16 @@ class Scatter:
 def shuffled(
     place: OnDisk, count: int, blocks: Iterable[np.ndarray], draw: Callable[[int], bytes]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows in a uniformly random order, with the original position of each row.
+    """Yield rows in a uniformly random order, with each row's original position.
 
-    Each row is put into a random bucket, and the rows of a bucket, which fit into memory, are
+    Each row goes to a random bucket; then the rows of each bucket, which fit into memory, are
     permuted (Rao 1961, Sandelius 1962).
 
     Args:
         place: where the files are stored.
         count: number of rows.
-        blocks: the rows in their order, in blocks, axes (rows, ...).
-        draw: returns this many random bytes.
+        blocks: the rows in their original order, in blocks, axes (rows, ...).
+        draw: function that returns a number of random bytes.
     """
     buckets, start = None, 0
     for block in blocks:
@@ -409,7 +411,7 @@ def shuffled(
         records = np.empty(len(block), buckets.record)
         records["at"], records["row"] = np.arange(start, start + len(block)), block
         drawn = np.frombuffer(draw(4 * len(block)), "<u4").astype(np.int64)
-        buckets.add(drawn % buckets.count, records)  # a power of two
+        buckets.add(drawn % buckets.count, records)  # the count is a power of two
         start += len(block)
     for number in range(0 if buckets is None else buckets.count):
         assert buckets is not None, "there are rows"
@@ -419,17 +421,17 @@ def shuffled(
 
 
 def bucket_count(place: OnDisk, size_bytes: int) -> int:
-    """Return the number of buckets, a power of two, for which one bucket fits into memory."""
+    """Return the number of buckets, a power of two, with which each bucket fits into memory."""
     return 1 << max(0, math.ceil(math.log2(max(1, size_bytes) / place.share(16))))
 
 
 def gathered(place: OnDisk, source: DiskColumn, at: DiskColumn) -> tuple[DiskArray, bool]:
-    """Numbers of a column at some positions, and whether a position occurs twice.
+    """Return a column's numbers at some positions, and whether a position occurs twice.
 
     Args:
         place: where the files are stored.
-        source: column with the numbers.
-        at: positions in it, axes (positions,), int64.
+        source: the column.
+        at: the positions, int64, axes (positions,).
     """
     size = max(1, place.share(16) // source.dtype.itemsize)
     record = np.dtype([("at", "<i8"), ("to", "<i8")])
@@ -454,19 +456,20 @@ def gathered(place: OnDisk, source: DiskColumn, at: DiskColumn) -> tuple[DiskArr
 
 
 class SortedIds:
-    """Ids in ascending order, with the position of each in the table.
+    """Ids in ascending order, each with its row in the table, for tables larger than memory.
 
-    Sorted runs that fit into memory are written to a file each. Splitters drawn from all runs cut
-    them into ranges, and the parts of each range are sorted again. Every id of a range comes before
-    those of the next, and equal ids are in one range.
+    Runs of ids that fit into memory are sorted, and each run is written to a file. Splitters, drawn
+    from all runs, divide the ids into ranges. The parts of each range are then sorted together. All
+    ids of a range come before the ids of the next range, and equal ids are in the same range.
 
     Args:
         place: where the files are stored.
-        blocks: ids in the order of the table, int64 or large_string, without missing ones.
+        blocks: ids in the order of the table, without missing ones, in blocks of int64 or
+            large_string.
 
     Attributes:
-        in_order: whether the table is already in this order.
-        repeated: rows that repeat an earlier row's id, in the ranges read so far.
+        in_order: whether the table is already sorted by id.
+        repeated: number of rows in the ranges read so far that repeat an earlier row's id.
     """
 
     def __init__(self, place: OnDisk, blocks: Iterable[pa.Array]) -> None:
@@ -492,7 +495,7 @@ class SortedIds:
             yield pa.concat_arrays(waiting), start
 
     def ranges(self) -> Iterator[tuple[pa.Array, np.ndarray]]:
-        """Yield ids in ascending order with their rows in the table, range by range."""
+        """Yield ids in ascending order, with their rows in the table, range by range."""
         for ids, rows in self._runs_in_order() if self.in_order else self._merged():
             self.repeated += pc.sum(pc.equal(ids[1:], ids[:-1])).as_py() or 0
             yield ids, rows
@@ -521,7 +524,7 @@ class SortedIds:
             yield pc.take(ids, pa.array(order)), rows[order]
 
     def _splitters(self) -> pa.Array:
-        """Return splitters of ranges that take less memory than a run; sorting makes copies."""
+        """Return splitters for ranges smaller than a run, since sorting makes copies."""
         every = pa.concat_arrays([run.drawn(_SPLITTERS_A_RUN) for run in self._runs])
         every = pc.take(every, pc.sort_indices(every))
         at = np.linspace(0, len(every), _RANGES_A_RUN * len(self._runs), dtype=int)[1:-1]
@@ -533,10 +536,10 @@ def _before(low: pa.Scalar, high: pa.Scalar) -> bool:
 
 
 class _Run:
-    """Sorted ids and their rows in the table, in a file.
+    """Sorted ids with their rows in the table, in a file.
 
     Attributes:
-        in_order: whether the table is already in this order.
+        in_order: whether the table's ids were already sorted.
     """
 
     def __init__(self, place: OnDisk, ids: pa.Array, start: int) -> None:
@@ -553,24 +556,24 @@ class _Run:
         self.ids: pa.Array = mapped.column(0)
         self.rows: np.ndarray = mapped.column(1).to_numpy()
 
-    # The next methods read few rows, all over the file; the system maps much around each.
+    # The next methods read few rows all over the file, so the system maps many pages.
 
     def drawn(self, count: int) -> pa.Array:
-        """This many of the ids, evenly spaced."""
+        """Return some of the ids, evenly spaced."""
         at = np.linspace(0, len(self.ids) - 1, count, dtype=int)
         found = pc.take(self.ids, pa.array(at))
         self.pages.release()
         return found
 
     def cut(self, splitters: pa.Array) -> list[int]:
-        """Positions of the splitters among the ids: after all smaller ids."""
+        """Return the position after all ids below each splitter."""
         found: list[int] = pc.search_sorted(self.ids, splitters, side="left").to_pylist()
         self.pages.release()
         return found
 
 
 class _room:
-    """Reports a full disk if a write fails for that reason."""
+    """Context that turns a failed write into an error about a full disk, if this is the cause."""
 
     def __init__(self, place: OnDisk, size: int) -> None:
         self._place, self._size = place, size
@@ -605,7 +608,7 @@ class DiskTexts:
             self._writer.write_batch(pa.record_batch([texts], names=[""]))
 
     def read(self) -> pa.ChunkedArray:
-        """Map all texts; memory holds only the texts that are read."""
+        """Map all texts; only texts that are read are in memory."""
         self._writer.close()
         pages = Pages(self._file, self._place.memory_bytes)
         return pa.ipc.open_stream(pa.py_buffer(pages.map)).read_all().column(0)

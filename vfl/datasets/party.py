@@ -1,4 +1,4 @@
-"""Data of one party with aligned rows: it contains only the party's own columns and labels."""
+"""Data of one party with aligned rows, which contain only the party's own columns and labels."""
 
 from __future__ import annotations
 
@@ -29,34 +29,37 @@ NO_COUNTS: Counts = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """One party's aligned rows, ready for its model.
+    """One party's aligned rows, ready for the party's models.
 
     Attributes:
         name: name of the party.
-        inputs: float32, axes (rows, columns) or (rows, channels, height, width); None for a label
-            party without columns.
+        inputs: inputs of the rows, float32, axes (rows, columns) or (rows, channels, height,
+            width); None for a label party without columns.
         labels: labels, axes (rows,): int64 codes 0..C-1, or float32 for a regression; None at a
             feature party.
-        classes: classes of the codes; None at a feature party and for a regression.
+        classes: names of the classes by code; None at a feature party and for a regression.
         split: split of the rows, the same at every party of a run.
-        ids_digest: 32 bytes that identify the order of the rows; see `digest_of`.
-        ids: ids of the rows, axes (rows,), for the party's own files; None if rows have no id.
-        id_rules: normalisation rules of the ids, in the alignment that gave the rows.
-        encoder: encoder that made `inputs` from the party's table; stored with its bottom model.
-        row_weights: weight of each row in the training loss, float32, axes (rows,), not negative,
-            at the label party; None weighs all alike. Evaluation weighs all rows alike.
-        unfamiliar: counts of test-row cells without an example in the training rows, by column and
-            kind; they stay with the party.
-        held: mask of a feature party's rows, bool, axes (rows,), if some rows are missing: a party
-            has its own mask, the label party has all masks. Empty if every party has all rows.
-            Inputs of missing rows are NaN, so that no model learns from them by mistake.
-        unaligned: inputs of the party's own rows that are in no session, axes (other rows, ...).
-        trained: use of each row of a prediction in the run's training, axes (rows,): "yes" (trained
-            on it); "validation" (selected weights or calibration by it); "no", so that its answer
-            is an honest test; or "unknown". None if the table has changed and has no rows of the
-            first two kinds.
-        unseen: mask of the rows of an evaluation that are new to the run, bool, axes (rows,); None
-            if the rows are those of the training.
+        ids_digest: 32 bytes that identify the rows and their order; see `digest_of`.
+        ids: ids of the rows, axes (rows,), which the party writes to its own files; None if rows
+            have no ids.
+        id_rules: normalisation rules of the ids in the alignment that gave the rows.
+        encoder: encoder that made `inputs` from the party's table; stored with the party's bottom.
+        row_weights: weight of each row in the training loss, float32, axes (rows,), at least 0, at
+            the label party; None gives all rows the same weight. Evaluation gives all rows the same
+            weight.
+        unfamiliar: numbers of cells in test rows without an example in the training rows, by column
+            and kind; the party does not send them.
+        held: mask of the rows that a feature party has, bool, axes (rows,), if rows are missing. A
+            feature party has only its own mask; the label party has all masks. Empty if every party
+            has all rows. Inputs of missing rows are NaN, so that no model learns from them by
+            mistake.
+        unaligned: inputs of the party's rows that are in no session, axes (other rows, ...).
+        trained: for rows of a prediction, their use in the run's training, axes (rows,). "yes":
+            trained on; "validation": used to select weights or to calibrate; "no": not used, so
+            that the prediction is an honest test; or "unknown". None if the table has changed and
+            none of its rows is of the first two kinds.
+        unseen: mask of an evaluation's rows that are new to the run, bool, axes (rows,); None if
+            the rows are those of the training.
     """
 
     name: str
@@ -77,45 +80,46 @@ class PartyData:
 
     @property
     def complete(self) -> np.ndarray | None:
-        """Mask of the rows that all feature parties have, at the label party; None if all rows."""
+        """Return a mask of the rows that all feature parties have; None if these are all rows."""
         return np.logical_and.reduce(list(self.held.values())) if self.held else None
 
     @property
     def asked(self) -> np.ndarray:
-        """Test rows that this party has, int64."""
+        """Return the test rows that this party has, int64."""
         test, held = self.split.test, self.held.get(self.name)
         return test if held is None else test[held[test]]
 
     @property
     def rows(self) -> int:
-        """Number of aligned rows."""
+        """Return the number of aligned rows."""
         return len(self.split.train) + len(self.split.validation) + len(self.split.test)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the input columns; empty if the columns have no names."""
+        """Return the names of the input columns; empty if they have no names."""
         return () if self.encoder is None else tuple(self.encoder.names)
 
     @property
     def tokens(self) -> int | None:
-        """Number of inputs at the start of a row that are tokens; None without an encoder."""
+        """Return the number of leading inputs of a row that are tokens; None without an encoder."""
         return None if self.encoder is None else self.encoder.tokens
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """Number of categories of each column, if inputs are cells; otherwise empty."""
+        """Return the number of categories of each column, if inputs are cells; otherwise empty."""
         return getattr(self.encoder, "categories", ())
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a top for these labels: classes, or 1 for a regression."""
+        """Return a top's number of outputs for these labels: the classes, or 1 for a regression."""
         return 1 if self.classes is None else len(self.classes)
 
     def row_digest(self, session: str) -> str:
-        """Digest with which two parties compare the order of their rows.
+        """Return a digest with which two parties compare the order of their rows.
 
-        HMAC-SHA256 keyed by the session's id, so a digest has no meaning in another session. It
-        hides ids from third parties, but not from a party that can guess the whole list.
+        The digest is HMAC-SHA256 with the session's id as key, so it means nothing in another
+        session. It hides the ids from third parties, but not from a party that can guess the whole
+        list of ids.
         """
         return hmac.new(session.encode(), self.ids_digest, hashlib.sha256).hexdigest()
 
@@ -129,7 +133,7 @@ class PartyData:
 
 
 def digest_of(ids: Ids) -> bytes:
-    """Return SHA-256 of ordered ids, 32 bytes; JSON separates the ids, unlike concatenation.
+    """Return the SHA-256 of ordered ids, 32 bytes; JSON keeps the ends of the ids distinct.
 
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
     True
@@ -141,30 +145,30 @@ def digest_of(ids: Ids) -> bytes:
 
 
 class IdsDigest:
-    """Computes `digest_of` for ids that come in blocks."""
+    """Computes `digest_of` for ids that arrive in blocks."""
 
     def __init__(self) -> None:
         self._digest, self._begun = hashlib.sha256(b"["), False
 
     def add(self, ids: list[Any]) -> None:
-        """Add the next ids, numbers or texts."""
+        """Add the next ids, which are numbers or texts."""
         if ids:
             self._digest.update(f"{', ' if self._begun else ''}{json.dumps(ids)[1:-1]}".encode())
             self._begun = True
 
     def finish(self) -> bytes:
-        """The digest of all added ids, 32 bytes."""
+        """Return the digest of all added ids, 32 bytes."""
         self._digest.update(b"]")
         return self._digest.digest()
 
 
 class Inputs(NamedTuple):
-    """One party's model inputs, axes (rows, ...), and their encoder; None for a missing part.
+    """One party's model inputs, axes (rows, ...), and their encoder; a missing part is None.
 
     Attributes:
-        unfamiliar: counts of test-row cells without an example in the training rows; see
+        unfamiliar: numbers of cells in test rows without an example in the training rows; see
             `Unfamiliar`.
-        unaligned: inputs of the party's other rows, axes (other rows, ...).
+        unaligned: inputs of the party's rows that are in no session, axes (other rows, ...).
     """
 
     array: np.ndarray | None = None
@@ -178,12 +182,13 @@ NO_INPUTS = Inputs()
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AlignedRows:
-    """Order of the rows and their split, the same at every party.
+    """The order of the rows and their split, equal at every party.
 
     Attributes:
         split: split of the rows.
-        ids: ids, axes (rows,); None if rows have no id and keep their original order.
-        digest: identifies the order, or only the number of rows if they have no ids.
+        ids: ids of the rows, axes (rows,); None if rows have no ids and keep their original order.
+        digest: identifies the order of the rows; if rows have no ids, it only identifies their
+            number.
         held, id_rules: see `PartyData`.
     """
 
@@ -197,7 +202,7 @@ class AlignedRows:
     def of(
         cls, rows: int, split: Split, ids: Ids | None = None, digest: bytes | None = None
     ) -> AlignedRows:
-        """Return rows in their final order; `digest` belongs to a private alignment, if any."""
+        """Return rows in their final order; `digest` is that of a private alignment, if any."""
         return cls(split, ids, digest or digest_of(np.arange(rows) if ids is None else ids))
 
     def party(
@@ -207,9 +212,9 @@ class AlignedRows:
         labels: np.ndarray | None = None,
         classes: Classes | None = None,
     ) -> PartyData:
-        """Make one party's data over these rows; the arrays are used without a copy."""
+        """Make one party's data from these rows; the arrays are not copied."""
         held = self.held
-        if labels is None:  # feature parties do not learn the others' rows
+        if labels is None:  # each feature party knows only its own rows
             held = {party: rows for party, rows in held.items() if party == name}
         return PartyData(
             name=name,
@@ -233,7 +238,7 @@ class AlignedRows:
         labels: np.ndarray,
         classes: Classes | None,
     ) -> dict[str, PartyData]:
-        """Return the data of every party; the label party comes last unless it has inputs."""
+        """Return the data of every party; a label party without inputs comes last."""
         parts = {party: self.party(party, own) for party, own in inputs.items()}
         own = inputs.get(label_party, NO_INPUTS)
         return parts | {label_party: self.party(label_party, own, labels, classes)}
