@@ -1,6 +1,6 @@
-"""Edit settings in a TOML file as text, so that the owner's comments and layout stay.
+"""Edits settings in a TOML file as text, so that the owner's comments and layout are kept.
 
-The result is parsed, and compared with the intended settings, before it is written.
+Before the new text is written, it is parsed and compared with the intended settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
 
 @dataclass(frozen=True)
 class Changed:
-    """A file's new text, which parses to the intended settings."""
+    """New text of a file, which parses to the intended settings."""
 
     path: Path
     text: str
@@ -40,13 +40,13 @@ class Changed:
 
 @dataclass(frozen=True)
 class Edit:
-    """An edit of a TOML file, as text and as settings."""
+    """An edit of a TOML file, applied both to the text and to the settings."""
 
     text: Callable[[str], str]
     meant: Callable[[dict[str, Any]], object]
 
     def of(self, path: Path, model: type[Model]) -> Changed:
-        """Apply the edit to a file, without writing it.
+        """Apply the edit to a file's content, without writing the file.
 
         Raises:
             ConfigError: the new settings contradict each other, or the file has a layout that this
@@ -74,7 +74,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Item:
-    """A header or a setting: its table, its full key, and its lines."""
+    """A table header or a setting in a TOML file: its table, full key, and line numbers."""
 
     table: tuple[str, ...]
     key: tuple[str, ...]
@@ -107,14 +107,14 @@ def _parses(text: str) -> bool:
 
 
 def below(text: str, table: str, new: Sequence[str]) -> str:
-    """Insert a table below the last one of its kind; comments above the next table stay with it."""
+    """Insert a table after the last of its kind; the next table keeps the comments above it."""
     return _inserted(text, lambda item: item.key[0] == table, ["", *new])
 
 
 def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]) -> str:
-    """Set some settings of a table in a text; the others stay.
+    """Set some settings of a table in a TOML text; other settings stay unchanged.
 
-    The lines of a setting stay if its value does not change, and its comments always stay.
+    The lines of a setting stay unchanged if its value does; comments are always kept.
     """
     now: Any = tomllib.loads(text)
     for part in table:
@@ -130,7 +130,8 @@ def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]
 def _with_changed(text: str, table: tuple[str, ...], key: str, before: Any, after: Any) -> str:
     whole = (*table, key)
     of_tables = isinstance(before, dict), isinstance(after, dict)
-    if of_tables == (True, True) and not _has_setting(text, whole):  # no inline table
+    # the value is not an inline table
+    if of_tables == (True, True) and not _has_setting(text, whole):
         text = without_keys(text, [(*whole, name) for name in before.keys() - after.keys()])
         return with_settings(text, whole, after)
     if any(of_tables):
@@ -140,7 +141,7 @@ def _with_changed(text: str, table: tuple[str, ...], key: str, before: Any, afte
 
 
 def _with_new(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
-    if isinstance(value, dict):  # a separate table
+    if isinstance(value, dict):  # the value is a separate table
         content: dict[str, Any] = {key: value}
         for part in reversed(table):
             content = {part: content}
@@ -160,7 +161,7 @@ def _has_setting(text: str, key: tuple[str, ...]) -> bool:
 
 
 def _inserted(text: str, after: Callable[[Item], bool], new: Sequence[str]) -> str:
-    """Insert lines after the last matching item, else at the end."""
+    """Insert lines after the last item that matches, or else at the end."""
     lines = _ended(text).splitlines(keepends=True)
     end = max((item.stop for item in items_of(lines) if after(item)), default=len(lines))
     return "".join([*lines[:end], *(f"{one}\n" for one in new), *lines[end:]])
@@ -171,7 +172,7 @@ def _ended(text: str) -> str:
 
 
 def _commented(before: str, written: str) -> str:
-    """Format a setting, with the comments of its previous lines."""
+    """Format a setting, and keep the comments of its previous lines."""
     before, comments = _ended(before), _comments_of(before)
     written = f"{before.partition('=')[0].rstrip()} ={written.partition('=')[2]}"
     if not comments:
@@ -182,12 +183,12 @@ def _commented(before: str, written: str) -> str:
 
 
 def _comments_of(text: str) -> list[str]:
-    """The comments among the lines of a setting, whose strings may contain the same character."""
+    """Return the comments among the lines of a setting; its strings may contain "#" as well."""
     return [found[1].rstrip() for found in _STRING_OR_COMMENT.finditer(text) if found[1]]
 
 
 def without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
-    """Remove some tables and settings, and the comments directly above their headers."""
+    """Remove some tables and settings, with the comments directly above table headers."""
     lines, gone = text.splitlines(keepends=True), set[int]()
     for item in items_of(lines):
         if any(item.key[: len(key)] == key for key in keys):

@@ -1,4 +1,7 @@
-"""The experiment: model, parties and training. This file contains no private setting of a party."""
+"""The experiment: model, parties and training settings.
+
+This file contains no private setting of a party.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,27 @@ PartyName = Annotated[str, StringConstraints(pattern=PARTY_NAME)]
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 AlignmentName = Annotated[str, StringConstraints(pattern=ALIGNMENT_NAME)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-#: A plug-in by name, with options; every party receives it.
+#: A plug-in by name, with options; all parties receive it.
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
-#: Purpose of a session in words; every party receives it.
+#: Purpose of a session as text; all parties receive it.
 Purpose = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
-#: A day: longer than any sensible wait between parties.
+#: Number of seconds in a day, which is longer than any sensible wait between parties.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _LEAST_MEMORY = 64 * 2**20
-#: Number of values of a frame's step, an unsigned 32-bit field.
+#: Number of different values of a frame's step, which is an unsigned 32-bit field.
 MAX_STEPS = 2**32
-#: Name of the model of bottoms and a top in `model`; any other model is a secure mode.
+#: Value of `model` for a neural network with bottoms and a top; every other model is a secure mode.
 NETWORK = "network"
 
 
-#: Metrics of the validation rows for model selection; only the label party computes them.
+#: Metrics of the validation rows that can select the best epoch; only the label party computes
+#: them.
 Measure = Literal["loss", "accuracy", "auc", "log_loss", "f1", "hit_rate", "rmse", "mae", "r2"]
-#: Metrics that are better if lower, and metrics of a regression.
+#: Metrics for which a lower value is better, and metrics of a regression.
 FALLING, OF_NUMBERS = ("loss", "log_loss", "rmse", "mae"), ("loss", "rmse", "mae", "r2")
-#: Treatment of rows that some feature party lacks.
+#: Treatment of rows that some feature party does not have.
 MissingRows = Literal["intersection", "token"]
 
 
@@ -59,7 +63,7 @@ def memory_bytes(text: str) -> int:
     1610612736
 
     Raises:
-        ValueError: the text is not a size, or the size is too small.
+        ValueError: the text is no size, or the size is too small.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(MB|MiB|GB|GiB)", text)
     if found is None:
@@ -75,11 +79,11 @@ def _is_memory(text: str) -> str:
     return text
 
 
-#: Memory for a party's rows; see `memory_bytes`.
+#: Memory for a party's rows, as text; see `memory_bytes`.
 Memory = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_memory)]
 
 
-#: Encodings of tables, among Python's text codecs: Unicode; then by language.
+#: Accepted encodings of tables, as names of Python's text codecs: first Unicode, then by language.
 ENCODINGS = (
     *("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"),
     *("cp1252", "latin-1", "iso8859-1", "iso8859-15", "cp850", "cp437", "mac-roman"),
@@ -98,33 +102,37 @@ def _is_encoding(text: str) -> str:
     return name
 
 
-#: Encoding of a table's text, by the name of a Python codec.
+#: Encoding of a table's text, as the name of a Python codec.
 Encoding = Annotated[str, StringConstraints(max_length=32), AfterValidator(_is_encoding)]
 
 
 class TableSettings(Settings):
-    """Format of a table, and encoding of its numbers.
+    """Format of a table, and how its columns become model inputs.
 
     Attributes:
-        separator, encoding, decimal, skip_lines: format of a CSV; the last is the number of lines
-            above the column names. Encodings are Python's names, such as "cp1251" or "shift_jis".
-        missing: further texts that mean a missing cell; or a table of them by column, with "*" for
-            all other columns. Words such as NA also mean a missing cell among numbers and dates,
-            unless the column's list is empty.
-        dates: text columns that contain dates, and their form, such as "%d.%m.%Y"; several forms
-            are joined with "|".
-        numbers: text columns that contain numbers with currency, grouping or percent, and their
-            decimal separator: "." or ",", and after a blank their unit, as in ", EUR" or ". kg".
-        id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same.
-        bins: largest number of bins of a number (`vfl.datasets.encode.BinnedColumn`); 0
-            standardises numbers.
-        tokenizer: name of a pretrained model on this machine. In a data set of texts, its tokens
-            replace words; in a table, they replace each party's columns of texts. Rows
-            contain a token's number plus 1, and 0 is padding.
-        length: tokens, words or items of a row; by default 256 tokens for texts of a table.
-        repeats: one row for an id that several rows have: "first"; "latest:COLUMN", by a column of
-            dates or numbers; or "mean", which averages numbers and takes the first cell elsewhere.
-            By default repeated ids are refused.
+        separator, encoding, decimal, skip_lines: format of a CSV file; `skip_lines` is the number
+            of lines above the column names. Encodings have Python's names, such as "cp1251" or
+            "shift_jis".
+        missing: further texts that stand for a missing cell; or such texts by column, with "*" for
+            all other columns. Words such as NA also stand for a missing cell in columns of numbers
+            and dates, unless the column's list is empty.
+        dates: text columns that contain dates, with their format, such as "%d.%m.%Y"; several
+            formats are joined with "|".
+        numbers: text columns that contain numbers with a currency, digit grouping or a percent
+            sign, each with its decimal separator "." or ","; a blank and a unit may follow, as in
+            ", EUR" or ". kg".
+        id_type: "text" compares ids character by character; "number" treats 007, 7 and 7.0 as
+            equal.
+        bins: largest number of bins into which a number column is divided
+            (`vfl.datasets.encode.BinnedColumn`); 0 standardises numbers instead.
+        tokenizer: name of a pretrained model on this machine, whose tokenizer is used. In a data
+            set of texts, its tokens replace words; in a table, they replace each party's text
+            columns. A cell of a row is the token's number plus 1; 0 is padding.
+        length: number of tokens, words or items of a row; by default 256 tokens for texts of a
+            table.
+        repeats: row that is used for an id that several rows have: "first"; "latest:COLUMN", by a
+            column of dates or numbers; or "mean", which averages numbers and uses the first cell in
+            other columns. By default, repeated ids are an error.
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -144,32 +152,35 @@ class TableSettings(Settings):
 
 
 class DataSettings(TableSettings):
-    """Source and split of the rows, if one process runs every party.
+    """Source and split of the rows, for one process that runs every party.
 
     Attributes:
-        source: the spec of a data set (`vfl list sources`; picture sets may be joined with a plus),
+        source: spec of a data set (`vfl list sources`; image data sets may be joined with a plus),
             or a CSV or Parquet file, relative to the experiment's file.
-        id: column that identifies a row, needed if parties have files of their own.
-        id_rules: normalisation rules for the ids of several parties, before a private alignment.
-        alignment: a private alignment of the parties' own tables, which gives their rows and the
-            order: its folder, relative to the experiment's file; in a project, its name.
-        missing_rows: "intersection" leaves out rows that some party lacks; "token" keeps each row
-            of the label party that at least one feature party has, and the label party learns a
-            vector in place of a missing cut.
-        validation, test: shares of all rows.
-        split: assignment of rows to those parts. "stratified" gives every part the same share of
-            every class, which needs all labels in one process; "shuffled" ignores labels. None
-            means "shuffled" in a training with own code, and "stratified" in a comparison or a grid
-            of classes.
-        memory: approximate memory for a table whose rows are on disk, in unnamed files in TMPDIR,
-            such as "1GiB"; None keeps them in memory. A party's own file sets it for its own table.
-        rows: largest number of rows: the first ones of a data set by name; for tables, a draw by
-            the seed from the rows that all parties have.
-        folds, fold: test on one of several equal folds, counted from 1, which have equal numbers of
-            rows of each class; `validation` is then a share of the other rows.
-        side, classes: height and width of pictures in pixels, and number of classes to keep, the
+        id: column that identifies a row; needed if parties have separate files.
+        id_rules: rules that normalise the ids of all parties before a private alignment.
+        alignment: folder (relative to the experiment's file) of a private alignment of the parties'
+            own tables, which determines rows and their order; in a project, the alignment's name.
+        missing_rows: "intersection" leaves out rows that some party lacks. "token" keeps each row
+            of the label party that at least one feature party has; in place of a missing cut, the
+            label party learns a vector.
+        validation, test: shares of the rows for validation and for test.
+        split: method that assigns rows to training, validation and test. "stratified" gives each of
+            them the same share of every class, which needs all labels in one process; "shuffled"
+            ignores labels. None stands for "shuffled" in trainings, and for "stratified" in
+            comparisons and grids of classes.
+        memory: approximate memory, such as "1GiB", for a table whose rows are stored on disk in
+            unnamed files in TMPDIR; None keeps the rows in memory. A party's own file sets the
+            memory for its own table.
+        rows: largest number of rows: of a data set by name, the first rows are used; of tables,
+            rows are drawn by the seed from those that all parties have.
+        folds, fold: test on fold number `fold` (counted from 1) of this many equal folds, which
+            have equal numbers of rows of each class; `validation` is then a share of all other
+            rows.
+        side, classes: height and width of images in pixels, and number of classes to keep, the
             first ones.
-        vocabulary: number of different word codes, including padding and the unknown word.
+        vocabulary: number of different word codes, including the codes for padding and for unknown
+            words.
     """
 
     source: str = "digits"
@@ -190,18 +201,20 @@ class DataSettings(TableSettings):
 
 
 class PartySettings(Settings):
-    """One party with columns.
+    """A party that has feature columns.
 
     Attributes:
-        width: width of its cut.
-        bottom: its model, as a spec.
-        columns: names or globs of its columns; None takes an equal share in file order.
-        source: the party's table, or the party.toml that describes it (in process only).
-        branches: number of branches that have its rows, divided equally by the public seed, and
-            train the bottom together, with differential privacy (in process only).
-        shape: one row as a picture (channels, height, width); None keeps a row of columns.
-        augment: augmentations of the party's own rows in each training step, as specs joined with a
-            plus (`vfl list augmentations`); in a project, its own file has this setting.
+        width: width of its cut, in values per row.
+        bottom: spec of its bottom model.
+        columns: names or globs of its columns; None assigns an equal share of the columns in file
+            order.
+        source: the party's table, or the party.toml that describes it (only for one process).
+        branches: number of branches that the party's rows are divided among, equally and by the
+            public seed. The branches train the bottom model together, with differential privacy
+            (only for one process).
+        shape: axes of one row as an image (channels, height, width); None keeps a row as columns.
+        augment: specs of augmentations of the party's rows in each training step, joined with a
+            plus (`vfl list augmentations`); in a project, the party's own file has this setting.
     """
 
     width: int = Field(default=32, ge=1, le=65536)
@@ -218,18 +231,18 @@ class LabelSettings(Settings):
 
     Attributes:
         party: name of the party; if it is also one of `parties`, it has feature columns.
-        column: the label column of the party's table.
+        column: name of the label column in the party's table.
         task: whether labels are classes or numbers.
-        top: the top model, as a spec.
-        loss: loss of the training, as a spec (`vfl list losses`); None is cross-entropy for classes
-            and the squared error for numbers.
+        top: spec of the top model.
+        loss: spec of the training loss (`vfl list losses`); None is cross-entropy for classes and
+            squared error for numbers.
         class_weight: "balanced" gives every class the same weight in the training loss; the class
-            frequencies stay at the label party.
-        hits: k of an additional metric, the share of rows whose label is among the k largest
-            outputs; 0 leaves it out.
-        calibration: correction of probabilities at the end of a training, by curves fitted to the
-            validation rows: "isotonic" regression or "platt" scaling. All later answers of the run
-            are calibrated.
+            frequencies are not sent to other parties.
+        hits: k of an additional metric: the share of rows whose label is among the k largest
+            outputs; 0 turns it off.
+        calibration: correction of probabilities at the end of a training, by curves that are fitted
+            to the validation rows, with "isotonic" regression or "platt" scaling. All later
+            predictions of the run are calibrated.
     """
 
     party: PartyName = "label"
@@ -243,10 +256,11 @@ class LabelSettings(Settings):
 
 
 class TaskSettings(LabelSettings):
-    """A further label party with its own labels for the same rows and bottoms (multi-task).
+    """An additional label party with its own labels for the same rows and bottoms (multi-task).
 
     Attributes:
-        weight: weight of its gradients at the feature parties; those of [label] weigh 1.
+        weight: weight of this party's gradients at the feature parties; the gradients of [label]
+            have weight 1.
         source: the party's table, if parties have separate tables.
     """
 
@@ -255,14 +269,14 @@ class TaskSettings(LabelSettings):
 
 
 class MiddleSettings(Settings):
-    """A third party without data between bottoms and head (U-shape), which receives every cut.
+    """A third party without data between bottom models and head (U-shape); receives every cut.
 
     Attributes:
         party: its name.
-        width: width of its output, which is the head's input; `label.top` is the head.
-        model: its model of the merged cuts, as the spec of a bottom.
-        codec: codec of this party's output and of the output's gradient; `codec` applies to the
-            cuts.
+        width: width of its output, which is the input of the head; `label.top` is the head.
+        model: spec of its model, which processes the merged cuts like a bottom model.
+        codec: codec of this party's output and of the output's gradient; `codec` is the codec of
+            the cuts.
     """
 
     party: PartyName = "middle"
@@ -272,43 +286,47 @@ class MiddleSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """Length and optimisation of a training; the same at every party.
+    """Length and optimisation of a training, which are the same at every party.
 
     Attributes:
-        epochs, batch_size: passes over the training rows, and rows of one exchange.
-        optimizer, learning_rate, momentum, weight_decay: every party's optimiser; the spec sets its
-            other options (`vfl list optimizers`); momentum is for sgd.
-        schedule: schedule of the learning rate over the epochs, as a spec (`vfl list schedules`);
-            "none" is constant.
-        warmup_steps: number of first batches over which the learning rate rises linearly to that of
-            the schedule; 0 disables it.
+        epochs, batch_size: number of passes over the training rows, and number of rows per
+            exchange.
+        optimizer, learning_rate, momentum, weight_decay: the optimiser of every party; its spec
+            sets further options (`vfl list optimizers`); momentum is for sgd.
+        schedule: spec of the learning-rate schedule over the epochs (`vfl list schedules`); "none"
+            is a constant rate.
+        warmup_steps: number of first batches over which the learning rate rises linearly to the
+            schedule's value; 0 turns this off.
         clip_norm: largest Euclidean norm of the gradient of each party's own weights in a step; 0
-            does not clip. No party knows the norm of all parties' gradients.
-        checkpoint_every: exchanges between two checkpoints.
-        in_flight: largest number of cuts that may await their gradients at once. 1 is exact; m
-            hides all but 1/m of a slow link's delay, but each gradient then belongs to weights that
-            are m - 1 steps old.
-        local_steps: optimiser steps of every party for one exchange: after the first, each repeats
-            the same batch, with the cuts and gradients of the exchange.
-        local_angle: limit in degrees of the angle by which a row's cut (at the label party, its
-            gradient) may turn after the exchange. In the further steps, the weight of a row is the
-            cosine of its angle, and 0 beyond the limit; a limit of 0 gives all rows the same
-            weight.
-        precision: "bfloat16" runs forward passes in automatic mixed precision; messages are float32
-            in any case.
-        compile: whether bottoms, top and middle run under `torch.compile`; this pays for networks
-            whose steps are long, because a compilation takes minutes.
-        patience: stop after this many epochs without a better validation metric; 0 never stops
-            early.
-        keep: "best" keeps the weights with the best validation metric, "last" the last ones.
+            turns clipping off. No party can compute the norm over all parties' gradients.
+        checkpoint_every: number of exchanges between two checkpoints.
+        in_flight: largest number of cuts that may wait for their gradients at the same time. With
+            1, training is exact. With m, only 1/m of a slow network link's delay is noticed, but
+            each gradient belongs to weights that are m - 1 steps old.
+        local_steps: number of optimiser steps of every party per exchange; steps after the first
+            one use the same batch, with the cuts and gradients of the exchange again.
+        local_angle: largest angle in degrees by which a row's cut (at the label party, its
+            gradient) may have turned since the exchange. In the further steps, the weight of a row
+            is the cosine of this angle, and 0 beyond the limit; a limit of 0 gives all rows the
+            same weight.
+        precision: "bfloat16" runs forward passes in automatic mixed precision; messages always
+            contain float32.
+        compile: whether bottoms, top and middle run under `torch.compile`; compilation takes
+            minutes, so this pays only for networks with long steps.
+        patience: number of epochs without a better validation metric after which training stops; 0
+            never stops early.
+        keep: "best" keeps the weights with the best validation metric, "last" the weights of the
+            last epoch.
         measure: validation metric that selects the best epoch.
         shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of them,
             and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
-            and splits the rows block by block: for a table on disk.
-        block_rows, window_blocks: training rows of a block, and blocks of a window.
-        warm_start: name of a run that ended well; each party starts from its own part of that run,
-            with its encoder and its weights, instead of new ones. Optimisers start with empty
-            state.
+            and splits rows into training, validation and test block by block; it is meant for
+            tables on disk.
+        block_rows, window_blocks: number of training rows in a block, and number of blocks in a
+            window.
+        warm_start: name of a run that ended well. Instead of new weights, each party starts with
+            its own part of that run: its data encoder and its weights. Optimisers start with an
+                empty state.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -336,35 +354,36 @@ class TrainSettings(Settings):
 
     @property
     def split_rows(self) -> int:
-        """Number of rows that are split together; 0 splits all at once."""
+        """Number of rows that are split together; 0 splits all rows at once."""
         return 0 if self.shuffle == "full" else self.block_rows
 
 
 class DPSettings(Settings):
-    """Differential privacy of the trained models: DP-SGD at every party.
+    """Differential privacy of the trained models, by DP-SGD at every party.
 
     Attributes:
-        epsilon: privacy budget. Without `noise`, it determines the noise for which all epochs use
+        epsilon: privacy budget. Without `noise`, vfl computes the noise for which all epochs use
             the whole budget; with `noise`, the training ends before the step that would exceed the
             budget.
-        noise: noise multiplier of the whole network: the standard deviation of all halves' noise
-            together over their joint sensitivity, both in units of each half's clipping norm.
-        delta: delta of every epsilon; below one over the number of training rows.
-        clip: clipping norm of one row's gradient at one party, over all its weights.
-        clips: other clipping norms, by party. A row's gradient grows with the square root of the
-            number of a party's columns, and each half's noise with its clipping norm: equal norms
-            favour the party with few columns.
-        clip_by: "half" clips all weights of a half together; "layer" clips each of n layers to clip
-            / sqrt(n).
-        quantile: target share of rows whose gradients are not clipped: each clipping norm starts at
-            `clip` and adapts, by noisy counts whose cost is part of the budget; None keeps the
-            norms.
-        sampling: "poisson" draws each row for each step independently, so that batch sizes vary and
-            some batches are empty; "shuffled" takes every row once an epoch, without amplification
-            by sampling.
+        noise: noise multiplier of the whole network: the standard deviation of all parties' noise
+            together, over their joint sensitivity. Both are in units of each party's clipping norm.
+        delta: delta of every epsilon; must be smaller than 1 over the number of training rows.
+        clip: clipping norm of the gradient of one row at one party, over all weights of the party.
+        clips: clipping norms of single parties, which replace `clip`, by party. A row's gradient
+            grows with the square root of the number of a party's columns, and each party's noise
+            grows with its clipping norm. Equal norms therefore favour a party with few columns.
+        clip_by: "half" clips the gradient of all weights of a party together; "layer" clips each of
+            n layers to clip / sqrt(n).
+        quantile: target share of rows whose gradients are not clipped. Each clipping norm starts at
+            `clip` and adapts to it, by noisy counts that cost a part of the budget; None keeps the
+            norms constant.
+        sampling: "poisson" draws each row independently for each step, so batch sizes vary and some
+            batches are empty; "shuffled" uses every row once per epoch, without privacy
+            amplification by sampling.
         accountant: method that computes epsilons; "pld" needs vfl[dp] at every party.
-        unit: unit of the epsilon: a "record", or a "client", which means all rows of one branch of
-            the party with branches; every half then clips the mean gradient of each branch's rows.
+        unit: unit that an epsilon protects: a "record", or a "client", which means all rows of one
+            branch of the party with branches. For clients, every party clips the mean gradient of
+            each branch's rows.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
@@ -382,13 +401,15 @@ class DPSettings(Settings):
 
 
 class TraceSettings(Settings):
-    """Recording of a party's own end of a training; off by default.
+    """Recording of a party's own messages in a training; off by default.
 
     Attributes:
-        phases: phases whose frames are stored: train, validation and test; a single name needs no
+        phases: phases whose frames are stored: train, validation, test; a single name needs no
             list.
-        epochs: epochs whose training and validation frames are stored; empty means every epoch.
-        snapshots: epochs between two snapshots of the party's own weights; 0 stores none.
+        epochs: epochs whose training and validation frames are stored; an empty list stands for
+            every epoch.
+        snapshots: number of epochs between two snapshots of the party's own weights; 0 stores no
+            snapshots.
     """
 
     phases: Annotated[
@@ -404,23 +425,24 @@ class TraceSettings(Settings):
 
 
 class FederationSettings(Settings):
-    """Addresses and time limits of a deployment, all at the label party.
+    """Addresses and time limits of a deployment; all addresses are the label party's.
 
     Attributes:
-        superlink: host:port of the SuperLink, as the feature parties reach it.
-        stream_host: name or address of the stream for feature parties (in the certificate).
-        stream_port: port of the SuperLink for the streams of all sessions; 0 takes a free port at
-            each start. The SuperLink's own port can serve both, if the host is the same.
-        bind_host: address that the stream listens on; empty means `stream_host`.
-        certificate_days: lifetime of the SuperLink's certificate; `vfl up` renews it when a third
-            is left, at most 30 days.
-        join_timeout_s: time limit for the SuperLink to start, and then for parties to attach.
-        step_timeout_s: time limit for one frame of a party.
-        rejoin_window_s: time limit for a lost connection to come back.
-        max_restarts: most restarts of a training from its last checkpoint after the loss of a
-            party.
-        restart_timeout_s: time limit for a lost party to come back; Flower itself needs a minute to
-            notice the end of a process.
+        superlink: host:port under which the feature parties reach the SuperLink.
+        stream_host: name or address of the stream for feature parties; the certificate contains it.
+        stream_port: port for the streams of all sessions; 0 takes a free port at each start. The
+            SuperLink's own port can be used for both, if the host is the same.
+        bind_host: address on which the stream listens; empty means `stream_host`.
+        certificate_days: lifetime of the SuperLink's certificate in days; `vfl up` renews the
+            certificate when a third of its lifetime is left, but not earlier than 30 days before
+            its end.
+        join_timeout_s: time limit for the SuperLink to start, and then for parties to join.
+        step_timeout_s: time limit for one frame from a party.
+        rejoin_window_s: time limit for a lost connection to be restored.
+        max_restarts: largest number of restarts of a training from its last checkpoint, after a
+            party was lost.
+        restart_timeout_s: time limit for a lost party to return; Flower itself needs a minute to
+            detect that a process has ended.
     """
 
     superlink: ReachedAt = "127.0.0.1:8000"
@@ -439,9 +461,9 @@ class AlignSettings(Settings):
     """Settings of `vfl align`, which finds the rows that all parties have.
 
     Attributes:
-        protocol: protocol that finds the common ids, as a spec.
-        table: rows to align: "source", the parties' tables, or "predict", the tables to predict.
-            `data.alignment` names the alignment.
+        protocol: spec of the protocol that finds the common ids.
+        table: rows to align: "source" for the parties' tables, "predict" for the tables of rows to
+            predict. The setting `data.alignment` names the alignment.
     """
 
     protocol: Spec = "ecdh"
@@ -449,7 +471,7 @@ class AlignSettings(Settings):
 
 
 def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace `model` by the equivalent `secure` in settings.
+    """Replace the setting `model` by the equivalent setting `secure`.
 
     >>> with_model({"model": "trees", "seed": 3})
     {'seed': 3, 'secure': 'trees'}
@@ -470,27 +492,29 @@ def with_model(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Experiment(Settings):
-    """A whole experiment; the run folder's config.toml contains every default.
+    """A whole experiment; the run folder's config.toml also contains all default values.
 
     Attributes:
-        name: name of the experiment, and start of its runs' names.
-        purpose: purpose of the sessions, to which parties consent (`consent.purposes`); a run keeps
-            the purpose of its training.
-        seed: seed of all public draws: splits and the order of the rows.
-        codec, defense: specs of the compression of cuts and gradients, and of their protection.
-        merge: spec of the merger that makes the top's input: concatenated cuts ("concat"), their
-            sum, or another.
-        secure: the label party's knowledge of the cuts: "none" protects none, "sum" discloses only
-            their sum (with merge = "sum"). With "beaver" no party has first-layer weights either;
-            with "permuted" no party has any weight. With "pea" parties have separate rows, and no
-            party sees another's row, a gradient or a model except the last. A file may use `model`
-            instead: "network" means "none"; another model, such as "trees", replaces bottoms, cuts
-                and top.
-        dp: differential privacy of the models; None trains without.
-        trace: recordings of all parties in one process; in a federation each party's own file has
+        name: name of the experiment, with which the names of its runs begin.
+        purpose: purpose of the sessions, to which parties consent (`consent.purposes`); later
+            sessions of a run have the purpose of its training.
+        seed: seed of all public random draws, such as splits and the order of the rows.
+        codec, defense: spec of the codec of cuts and gradients, and spec of the defense.
+        merge: spec of the merger that makes the top's input from the cuts: concatenation
+            ("concat"), sum, or another.
+        secure: the label party's knowledge of cuts: with "none" it receives every cut, with "sum"
+            only the sum of all cuts (which needs merge = "sum"). With "beaver" also no party has
+            the first-layer weights; with "permuted" no party has any weights. With "pea" parties
+            have separate rows, and no party sees another party's row, a gradient, or a model before
+            the final one. A file may set `model` instead. Its value
+            "network" means secure = "none"; another model, such as "trees", replaces bottoms, cuts
+            and top.
+        dp: differential privacy of the models; None trains without it.
+        trace: recording of all parties in one process; in a federation, each party's own file has
             this setting.
-        middle: a third party without data that computes between bottoms and head; None without.
-        tasks: further label parties, each with its own task and top; None without.
+        middle: a third party without data that computes between bottoms and head; None if there is
+            no such party.
+        tasks: additional label parties, each with its own task and top; None if there are none.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
@@ -521,27 +545,27 @@ class Experiment(Settings):
 
     @property
     def feature_parties(self) -> list[str]:
-        """The parties that send cuts, in merge order."""
+        """Parties that send cuts, in the order in which the merger receives them."""
         return [name for name in self.parties if name != self.label.party]
 
     @property
     def label_party(self) -> str:
-        """The party that holds the labels."""
+        """Party that holds the labels."""
         return self.label.party
 
     @property
     def validation(self) -> float:
-        """Share of validation rows, which end every epoch."""
+        """Share of validation rows, which are evaluated at the end of every epoch."""
         return self.data.validation
 
     @property
     def test(self) -> float:
-        """Share of test rows, which end a training."""
+        """Share of test rows, which are evaluated at the end of a training."""
         return self.data.test
 
     @property
     def missing_rows(self) -> MissingRows:
-        """Treatment of rows that some feature party lacks."""
+        """Treatment of rows that some feature party does not have."""
         return self.data.missing_rows
 
     @property
@@ -551,7 +575,7 @@ class Experiment(Settings):
 
     @property
     def own_sources(self) -> dict[str, str]:
-        """Each party's table or party file; empty if all columns are from one table."""
+        """Table or party file of each party; empty if all columns come from one table."""
         found = {name: party.source for name, party in self.parties.items() if party.source}
         if found:
             found.setdefault(self.label.party, self.data.source)
@@ -565,14 +589,14 @@ class Experiment(Settings):
         return has_files or not is_named_set(self.data.source)
 
     def task_of(self, party: str) -> LabelSettings:
-        """Label settings of a label party."""
+        """Return the label settings of a label party."""
         return next((one for one in self.tasks or () if one.party == party), self.label)
 
 
 def read_experiment(
     path: Path, overrides: Sequence[str] = (), more: MoreMistakes | None = None
 ) -> Experiment:
-    """Read an experiment file; relative paths of tables start at its own folder.
+    """Read an experiment file; relative paths of tables are relative to the file's folder.
 
     Raises:
         ConfigError: see `vfl.config.toml.read_toml`.
@@ -591,7 +615,7 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
 
 
 def _located(experiment: Experiment, folder: Path) -> Experiment:
-    """Make the paths of an experiment independent of the working directory."""
+    """Return the experiment with absolute paths."""
     data = experiment.data
     if not is_named_set(data.source):
         data = data.model_copy(update={"source": str(folder / data.source)})

@@ -1,4 +1,4 @@
-"""Settings of the studies: `[compare]` for `vfl compare`, `[grid]` for `vfl grid`, and others."""
+"""Settings of studies: `[compare]` for `vfl compare`, `[grid]` for `vfl grid`, others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
 from vfl.config.toml import Settings, several
 
-#: Placeholder in a spec for the integer to be searched.
+#: Placeholder in a spec for an integer that vfl finds.
 WANTED = "?"
 _SEEDS = (0, 1, 2)
 
@@ -21,14 +21,14 @@ Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)
 Part = Literal["train", "validation", "test"]
 LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision", "r2"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
-#: Possible records of a training: frames of its training rows, frames of the last queries, or every
-#: bottom after each epoch.
+#: Possible recordings of a training for attacks: frames of its training rows, frames of the last
+#: queries, or every bottom model after each epoch.
 Records = Literal["training", "queries", "snapshots"]
 _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
-#: Attacks that take about a second on ten thousand rows; those of the thesis come first.
+#: Attacks that take about a second on ten thousand rows; the attacks of the thesis come first.
 LIGHT = (
     "fine_tuning",
     "logistic",
@@ -37,7 +37,7 @@ LIGHT = (
     "fine_tuning:at=before",
     "kmeans",
 )
-#: Attacks that also use the unlabelled rows, the inputs and the bottom itself.
+#: Attacks that also use unlabelled rows, the inputs, and the bottom model itself.
 HEAVY = (
     *LIGHT,
     "logistic:at=bottom",
@@ -53,24 +53,25 @@ HEAVY = (
     "model_completion",
     "gaussian_mixture",
 )
-#: Named packs of attacks; the `attacks` of a grid may name them among its specs.
+#: Packs of attacks by name; `attacks` in a grid may contain these names besides specs.
 PACKS: dict[str, tuple[str, ...]] = {
     "light": LIGHT,
     "heavy": HEAVY,
-    # Attacks of a feature party on labels, besides "columns" and "members".
+    # Attacks on labels by a feature party; the packs "columns" and "members" contain other attacks.
     "labels": LIGHT,
     # The two attacks of the thesis (section 4.4).
     "thesis": ("fine_tuning", "kmeans"),
-    # Attacks of the quick profile; if a cut is blurred in transit, its owner reads the bottom.
+    # Attacks of the quick profile; some read the bottom model, which noise on sent cuts does not
+    # affect.
     "quick": ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans"),
-    # Attacks on numeric labels, which replace the four above for a regression.
+    # Attacks on numeric labels, which replace the four packs above for a regression.
     "numbers": (
         "regression",
         "regression:at=bottom",
         "regression:at=bottom,learner=kernel",
         "regression:at=bottom,learner=neighbours",
     ),
-    # Attacks of a label party on received cuts that also work if other parties have columns.
+    # Attacks of a label party on received cuts; they also work if other parties have columns.
     "columns": (
         "inversion",
         "white_box_inversion",
@@ -80,7 +81,7 @@ PACKS: dict[str, tuple[str, ...]] = {
         "fora",
         "attribute",
     ),
-    # Attacks of a client that asks for predictions, on training rows.
+    # Attacks on training rows by a client that requests predictions.
     "members": ("membership", "likelihood_ratio"),
 }
 
@@ -96,24 +97,24 @@ def _no_doubles(listed: tuple[object, ...] | None) -> tuple[object, ...] | None:
 
 
 class CompareSettings(Settings):
-    """Settings of a comparison; `vfl train` ignores them.
+    """Settings of a comparison of codecs; `vfl train` ignores them.
 
     Attributes:
-        codecs: specs. In one with ``?``, such as ``topk:k=?``, the placeholder is replaced by the
-            largest integer whose training frame stays within a level.
-        seeds: seeds of the trainings; 0, 1 and 2 unless `folds` is given.
-        folds: number of folds of a cross-validation, in place of seeds: one training per fold,
+        codecs: specs. In a codec with ``?``, such as ``topk:k=?``, the placeholder is replaced by
+            the largest integer for which the training frame does not exceed a level.
+        seeds: seeds of the trainings; by default 0, 1 and 2, unless `folds` is given.
+        folds: number of folds of a cross-validation that replaces seeds: one training per fold,
             tested on the fold's rows.
-        levels: allowed size of the cut's training frame, in percent of dense float32; only for
+        levels: allowed sizes of the cut's training frame, in percent of dense float32; only for
             codecs with ``?``.
-        accuracy: validation accuracies for which the bytes until they are reached are reported; a
-            single one needs no list.
-        measure: compared metric, under its name in the records after ``validation_`` and ``test_``.
-            The default is AUC for two classes or if one holds more than 65 % of the rows, RMSE for
-            numbers, else accuracy.
-        baseline: codec with which all others are compared, repeat by repeat; by default the first
-            one.
-        variants: lists of overrides; every codec is trained with each.
+        accuracy: validation accuracies; for each, the report shows the bytes until it was reached.
+            A single accuracy needs no list.
+        measure: metric by which codecs are compared, as it is named in the records after
+            ``validation_`` and ``test_``. The default is AUC for two classes, or if one class has
+            more than 65 % of the rows; RMSE for numbers; else accuracy.
+        baseline: codec with which all other codecs are compared, repeat by repeat; by default the
+            first codec.
+        variants: lists of overrides; every codec is trained with each list.
     """
 
     codecs: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
@@ -129,7 +130,7 @@ class CompareSettings(Settings):
 
     @property
     def repeats(self) -> list[tuple[str, ...]]:
-        """Overrides of each repeat: a seed, or a fold."""
+        """Overrides of each repeat, which set a seed or a fold."""
         if self.folds is not None:
             folds = range(1, self.folds + 1)
             return [(f"data.folds={self.folds}", f"data.fold={fold}") for fold in folds]
@@ -137,7 +138,7 @@ class CompareSettings(Settings):
 
     @property
     def reference(self) -> str:
-        """The codec with which all others are compared."""
+        """Codec with which all other codecs are compared."""
         return self.baseline or self.codecs[0]
 
     _distinct = field_validator("codecs", "seeds", "levels", "accuracy")(_no_doubles)
@@ -152,49 +153,49 @@ class CompareSettings(Settings):
 
 
 class GridSettings(Settings):
-    """Victims, attacks and baselines; `vfl train` ignores them.
+    """Settings of a grid of victims, attacks and baselines; `vfl train` ignores them.
 
     Attributes:
-        defenses: specs; each is trained once for each seed. The undefended model is trained too,
-            because a defense can only pass where an attack on it succeeds; with an empty list, it
-            is the only one.
-        codecs: specs; each is another undefended victim, because values that a codec leaves out are
-            not disclosed.
-        models: specs of separate models, such as "trees:max_bin=8"; each becomes a further victim
-            that replaces the experiment's model.
-        adversaries: specs of adversaries; each defense is trained honestly and against each of
-            them.
-        known: most training rows of each class whose labels an adversary of a feature party knew
+        defenses: specs of defenses; for each defense, one victim is trained per seed. The
+            undefended model is trained as well, because a defense can only pass if an attack on
+            this model succeeds; with an empty list, it is the only victim.
+        codecs: specs of codecs; each one makes a further undefended victim, because values that a
+            codec leaves out are not disclosed.
+        models: specs of other kinds of models, such as "trees:max_bin=8"; each makes a further
+            victim that replaces the experiment's model.
+        adversaries: specs of adversaries; each defense is trained honestly, and once with each
+            adversary.
+        known: largest number of training rows per class whose labels a feature-party adversary knew
             before the training.
-        attacks: specs, or names of `PACKS`.
-        baselines: baselines of attacks: training from scratch on the leaked rows, also with
-            unlabelled ones, and the same attack on bottoms without any label. The default is all
-            but "autoencoder", which takes a minute of training.
-        baseline_attacks: attacks that also run on label-free bottoms; by default all. Fewer attacks
-            give a lower reference, so a defense passes less easily.
-        leaks: numbers of leaked labels of each class, one for each point of a curve.
-        draws: number of draws of leaked rows for each victim; the draws are the same for every
-            defense.
-        seeds: seeds, one victim each.
-        party: feature party that attacks; by default the first one.
-        trained_by: "owner": one owner trained both halves and gave the bottom away; "split": the
-            feature party trained the bottom itself.
-        leaks_from, unlabelled: parts of the split with the leaked rows and with the attacker's
-            unlabelled rows. The test rows are the targets, so none of them leaks.
-        measure: metric of attacks on labels, by which defenses are ranked; "auto" is AUC for two
-            classes or if one holds more than 65 % of the rows, else accuracy, and R2 for numeric
-            labels. All metrics are stored.
-        margin: accuracy that a defense may cost, in percentage points.
-        known_columns: number of validation rows of a feature party whose columns the label party
-            knows too.
-        attribute: the victim's column, counted from 0, that attribute inference targets, above its
-            mean or not; by default the column that splits the training rows most evenly.
-        pictures: number of test rows of each defense's first victim whose angles and t-SNE are
-            drawn; 0 draws none.
-        reconstructions: whether pictures from attacks on inputs are drawn beside the true ones; by
+        attacks: specs of attacks, or names of packs in `PACKS`.
+        baselines: baselines of attacks: training from scratch on the leaked rows, with or without
+            unlabelled rows, and the same attack on bottom models that were trained without labels.
+            The default is all baselines but "autoencoder", which takes a minute of training.
+        baseline_attacks: attacks that also run on label-free bottoms; by default all attacks. With
+            fewer such attacks the best baseline is lower, so a defense passes less easily.
+        leaks: numbers of leaked labels per class, one for each point of a curve.
+        draws: number of draws of leaked rows per victim; the draws are the same for all defenses.
+        seeds: seeds; each seed gives one victim per defense.
+        party: feature party that attacks; by default the first feature party.
+        trained_by: "owner": one owner trained the whole model and then gave the bottom model away;
+            "split": the feature party trained the bottom model itself.
+        leaks_from, unlabelled: splits from which the leaked rows, and the attacker's unlabelled
+            rows, are drawn. The test rows are the targets, so their labels never leak.
+        measure: metric of attacks on labels, by which defenses are ranked. "auto" is AUC for two
+            classes, or if one class has more than 65 % of the rows; R2 for numeric labels; else
+            accuracy. All metrics are stored.
+        margin: loss of accuracy that a defense may cause, in percentage points.
+        known_columns: number of a feature party's validation rows whose columns the label party
+            knows.
+        attribute: the victim's column, counted from 0, whose value above or below the mean is
+            inferred by attribute inference; by default the column that divides the training rows
+            most evenly.
+        pictures: number of test rows of each defense's first victim that are shown in charts of
+            angles and t-SNE; 0 shows none.
+        reconstructions: whether images from attacks on inputs are shown next to the true images; by
             default only for data sets by name, not for a party's own data.
-        record: records that trainings store for later attacks, see `Records`; a victim is trained
-            again for an attack that needs a missing record.
+        record: recordings that trainings make for later attacks, see `Records`; if an attack needs
+            a missing recording, the victim is trained again.
     """
 
     defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
@@ -226,12 +227,12 @@ class GridSettings(Settings):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """The victims: undefended model, defenses, codecs, and other models."""
+        """The victims: the undefended model, then one per defense, codec and other model."""
         defenses = (spec for spec in self.defenses if spec != _UNDEFENDED)
         return (_UNDEFENDED, *defenses, *self.codecs, *self.models)
 
     def differs(self, victim: str) -> dict[str, str]:
-        """Settings in which a victim differs from the experiment."""
+        """Return the settings in which a victim differs from the experiment."""
         if victim in self.codecs:
             return {"codec": victim, "defense": _UNDEFENDED}
         if victim in self.models:
@@ -240,21 +241,21 @@ class GridSettings(Settings):
 
     @property
     def trainings(self) -> tuple[str, ...]:
-        """Adversaries, after the honest training."""
+        """The honest training, and then the adversaries."""
         return (_HONEST, *(spec for spec in self.adversaries if spec != _HONEST))
 
     @property
     def attack_specs(self) -> tuple[str, ...]:
-        """The attacks as single specs."""
+        """The attacks, with packs replaced by the specs that they contain."""
         return unpacked(self.attacks)
 
     @property
     def baseline_specs(self) -> tuple[str, ...]:
-        """The attacks that also run on label-free bottoms, as single specs."""
+        """The attacks that also run on label-free bottoms, with packs replaced by specs."""
         return unpacked(self.attacks if self.baseline_attacks is None else self.baseline_attacks)
 
     def of_task(self, task: str) -> GridSettings:
-        """Replace packs of attacks on classes by "numbers" if labels are numbers.
+        """Replace packs of attacks on classes by the pack "numbers" if labels are numbers.
 
         >>> GridSettings(attacks=("quick", "columns")).of_task("regression").attacks
         ('numbers', 'columns')
@@ -270,10 +271,10 @@ class GridSettings(Settings):
         return self.model_copy(update=update)
 
     def draws_rows(self, own: bool) -> bool:
-        """Return whether rows may be shown on a page.
+        """Return whether a page may show images of rows.
 
         Args:
-            own: whether the rows are a party's own, and not public.
+            own: whether the rows are a party's own data, and not a public data set.
         """
         return not own if self.reconstructions is None else self.reconstructions
 
@@ -298,13 +299,14 @@ class GridSettings(Settings):
 
 
 class ValueSettings(Settings):
-    """Settings of `vfl value`, which also trains each party alone, and a pooled model.
+    """Settings of `vfl value`, which also trains each party alone, and all columns in one place.
 
     Attributes:
-        codecs, defenses: specs whose cost is measured, each in the split training.
-        seeds: seeds, with one training of each kind for each seed.
-        measure: compared metric, under its name in the records after ``test_``; by default AUC, or
-            RMSE for a regression.
+        codecs, defenses: specs of codecs and defenses whose cost is measured, each in the split
+            training.
+        seeds: seeds; each seed gives one training of each kind.
+        measure: metric that is compared, as it is named in the records after ``test_``; by default
+            AUC, or RMSE for a regression.
     """
 
     codecs: Annotated[tuple[str, ...], BeforeValidator(several)] = ()
@@ -316,7 +318,7 @@ class ValueSettings(Settings):
 
 
 def unpacked(attacks: Iterable[str]) -> tuple[str, ...]:
-    """Replace attack packs by their specs in order; remove repetitions.
+    """Replace attack packs by the specs that they contain, in order and without repetitions.
 
     >>> unpacked(["thesis", "logistic", "kmeans"])
     ('fine_tuning', 'kmeans', 'logistic')

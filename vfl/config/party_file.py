@@ -1,4 +1,4 @@
-"""A party's own file: its data, its secret, and its consent. It never leaves the party."""
+"""A party's own file, with its data, secret and consent; the file never leaves the party."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from vfl.core.storage import close_to_others, database_beside, is_database, swee
 
 MAX_RANKS = 64
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
-#: Environment variable of a party's service with the number of ranks from its command.
+#: Environment variable with the number of ranks that a party's command requested, for its service.
 RANKS_VARIABLE = "VFL_RANKS"
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments", "clients")
-#: Names of all files that vfl puts into a party's store.
+#: Names of all files that vfl writes into a party's store.
 STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
 
 
@@ -78,23 +78,23 @@ def _is_loopback(host: str) -> bool:
 
 
 class OwnData(TableSettings):
-    """The party's own table.
+    """Settings of the party's own table.
 
     Attributes:
-        source: CSV or Parquet file, relative to the party file; a Parquet file in an object store,
-            "s3://BUCKET/KEY"; a database, "duckdb:FILE" or SQLAlchemy's URL; or a function of one's
-            own, "package.module:function", that returns a pandas or Arrow table.
-        query, predict_query: queries to a database; without `predict_query`, the rows of `query`
-            are predicted.
-        predict: file with the rows to predict; None predicts those of `source`.
-        id: column that identifies a row for all parties; several joined with plus signs, with an
-            alignment.
-        columns: names or globs of feature columns; by default all but id and label, for a party
-            that sends a cut.
+        source: CSV or Parquet file, relative to the party file. Alternatives: a Parquet file in an
+            object store, "s3://BUCKET/KEY"; a database, "duckdb:FILE" or an SQLAlchemy URL; or a
+            function, "package.module:function", that returns a pandas or Arrow table.
+        query, predict_query: SQL queries to a database; without `predict_query`, the rows of
+            `query` are predicted.
+        predict: file with the rows to predict; None predicts the rows of `source`.
+        id: column that identifies a row at all parties; with an alignment, several columns may be
+            joined with plus signs.
+        columns: names or globs of feature columns; by default all columns but id and label, at a
+            party that sends a cut.
         label: label column, at the label party.
-        shape: one row as a picture (channels, height, width).
-        memory: approximate memory for its rows, which are on disk, in unnamed files in the store,
-            such as "1GiB"; None keeps them in memory.
+        shape: axes of one row as an image (channels, height, width).
+        memory: approximate memory, such as "1GiB", for rows that are stored on disk in unnamed
+            files in the store; None keeps the rows in memory.
     """
 
     source: str
@@ -109,7 +109,7 @@ class OwnData(TableSettings):
 
 
 def _by_dotted_names(ranges: Any) -> Any:
-    """Flatten nested tables, as TOML parses a dotted key without quotes, to full names."""
+    """Flatten nested tables to dotted names; TOML parses an unquoted dotted key as tables."""
     if not isinstance(ranges, Mapping):
         return ranges
     found: dict[str, Any] = {}
@@ -134,77 +134,85 @@ Ranges = Annotated[dict[RangeName, Range], BeforeValidator(_by_dotted_names)]
 class Consent(Settings):
     """Limits of this party's consent to sessions.
 
-    A session beyond them is refused, and the error states the difference.
+    A session that exceeds the limits is refused, and the error states the difference.
 
     Attributes:
-        codecs, defenses, secure: accepted specs, as globs ("randtopk:*"). secure = ["sum*"] refuses
-            every session in which the label party would see this party's cuts. A glob compares
-            text; `ranges` limits the numbers of a spec.
-        models: accepted models, as globs of specs: "network" is the split network of bottoms and a
-            top. With another model, such as "trees:*", messages contain data about the cells
-            themselves.
-        ranges: least and greatest value of a number of the terms ("train.learning_rate" = [0, 1]),
-            or of an option of a plug-in ("defense.clipped_noise.norm" = [0.5, 10]). Where this
-            field has no entry, the usual range applies; `vfl check` shows all ranges.
-        min_parties: least number of feature parties in a secure mode; by default 2, or 1 with a
+        codecs, defenses, secure: globs of accepted specs ("randtopk:*"). With secure = ["sum*"],
+            every session in which the label party would see this party's cuts is refused. A glob
+            compares only text; `ranges` limits the numbers in a spec.
+        models: globs of specs of accepted models; "network" is the split neural network with
+            bottoms and a top. With another model, such as "trees:*", messages contain data about
+            the cells themselves.
+        ranges: smallest and largest accepted value of a number in the terms ("train.learning_rate"
+            = [0, 1]), or of a plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]). If this
+            field has no entry for a number, the default range applies; `vfl check` shows all
+            ranges.
+        min_parties: smallest number of feature parties in a secure mode; by default 2, or 1 with a
             dealer.
-        parties: names that must be among the feature parties of a secure mode; their keys are
-            pinned, so that no other party can impersonate them.
-        members: other parties that a session may have, as globs of their names; a session with any
-            other party is refused. `vfl init` lists those of the project.
-        purposes: accepted purposes of sessions, as globs; ["credit risk*"] refuses a session
+        parties: names of parties that must be among the feature parties of a secure mode; their
+            keys are pinned, so that no other party can impersonate them.
+        members: globs of names of the other parties that a session may have; a session with any
+            other party is refused. `vfl init` lists the parties of the project.
+        purposes: globs of accepted purposes of sessions; ["credit risk*"] also refuses a session
             without a purpose.
-        modes: accepted modes: train, evaluate, predict, align; and serve, which is not accepted by
+        modes: accepted modes: train, evaluate, predict, align, and serve; serve is not accepted by
             default.
-        max_width: values of a row of the cut, before and after the codec.
-        max_epochs: epochs of one training, including those in which a defense prepares the bottom.
-        max_bytes: bytes that one session may send and receive, estimated before it starts.
-        max_parameters: parameters of the bottom in a session's terms, with those of defense and
-            codec; a bottom from this file has no limit.
-        max_memory_bytes: memory of that bottom, its optimiser, the activations of a batch, and of
-            defense and codec.
-        max_parties: parties with columns in one session.
-        max_batch_size: rows of one training batch.
-        max_rows: different rows of the table in one session.
-        min_common: least number of ids that all parties of an alignment have; a smaller number is
-            not disclosed.
-        min_ids: least number of ids in every other party's set in an alignment.
-        max_alignments: alignments a day, under all names together; each may disclose whether one
-            more id is in this party's table.
-        max_id_ratio: ids in other parties' sets in the alignments of a day, all sets together and
-            padding included, for each id of this party: a larger number could be a dictionary of
-            ids.
-        reuse_alignment_keys: whether alignments with `ecdh:reuse=true` may keep this party's keys
-            for later ones; the other party then sees which of its ids recur, or how many are new.
-        explains: feature parties that may learn the contribution of each of their own columns to
-            the answer of a row, which depends on this party's labels through the trees; see
+        max_width: largest number of values per row of the cut, before and after the codec.
+        max_epochs: largest number of epochs of one training, including epochs in which a defense
+            prepares the bottom model.
+        max_bytes: largest number of bytes that one session may send and receive, estimated before
+            it starts.
+        max_parameters: largest number of parameters of a bottom model from the session's terms,
+            with defense and codec; a bottom model from this file has no limit.
+        max_memory_bytes: largest memory in bytes for that bottom model, its optimiser, the
+            activations of a batch, defense and codec.
+        max_parties: largest number of parties with columns in one session.
+        max_batch_size: largest number of rows in one training batch.
+        max_rows: largest number of different rows of the table in one session.
+        min_common: smallest number of common ids of all parties in an alignment; a smaller number
+            is not disclosed.
+        min_ids: smallest number of ids in each other party's set in an alignment.
+        max_alignments: largest number of alignments per day, under all names together; each may
+            disclose whether one more id is in this party's table.
+        max_id_ratio: largest number of ids in other parties' sets, over all alignments of a day and
+            padding included, per id of this party; with more ids, a set could be a dictionary of
+            all possible ids.
+        reuse_alignment_keys: whether alignments with `ecdh:reuse=true` may reuse this party's keys
+            later; the other party then sees which of its ids recur, or how many are new.
+        explains: feature parties that may learn the Shapley value of each of their own columns for
+            the prediction of a row; through the trees, it depends on this party's labels; see
             `--explain`.
-        missing_rows: accepted treatments of rows that some party lacks; with "token" the label
-            party learns which of its rows this party has, including rows that others lack.
-        max_rows_per_second: rows a second that all serving sessions may query; further rows are
-            refused temporarily.
-        max_queries: queries of any single row in one serving session; None sets no limit.
-        max_epsilon: epsilon of one row's inputs, under all names of runs together; a session
-            without an epsilon is then refused. None sets no limit.
-        max_statistics: exact statistics of its rows, such as the bads of a cell or a correlation,
-            that sessions under all names may disclose together; each number counts as one; see
+        missing_rows: accepted treatments of rows that some party lacks; with "token", the label
+            party learns which of its rows this party has, including rows that other parties lack.
+        max_rows_per_second: largest number of rows per second that all serving sessions together
+            may query; further rows are refused temporarily.
+        max_queries: largest number of queries for any single row in one serving session; None sets
+            no limit.
+        max_epsilon: largest total epsilon for one row's inputs, under all names of runs together; a
+            session without an epsilon is then refused. None sets no limit.
+        max_statistics: largest number of exact statistics of its rows, such as bad rows of a cell
+            or a correlation, that sessions under all names together may disclose; see
             `protect=shared`. None sets no limit.
-        min_changed_rows: a session with such statistics is refused if its training rows differ from
-            those of an earlier one in some rows, but in fewer than this number: the difference of
-            the statistics would disclose these rows. 1 accepts any difference.
-        min_dp_noise: least `dp.noise`; a training without DP-SGD, or with less noise, is refused.
-        max_dp_epsilon: largest epsilon of one row from a training's models; a training without
-            DP-SGD is refused, and one whose delta is not below one over the number of training
-            rows.
-        compile: whether a session may use `train.compile`, which runs a C++ compiler here.
-        label_parties: further label parties that may receive this party's cuts for their own tasks.
-        middle: parties that may receive this party's cuts in place of the label party, without
-            labels.
-        warm_starts: runs from whose weights at this party a training may start, as globs of their
-            names.
-        versions: vfl versions that the party accepts; empty means the installed one.
-        bundles: Flower app bundles that its SuperNode runs: "vfl" for the one whose only code is
-            the installed vfl's, or the SHA-256 of another.
+        min_changed_rows: smallest number of training rows in which a session with exact statistics
+            must differ from each earlier session with other rows. With fewer changed rows, the
+            difference of both sessions' statistics would disclose these rows, so the session is
+            refused. 1 accepts any difference.
+        min_dp_noise: smallest accepted `dp.noise`; a training without DP-SGD, or with less noise,
+            is refused.
+        max_dp_epsilon: largest epsilon of one row for the models of a training. A training is
+            refused if it does not use DP-SGD, or if its delta is not below 1 over the number of
+            training rows.
+        compile: whether a session may use `train.compile`, which runs a C++ compiler on this host.
+        label_parties: additional label parties that may receive this party's cuts for their own
+            tasks.
+        middle: parties without labels that may receive this party's cuts in place of the label
+            party.
+        warm_starts: globs of names of runs; a training may start from this party's weights in these
+            runs.
+        versions: vfl versions that the party accepts; an empty list accepts only the installed
+            version.
+        bundles: Flower app bundles that the party's SuperNode runs: "vfl" for the bundle whose only
+            code is that of the installed vfl, or the SHA-256 of another bundle.
     """
 
     codecs: tuple[str, ...] = ("*",)
@@ -250,29 +258,31 @@ class Consent(Settings):
 
 
 class ServeSettings(Settings):
-    """Address of the label party's service, and limits of one client.
+    """Address of the label party's service, and limits for each client.
 
     Attributes:
-        host, port: address; port 0 takes a free one. Outside this machine with TLS only.
-        token: file with the clients' token, readable by its owner only; made if missing.
+        host, port: address of the service; port 0 takes a free port. An address outside this
+            machine needs TLS.
+        token: file with the clients' token, readable only by its owner; it is created if missing.
         certificate, key: PEM files for TLS.
-        client_ca: PEM file of the authority that must have signed clients' certificates (mutual
+        client_ca: PEM file of the authority that must have signed the clients' certificates (mutual
             TLS).
-        wait_ms: time that a batch waits for further requests, in milliseconds.
-        timeout_s: time limit of a request.
-        max_ids: rows of one request; a query has no more rows.
-        max_body_bytes: size of one request's body.
-        max_requests_per_second: requests of one token; the burst is that of one second.
-        max_rows_per_day: rows of one token, in a day of UTC; "off" is no limit.
-        probability_decimals: decimals to which probabilities and contributions are rounded; "off"
-            does not round.
-        trusted_proxy: addresses of proxies in front, whose last X-Forwarded-For identifies the
+        wait_ms: time in milliseconds that a batch waits for further requests.
+        timeout_s: time limit of a request in seconds.
+        max_ids: largest number of rows of one request; a query to the parties has no more rows.
+        max_body_bytes: largest size of a request's body in bytes.
+        max_requests_per_second: largest number of requests per second with one token; the allowed
+            burst is that of one second.
+        max_rows_per_day: largest number of rows per UTC day with one token; "off" sets no limit.
+        probability_decimals: number of decimals to which probabilities and contributions are
+            rounded; "off" does not round.
+        trusted_proxy: addresses of trusted proxies; their last X-Forwarded-For entry identifies the
             client.
-        explain: whether answers contain contributions of parties, which needs a single query of 32
+        explain: whether answers contain the contributions of parties, for which a query needs 32
             more rows.
-        cache_rows: number of answers cached in memory; 0 disables the cache.
-        partial: whether boosted trees answer without an absent feature party; a network trained
-            with `data.missing_rows = "token"` always does.
+        cache_rows: number of answers that are cached in memory; 0 turns the cache off.
+        partial: whether boosted trees answer if a feature party is absent; a network trained with
+            `data.missing_rows = "token"` always does.
     """
 
     host: Host = "127.0.0.1"
@@ -300,12 +310,13 @@ class MonitorSettings(Settings):
     """Address at which `vfl up` serves this party's own metrics for Prometheus.
 
     Attributes:
-        host, port: address; port 0 takes a free one. Outside this machine with TLS only.
-        allow: addresses and networks of allowed readers, such as "10.0.4.0/24".
+        host, port: address of the metrics; port 0 takes a free port. An address outside this
+            machine needs TLS.
+        allow: addresses and networks that may read the metrics, such as "10.0.4.0/24".
         certificate, key: PEM files for TLS.
-        spans: URL of a collector of OpenTelemetry (OTLP over HTTP) that receives a span for each
-            session, such as "http://127.0.0.1:4318/v1/traces"; outside this machine with https
-            only. None sends nothing. It needs the extra `otel`.
+        spans: URL of an OpenTelemetry collector (OTLP over HTTP) that receives a span per session,
+            such as "http://127.0.0.1:4318/v1/traces"; an address outside this machine needs https.
+            None sends no spans. This setting needs the extra `otel`.
     """
 
     host: Host = "127.0.0.1"
@@ -319,21 +330,21 @@ class MonitorSettings(Settings):
 
 
 class Node(Settings):
-    """Connection of this party's SuperNode to the SuperLink, and its ranks.
+    """Connection of this party's SuperNode to the SuperLink, and the party's ranks.
 
     Attributes:
         superlink: host:port of the SuperLink.
-        ca: certificate of the authority that signed the SuperLink's.
-        key: this node's private key; the label party has registered its public part.
-        api_port: local port of the SuperNode for its own processes; each SuperNode needs another
-            one.
-        ranks: number of processes that share every batch of a training at this party, each with
-            rows and model in memory; at a feature party, the largest number.
-        ranks_at: HOST:PORT at which rank 0 waits for ranks on other machines, in the party's own
-            network, over TLS; empty if all are on one machine.
-        ranks_key: secret shared by all machines of the party, 64 hexadecimal digits in a file that
-            only its owner can read. Anyone with it can act as a rank, which sees the party's
-            gradients and can change its weights.
+        ca: certificate of the authority that signed the SuperLink's certificate.
+        key: this node's private key; the label party has registered the public key.
+        api_port: local port of the SuperNode for its own processes; each SuperNode on a machine
+            needs its own port.
+        ranks: number of processes at this party that share every batch of a training; each has all
+            rows and the model in memory. At a feature party, it is the largest number.
+        ranks_at: HOST:PORT in the party's own network at which rank 0 waits over TLS for ranks on
+            other machines; empty if all ranks are on one machine.
+        ranks_key: file, readable only by its owner, with a secret of 64 hexadecimal digits that all
+            machines of the party share. Anyone with this secret can act as a rank, which sees the
+            party's gradients and can change its weights.
         rank_host: name or address of a further rank of the label party on this machine, for feature
             parties; empty means the experiment's `stream_host`.
     """
@@ -349,11 +360,11 @@ class Node(Settings):
 
 
 class IdentityKeys(Settings):
-    """Identity keys of this party and of its peers, for a secure mode.
+    """Identity keys of this party and of the other parties, for a secure mode.
 
     Attributes:
         key: this party's private identity key.
-        peers: folder with the public keys of the other feature parties, and of a dealer, each
+        peers: folder with the public keys of the other feature parties and of a dealer, as
             NAME.pub, received by a channel that the label party does not control.
     """
 
@@ -362,63 +373,64 @@ class IdentityKeys(Settings):
 
 
 class OwnFile(Settings):
-    """A file that one party keeps private; a subclass defines its settings."""
+    """Base class for a file that one party keeps private; a subclass defines its settings."""
 
     _path: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file; relative paths in it start at its own folder.
+        """Read the file; relative paths in it are relative to the file's folder.
 
         Raises:
-            ConfigError: the file is missing, or contains mistakes (all are listed).
+            ConfigError: the file is missing or contains mistakes; the error lists all mistakes.
         """
         found = read_toml(path, cls)
         found._path = path.resolve()
         return found
 
     def beside(self, name: str) -> Path:
-        """Resolve a path in the file, relative to the file's folder."""
+        """Return a path from the file, resolved relative to the file's folder."""
         return self._path.parent / name if self._path else Path(name)
 
     @property
     def path(self) -> Path:
-        """Path of the file itself."""
+        """Path of the file."""
         assert self._path is not None, "it was read from a file"
         return self._path
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the present file; empty if the settings were not read from a file."""
+        """SHA-256 of the file as it is now; empty if the settings were not read from a file."""
         return "" if self._path is None else hashlib.sha256(self._path.read_bytes()).hexdigest()
 
     @property
     def locations(self) -> Locations:
-        """Lines of the settings in the file."""
+        """Line numbers of the settings in the file."""
         return Locations.of(self._path) if self._path else Locations()
 
 
 class PartyFile(OwnFile):
-    """All of one party's own settings.
+    """All settings of one party's own file.
 
     Attributes:
         party: name of the party, as in the experiment.
-        role: "dealer" has no data and is the dealer of others' shared first layers; "middle" has
-            none and computes between the bottoms of others and the label party's head.
+        role: "data" for a party with a table. "dealer" has no data and deals randomness for other
+            parties' shared first layers. "middle" has no data and computes between other parties'
+            bottoms and the label party's head.
         data: settings of the party's table; only the role "data" has a table.
-        store: folder for this party's weights, secret and run records.
-        bottom: a bottom instead of the experiment's; "package.module:Class" is allowed.
-        augment: augmentations of its own rows in each training step, as specs joined with a plus;
-            functions of tensors, "package.module:function", are allowed.
+        store: folder for this party's weights, its secret and records of its runs.
+        bottom: bottom model that replaces the experiment's; "package.module:Class" is allowed.
+        augment: augmentations of the party's rows in each training step, as specs joined with a
+            plus; functions of tensors, "package.module:function", are allowed.
         device: device of the party's models, such as "cuda".
-        threads: torch's threads in a training of one rank. With 1, weights are the same bit for bit
-            on every machine; with more they may differ by rounding. "auto" times its own model with
-            1, 2, 4, ... threads at the start of the training, and uses more only if each doubling
-            makes a step at least 1.2 times faster.
-        trace: recording of this party's own end of a training; it is not announced to other
-            parties.
-        serve: settings of a label party's own service, unless options of `vfl serve` override them.
-        monitor: address at which `vfl up` serves metrics of this party; None serves none.
+        threads: number of torch threads in a training with one rank. With 1, weights are bitwise
+            the same on every machine; with more they may differ by rounding. "auto" measures the
+            party's own model with 1, 2, 4, ... threads at the start of the training, and doubles
+            the number only while a step becomes at least 1.2 times faster.
+        trace: recording of this party's own messages in a training; other parties do not learn of
+            it.
+        serve: settings of a label party's own service; options of `vfl serve` override them.
+        monitor: address at which `vfl up` serves this party's metrics; None serves no metrics.
     """
 
     party: PartyName
@@ -438,13 +450,13 @@ class PartyFile(OwnFile):
 
     @property
     def table(self) -> OwnData:
-        """Settings of the party's table, if the party has data."""
+        """Settings of the party's table; only for a party with data."""
         assert self.data is not None, "this party has no table"
         return self.data
 
     @property
     def ranks(self) -> int:
-        """Number of its ranks in a training: its command's option, else `node.ranks`.
+        """Number of this party's ranks in a training: its command's option, or `node.ranks`.
 
         Raises:
             ConfigError: the option is not an integer from 1 to 64.
@@ -462,17 +474,17 @@ class PartyFile(OwnFile):
 
     @property
     def ranks_address(self) -> Address | None:
-        """Host and port of `node.ranks_at`; None where all ranks are on one machine."""
+        """Host and port of `node.ranks_at`; None if all ranks are on one machine."""
         return parse_address(self.node.ranks_at) if self.node.ranks_at else None
 
     @property
     def source_path(self) -> Path | str:
-        """Path of the table, or its database."""
+        """Path of the table, or address of its database."""
         return self._source(self.table.source)
 
     @property
     def predict_path(self) -> Path | str:
-        """Path of the table of rows to predict, or its database."""
+        """Path of the table of rows to predict, or address of its database."""
         return self._source(self.table.predict or self.table.source)
 
     def _source(self, name: str) -> Path | str:
@@ -480,33 +492,33 @@ class PartyFile(OwnFile):
         return database_beside(name, folder) if is_database(name) else self.beside(name)
 
     def run_path(self, run: str) -> Path:
-        """Folder of a run at this party."""
+        """Return the folder of a run in this party's store."""
         return self.store_path / "runs" / run
 
     @property
     def predicts_others(self) -> bool:
-        """Return whether the rows to predict differ from those of the table."""
+        """Return whether the rows to predict are not the rows of the table."""
         return self.table.predict is not None or self.table.predict_query is not None
 
     def alignment_path(self, name: str, *, of_predicted: bool = False) -> Path:
-        """Folder of an alignment's versions at this party: for its table, or for rows to predict.
+        """Return the folder of an alignment's versions here, for the table or rows to predict.
 
-        Both are the same if the party's file names no other rows to predict.
+        Both folders are the same if the party's file names no other rows to predict.
         """
         rows = "predict" if of_predicted and self.predicts_others else "source"
         return self.store_path / "alignments" / name / rows
 
     @property
     def store_path(self) -> Path:
-        """Path of the store."""
+        """Path of the party's store."""
         return self.beside(self.store)
 
 
 def tidy_store(store: Path) -> None:
-    """Remove the remains of killed writes in a party's store, and make its folders private.
+    """Remove remains of interrupted writes in a party's store; make its folders private.
 
-    The mode of a store with other files stays unchanged, but vfl's own folders in it are made
-    private. In such a store, only vfl's own folders and files are cleaned.
+    If the store folder has other files, its mode stays unchanged, but vfl's own folders in it are
+    made private. In such a store, only vfl's own folders and files are cleaned.
     """
     close_to_others(store, STORE)
     sweep(store, STORE)

@@ -1,4 +1,4 @@
-"""The run folder: versioned results of one training, readable while they are written.
+"""The run folder: versioned results of one training, readable while it is being written.
 
     file              form                    content
     run.json          sealed JSON             name, time, version, mode (`in-process`,
@@ -32,7 +32,7 @@
     .lock             text                    id of the process that writes in the folder; the
                                               file `serving` has the id of a serving process
 
-Each file may be read while it is written.
+Each file may be read while the run is being written.
 """
 
 from __future__ import annotations
@@ -75,18 +75,19 @@ _HEAD, _CONFIG, _SUMMARY = "run.json", "config.toml", "summary.json"
 _AUDIT, _EVALUATIONS, _SCORED = "audit.json", "evaluations", "scored.json"
 _LABEL_ALONE = "label_alone.json"
 _SERVING = "serving"
-#: File in which an earlier vfl stored the metrics of the last evaluation only.
+#: File in which earlier versions of vfl stored the metrics of only the last evaluation.
 _LAST_EVALUATION = "evaluation.json"
-#: Entries that a seal adds to the metrics of a run. A run's name becomes its present path.
+#: Entries that a seal adds to the metrics of a run. On reading, the stored name of the run is
+#: replaced by its current path.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
 
 
 class RunFolder:
-    """Folder of one run.
+    """The folder of one run.
 
     Args:
-        path: an existing run folder; use `create` for a new one.
+        path: path of an existing run folder; use `create` for a new one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +95,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, mode: str, command: str) -> RunFolder:
-        """Make the folder of a new run, with its command, its experiment and versions.
+        """Create the folder of a new run, and store command, experiment and versions.
 
         Raises:
             RunFolderError: the folder already contains a run.
@@ -118,10 +119,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing folder, and check its record and configuration.
+        """Open an existing run folder, and check its record and its configuration.
 
         Raises:
-            RunFolderError: there is no run, or it has another format, or its record or
+            RunFolderError: the folder contains no run, the run has another format, or its record or
                 configuration is damaged.
         """
         if not (path / _HEAD).exists():
@@ -136,10 +137,11 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open the folder of a training that failed or was interrupted, to continue it.
+        """Open the folder of a training that failed or was interrupted, in order to continue it.
 
         Raises:
-            RunFolderError: the folder has no run, the run has another format, or the run has ended.
+            RunFolderError: the folder contains no run, the run has another format, or the run has
+                ended.
         """
         folder = cls.open(path)
         if (path / _SUMMARY).exists():
@@ -153,10 +155,10 @@ class RunFolder:
         return str(self.about()["mode"])
 
     def require_experiment(self) -> None:
-        """Refuse a run whose models and rows do not come from its experiment.
+        """Raise an error if the models and data of the run do not come from its experiment.
 
         Raises:
-            RunFolderError: a caller's own functions made the models or the rows.
+            RunFolderError: functions of a caller made the models or the data.
         """
         if self.mode == "module":
             raise RunFolderError(
@@ -167,18 +169,18 @@ class RunFolder:
             )
 
     def about(self) -> dict[str, Any]:
-        """Record of the run.
+        """Return the record of the run.
 
         Raises:
-            RunFolderError: the record is missing, damaged, or of another format.
+            RunFolderError: the record is missing or damaged, or has another format.
         """
         return read_sealed_json(self.path / _HEAD, Seal("run", None, None))
 
     def config(self) -> str:
-        """Text of the run's experiment.
+        """Return the text of the run's experiment.
 
         Raises:
-            RunFolderError: the text is missing, or has changed.
+            RunFolderError: the text is missing, or has been changed.
         """
         content = read_bytes(self.path / _CONFIG)
         if hashlib.sha256(content).hexdigest() != self.about().get("config_sha256"):
@@ -186,7 +188,7 @@ class RunFolder:
         return content.decode()
 
     def summary(self) -> dict[str, Any]:
-        """Metrics of a run that ended well.
+        """Return the metrics of a run that ended well.
 
         Raises:
             RunFolderError: the run has not ended well, or its record is damaged or belongs to
@@ -195,17 +197,17 @@ class RunFolder:
         return self._figures(_SUMMARY)
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Metrics of every evaluation, the earliest first; see `summary`."""
+        """Return the metrics of every evaluation, the earliest first; see `summary`."""
         files = sorted((self.path / _EVALUATIONS).glob("*.json"))
         names = [f"{_EVALUATIONS}/{one.name}" for one in files]
         earlier = [_LAST_EVALUATION] if (self.path / _LAST_EVALUATION).exists() else []
         return [self._figures(name, "evaluation") for name in [*earlier, *names]]
 
     def evaluation(self) -> dict[str, Any]:
-        """Metrics of the last evaluation; see `summary`.
+        """Return the metrics of the last evaluation; see `summary`.
 
         Raises:
-            RunFolderError: the run was never evaluated, or the record of its evaluation is damaged.
+            RunFolderError: the run was never evaluated, or the record of an evaluation is damaged.
         """
         if found := self.evaluations():
             return found[-1]
@@ -216,7 +218,7 @@ class RunFolder:
         )
 
     def audit(self) -> dict[str, Any] | None:
-        """Report of the last privacy audit; None if there was none. See `summary`."""
+        """Return the report of the last privacy audit, None if none; see `summary`."""
         return self._figures(_AUDIT) if (self.path / _AUDIT).exists() else None
 
     def audited(self, report: Mapping[str, Any]) -> None:
@@ -232,7 +234,8 @@ class RunFolder:
                 fix="restore the right file from a copy, or train again",
             )
         figures = {key: value for key, value in record.items() if key not in _OF_SEAL}
-        return figures | {"run": str(self.path)}  # the folder may have been moved
+        # the recorded name may differ, because the folder may have been moved
+        return figures | {"run": str(self.path)}
 
     def _write_figures(
         self, name: str, figures: Mapping[str, Any], kind: str | None = None
@@ -243,11 +246,11 @@ class RunFolder:
         write_sealed_json(self.path / name, content, seal)
 
     def party(self, name: str) -> Path:
-        """Folder of one party's own files."""
+        """Return the folder of one party's own files."""
         return self.path / "parties" / name
 
     def experiment(self) -> Experiment:
-        """Experiment of the run.
+        """Return the experiment of the run.
 
         Raises:
             RunFolderError: the text of the experiment is missing or damaged.
@@ -256,7 +259,7 @@ class RunFolder:
         return read_experiment(self.path / _CONFIG)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Add the record of one epoch; after a resume it replaces that epoch and later ones."""
+        """Append the record of one epoch; after a resume, replace records of later epochs."""
         path = self.path / "metrics.jsonl"
         content = read_bytes(path)
         try:
@@ -277,11 +280,11 @@ class RunFolder:
             write_pieces(self.path / PROGRESS, [text.encode()], durable=False)
 
     def note(self, line: str) -> None:
-        """Add one line about an event; commands that follow the run show it."""
+        """Append one line about an event, which commands that follow the run show."""
         append_text(self.path / "notes.txt", f"{printable(line)}\n")
 
     def label_alone(self) -> dict[str, Any]:
-        """Metrics of the label party alone; empty if they were not measured. See `summary`."""
+        """Return metrics of the label party alone, empty if unknown; see `summary`."""
         return self._figures(_LABEL_ALONE) if (self.path / _LABEL_ALONE).exists() else {}
 
     def keep_label_alone(self, figures: Mapping[str, float]) -> None:
@@ -289,7 +292,7 @@ class RunFolder:
         self._write_figures(_LABEL_ALONE, figures)
 
     def scored(self) -> dict[str, Any]:
-        """Rows as counts, part by part; empty if there is no record. See `summary`."""
+        """Return counts of rows for each split; empty if there is no record. See `summary`."""
         return self._figures(_SCORED) if (self.path / _SCORED).exists() else {}
 
     def finish(
@@ -299,8 +302,8 @@ class RunFolder:
 
         Args:
             summary: metrics of the run.
-            ledger: traffic of the run.
-            scored: rows as counts, part by part.
+            ledger: ledger with the traffic of the run.
+            scored: counts of rows for each split.
         """
         if scored:
             self._write_figures(_SCORED, scored)
@@ -308,13 +311,13 @@ class RunFolder:
         self._write_figures(_SUMMARY, summary)
 
     def check_weights(self, digest: str) -> None:
-        """Refuse an evaluation of weights that differ from the training's final ones.
+        """Raise an error if an evaluation uses weights other than the training's final weights.
 
         Args:
             digest: joint digest of all parties' weights, from `vfl.core.storage.joint_digest`.
 
         Raises:
-            RunFolderError: the weights differ from the recorded ones.
+            RunFolderError: the weights differ from the weights of the record.
         """
         trained = str(self.summary().get("weights_sha256"))
         if digest != trained:
@@ -327,40 +330,40 @@ class RunFolder:
             )
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
-        """Add the metrics of a later evaluation; earlier ones stay."""
+        """Append the metrics of one more evaluation; earlier evaluations are kept."""
         path = next_evaluation(self.path)
         private_folder(path.parent)
         now = {"evaluated": datetime.now(UTC).isoformat(timespec="seconds")}
         self._write_figures(str(path.relative_to(self.path)), {**summary, **now}, "evaluation")
 
     def fail(self, error: VFLError) -> None:
-        """Store the error of a failed run, for the user who started it."""
+        """Store the error of a failed run, for the user who started the run."""
         write_json(self.path / "failure.json", error.record() | {"exit": error.exit_code})
 
 
 def locked_for(run: Path, mode: str) -> Path:
-    """Folder with the lock for a session on a run, or on a party's part of one.
+    """Return the folder that a session on a run, or on a party's part of it, must lock.
 
-    A served run may be evaluated and used for predictions at the same time.
+    A run that is being served may be evaluated and used for predictions at the same time.
     """
     return run / _SERVING if mode == "serve" else run
 
 
 def next_evaluation(run: Path) -> Path:
-    """Path of the next evaluation of a run, or of a party's part of one."""
+    """Return the path for the next evaluation of a run, or of a party's part of a run."""
     folder = run / _EVALUATIONS
     numbers = [int(one.stem) for one in folder.glob("[0-9]*.json")]
     return folder / f"{max(numbers, default=0) + 1:04d}.json"
 
 
 def new_run_name(label: str) -> str:
-    """Make a name for a new run: date, time to the millisecond, and the experiment's name."""
+    """Return a new run's name: date, time to the millisecond, and the experiment's name."""
     now = datetime.now(UTC)
     return f"{now:%Y-%m-%d_%H%M%S}-{now.microsecond // 1000:03d}_{label}"
 
 
 def _processor_model() -> str:
-    """Name of the processor, if the system reports it."""
+    """Return the name of the processor, if the system reports it."""
     with suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -371,7 +374,7 @@ def _processor_model() -> str:
 
 
 def _accelerators() -> list[str]:
-    """Names of the accelerators that a loaded PyTorch finds."""
+    """Return the names of the accelerators that PyTorch finds, if it is loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []
@@ -379,7 +382,7 @@ def _accelerators() -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and processor, which are needed to repeat a run."""
+    """Return versions and the processor, which are needed to repeat a run."""
     versions = {}
     for package in _PACKAGES:
         try:

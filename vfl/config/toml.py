@@ -1,4 +1,4 @@
-"""Read a TOML file into a checked model; reports all mistakes together, with file and line."""
+"""Reads a TOML file into a checked model; reports all mistakes together, with file and line."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from vfl.core.address import parse_address, parse_host
 from vfl.core.errors import ConfigError, RenamedWarning, UserError, nearest
 
-#: Parts of a setting's name, and its mistake.
+#: Parts of a setting's name, and the mistake in this setting.
 Mistake = tuple[tuple[str, ...], UserError]
-#: Function that yields further mistakes of raw settings.
+#: Function that yields further mistakes in unchecked settings.
 MoreMistakes = Callable[[Mapping[str, Any]], Iterable[Mistake]]
 
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
-#: Limit of file names in a message.
+#: Largest number of file names in a message.
 _FILES = 5
-#: Former names of settings, which files may still use.
+#: Former names of settings that files may still use, with their current names.
 FORMER_NAMES = {"batch_rows": "batch_size", "max_batch_rows": "max_batch_size"}
 
 
 def todays_name(key: str) -> str:
-    """The present name of a setting; a former name causes a warning with the present one."""
+    """Return the current name of a setting; a former name causes a warning."""
     name = FORMER_NAMES.get(key, key)
     if name != key:
         warnings.warn(f"the setting '{key}' is called '{name}' now", RenamedWarning, stacklevel=3)
     return name
 
 
-#: Reasons why settings contradict each other; see `vfl.config.validate`.
+#: Function that yields the reasons why settings contradict each other; see `vfl.config.validate`.
 Rule = Callable[[Any], Iterable[str]]
 
 
 class BrokenRulesError(ValueError):
-    """Settings that contradict each other.
+    """Error for settings that contradict each other.
 
     Args:
         found: each reason.
@@ -59,17 +59,19 @@ class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes.
 
     Attributes:
-        held_to: its rules, from the list in `vfl.config.validate`.
-        usual_ranges: for numbers that another party chooses, the range that a party accepts by
-            default, if it is narrower than the schema's.
-        limited_by: maps a number to the setting of [consent] that bounds it instead.
+        held_to: rules for these settings, from the list in `vfl.config.validate`.
+        usual_ranges: for numbers that another party chooses: the range that a party accepts by
+            default, if it is narrower than the schema's range.
+        limited_by: for numbers that a setting of [consent] limits instead of a range: the name of
+            that setting.
     """
 
     held_to: ClassVar[Sequence[Rule]] = ()
     usual_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     limited_by: ClassVar[Mapping[str, str]] = {}
 
-    # Input is hidden: a message from Flower contains a token, and an error's text may be logged.
+    # Inputs are hidden in errors, because a message from Flower contains a token, and an error's
+    # text may be logged.
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
     )
@@ -103,17 +105,18 @@ def _reached(text: str) -> str:
     return str(address)
 
 
-#: A host, HOST:PORT, and HOST:PORT to which others connect; see `vfl.core.address`.
+#: Types of a host, of HOST:PORT, and of HOST:PORT to which other parties connect; see
+#: `vfl.core.address`.
 Host = Annotated[str, AfterValidator(parse_host)]
 HostPort = Annotated[str, AfterValidator(lambda text: str(parse_address(text)))]
 ReachedAt = Annotated[str, AfterValidator(_reached)]
-#: The same types, with an empty text for no value.
+#: The same types, with an empty text for "no value".
 OptionalHost = Annotated[str, AfterValidator(lambda text: text and parse_host(text))]
 OptionalHostPort = Annotated[str, AfterValidator(lambda text: text and str(parse_address(text)))]
 
 
 def several(value: Any) -> Any:
-    """Make a list of a single value that needs no list; for `pydantic.BeforeValidator`."""
+    """Return a list; a single value that was given without a list becomes a list."""
     return (value,) if isinstance(value, str | int | float) else value
 
 
@@ -123,16 +126,19 @@ def read_toml(
     overrides: Sequence[str] = (),
     more: MoreMistakes | None = None,
 ) -> Model:
-    """Read and check a file.
+    """Read and check a TOML file.
 
     Args:
         path: path of the file.
-        model: model of its settings.
-        overrides: ``key.path=value`` texts; a value is TOML, or plain text if it is no TOML.
-        more: yields further mistakes if there is one, so that all are reported together.
+        model: model class of the settings.
+        overrides: texts of the form ``key.path=value``; a value is parsed as TOML, or else it is
+            plain text.
+        more: function that yields further mistakes; it is called if there is a mistake, so that all
+            mistakes are reported together.
 
     Raises:
-        ConfigError: the file is missing, is no TOML, or contains mistakes (all are listed).
+        ConfigError: the file is missing, is no TOML, or contains mistakes; the error lists all
+            mistakes.
     """
     text, content = _parse(path)
     override(content, overrides)
@@ -140,7 +146,7 @@ def read_toml(
 
 
 def first_keys(path: Path) -> set[str]:
-    """Keys and tables at the top level of a TOML file.
+    """Return the keys and tables at the top level of a TOML file.
 
     Raises:
         ConfigError: the file is missing or is no TOML.
@@ -154,12 +160,12 @@ def check(
     where: Locations | str,
     more: MoreMistakes | None = None,
 ) -> Model:
-    """Check settings that are already a mapping; see `read_toml`.
+    """Check settings that are given as a mapping; see `read_toml`.
 
     Args:
         content: the settings.
-        model: model of the settings.
-        where: lines of the settings, or a name for their source.
+        model: model class of the settings.
+        where: line numbers of the settings, or a name for where they come from.
         more: see `read_toml`.
     """
     locations = Locations(where) if isinstance(where, str) else where
@@ -174,14 +180,14 @@ def check(
 
 
 def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None) -> None:
-    """Raise collected mistakes: a single one as it is, several as one error.
+    """Raise collected mistakes: a single mistake as it is, several mistakes as one error.
 
     Args:
         wrong: the mistakes.
-        locations: lines of the settings; None if the messages have no file.
+        locations: line numbers of the settings; None if the settings come from no file.
 
     Raises:
-        UserError: exactly one setting is wrong.
+        UserError: there is exactly one mistake.
         ConfigError: several.
     """
     if len(wrong) > 1:
@@ -196,12 +202,12 @@ def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None)
 
 
 def mistakes_of(found: Iterable[UserError]) -> list[Mistake]:
-    """Pair errors with the settings that they name in `where`, if these are settings."""
+    """Pair errors with the settings that their `where` names, if it names settings."""
     return [(tuple(one.where.split(".")) if one.where else (), one) for one in found]
 
 
 def _line(setting: Sequence[str], error: UserError) -> str:
-    """Format a mistake in one line, for a list."""
+    """Format a mistake as one line of a list."""
     what = f"{'.'.join(setting)}: {error.what}" if setting else error.what
     if isinstance(error, ConfigError) and error.got:
         what += f" (got {error.got})"
@@ -210,7 +216,7 @@ def _line(setting: Sequence[str], error: UserError) -> str:
 
 
 def _together(found: Sequence[tuple[tuple[str, ...], str]], locations: Locations) -> ConfigError:
-    """Make one error that reports every mistake with its location."""
+    """Return one error that reports every mistake with its location."""
     noun = "problem" if len(found) == 1 else "problems"
     lines = [f"  {locations.before(setting)}{text}" for setting, text in found]
     source = f" in {locations.name}" if locations.name else ""
@@ -218,7 +224,7 @@ def _together(found: Sequence[tuple[tuple[str, ...], str]], locations: Locations
 
 
 def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Set ``key.path=value`` texts in a mapping, in place.
+    """Apply ``key.path=value`` texts to a mapping, in place.
 
     Raises:
         ConfigError: a text is not of the form ``key.path=value``.
@@ -246,7 +252,7 @@ def to_toml(settings: BaseModel, leave_out: Mapping[str, Any] | None = None) -> 
 
     Args:
         settings: the model.
-        leave_out: further names to leave out, in the form of pydantic's `exclude`.
+        leave_out: names of further values to leave out, in the form of pydantic's `exclude`.
     """
     content = settings.model_dump(mode="json", exclude_none=True, exclude=dict(leave_out or {}))
     return tomli_w.dumps(content)
@@ -272,7 +278,7 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _files_beside(path: Path) -> str:
-    """Files that are in the folder of a missing file."""
+    """Return the files that exist in the folder of a missing file."""
     if not path.parent.is_dir():
         return f"an existing folder; '{path.parent}' does not exist"
     there = sorted(one.name for one in path.parent.glob("*.toml"))
@@ -284,7 +290,7 @@ def _files_beside(path: Path) -> str:
 
 
 def _explain(error: Any, model: type[BaseModel]) -> list[tuple[tuple[str, ...], str]]:
-    """Yield the setting of a mistake, and each problem with it."""
+    """Yield each problem in a pydantic error, with the setting that it is about."""
     location = tuple(str(part) for part in error["loc"] if part != "[key]")
     broken = error.get("ctx", {}).get("error")
     if isinstance(broken, BrokenRulesError):
@@ -321,7 +327,7 @@ def _reason(error: Any, model: type[BaseModel], location: tuple[str, ...]) -> st
 
 
 def _shown(given: object) -> object:
-    """Format a value for a message; show only the type of a large one."""
+    """Format a value for a message; of a large value, only the type is shown."""
     if isinstance(given, str | int | float | bool):
         return given
     if isinstance(given, list | tuple):
@@ -331,11 +337,11 @@ def _shown(given: object) -> object:
 
 @dataclass(frozen=True)
 class Locations:
-    """Lines of one file's settings; empty without a file.
+    """Line numbers of the settings in a file; empty if there is no file.
 
     Attributes:
-        name: name of the file in messages.
-        lines: line of every table and key; 0 for a value that an override changed.
+        name: name of the file for messages.
+        lines: line number of every table and key; 0 for a value that an override changed.
     """
 
     name: str = ""
@@ -343,7 +349,7 @@ class Locations:
 
     @classmethod
     def of(cls, path: Path, overrides: Sequence[str] = ()) -> Locations:
-        """Find the settings of a readable file, some of them overridden by ``key=value`` texts."""
+        """Find the settings in a readable file; some are overridden by ``key=value`` texts."""
         return cls.of_text(path.name, path.read_text(encoding="utf-8"), overrides)
 
     @classmethod
@@ -353,7 +359,7 @@ class Locations:
         return cls(name, _line_numbers(text) | changed)
 
     def before(self, setting: Sequence[str]) -> str:
-        """``file:line: `` of a setting, else of its table, else of the file."""
+        """Return ``file:line: `` of a setting, else of its table, else of the file."""
         parts = tuple(setting)
         known = (self.lines[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in self.lines)
         line = next(known, _OVERRIDDEN)
@@ -363,10 +369,10 @@ class Locations:
 
     @contextmanager
     def located(self, model: Any) -> Iterator[None]:
-        """Run a block; a user's mistake whose `where` is a setting also gets file and line.
+        """Run a block; if an error's `where` is a setting, add file and line to the error.
 
         Args:
-            model: settings in the file; other texts in `where` stay unchanged.
+            model: settings that the file can have; other texts in `where` stay unchanged.
         """
         try:
             yield
@@ -378,12 +384,12 @@ class Locations:
 
 
 def split_key(dotted: str) -> tuple[str, ...]:
-    """Parts of a dotted key, without quotes and blanks."""
+    """Return the parts of a dotted key, without quotes and blanks."""
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
 def known_keys(model: Any, location: Iterable[str]) -> list[str]:
-    """Names of a model's settings in the table at `location`."""
+    """Return the names of a model's settings in the table at `location`."""
     for part in location:
         found = getattr(model, "model_fields", {}).get(part)
         if found is not None:
@@ -394,7 +400,7 @@ def known_keys(model: Any, location: Iterable[str]) -> list[str]:
 
 
 def _line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """Line of every table and key; an approximation for messages, since tomllib is the parser."""
+    """Return the approximate line of every table and key, for messages."""
     table: tuple[str, ...] = ()
     found: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):

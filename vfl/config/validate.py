@@ -1,14 +1,14 @@
 """All rules of a configuration: which settings contradict each other, and why.
 
-A rule yields the mistakes that it finds, so that all mistakes of a file are reported together:
+A rule yields all mistakes that it finds, so that all mistakes of a file are reported together:
 
 - `HELD_TO` lists the rules for each class of settings, which are checked on reading.
-- `of_one_process` and `of_project` are further rules for an experiment in which one process runs
-  every party, or in which each party has a file of its own.
-- `named_plugins` lists the settings that name a plug-in, with its family. Each plug-in itself
-  refuses what it does not support; `vfl.training.specs` asks all of them.
+`of_one_process` has further rules for an experiment in which one process runs every party;
+`of_project` has rules for parties with separate files. - `named_plugins` lists the settings that
+name a plug-in, with its family. Each plug-in itself rejects what it does not support;
+`vfl.training.specs` builds all plug-ins to find out.
 
-The type of a setting defines only the limits of that setting.
+The type of a setting defines only the limits of this single setting.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from vfl.core.errors import ConfigError
 from vfl.core.products import takes_missing_rows
 from vfl.core.storage import is_database, is_loader, is_named_set, is_object, may_be_csv
 
-#: A setting without an effect, and the reason.
+#: A setting that has no effect, and the reason.
 Idle = tuple[str, str]
 
-#: Name of an alignment that the experiment does not name.
+#: Default name of an alignment that the experiment does not name.
 UNNAMED_ALIGNMENT = "alignment"
-#: Settings of [data] in a project's experiment; tables are in each party's own file.
+#: Settings of [data] that a project's experiment may have; settings of tables are in each party's
+#: own file.
 OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
-#: Settings of [data] for a CSV only, for any table, and for data sets by name.
+#: Settings of [data] that are only for CSV files, for any table, and for data sets by name.
 _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
 _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type", "repeats")
 _OF_SETS = ("side", "classes", "vocabulary")
-#: Studies, which train networks with one label party.
+#: Tables of studies that train networks with a single label party.
 _STUDIES = ("compare", "grid", "value")
-#: Validation metrics of a classification.
+#: Validation metrics that only a classification has.
 _OF_CLASSES = ("loss", "accuracy", "auc", "log_loss", "f1", "hit_rate")
 
 
@@ -84,11 +85,11 @@ class Agreed(Protocol):
     def missing_rows(self) -> str: ...
 
 
-# Rules for one table of settings.
+# Rules for a single table of settings.
 
 
 def of_data(data: DataSettings) -> Iterator[str]:
-    """Yield mistakes about folds of a split, and unsupported settings of a table on disk."""
+    """Yield mistakes about folds of a split, and about a table on disk."""
     if data.fold > (data.folds or 1):
         have = f"data.folds is {data.folds}" if data.folds else "data.folds is not set"
         yield f"fold = {data.fold}, and {have}"
@@ -109,7 +110,7 @@ def of_label(label: LabelSettings) -> Iterator[str]:
 
 
 def of_train(train: TrainSettings) -> Iterator[str]:
-    """Yield mistakes about compiled code with several cuts in flight."""
+    """Yield mistakes about local steps, or compiled code, with several cuts in flight."""
     if train.local_steps > 1 and train.in_flight > 1:
         yield (
             "train.local_steps repeats the last exchange before the next one: leave "
@@ -124,7 +125,7 @@ def of_train(train: TrainSettings) -> Iterator[str]:
 
 
 def _of_local_steps(agreed: Agreed) -> Iterator[str]:
-    """Yield mistakes about steps between exchanges, which need a model and stored messages."""
+    """Yield mistakes about local steps, which need a model and stored messages."""
     if agreed.train.local_steps == 1:
         return
     why = ""
@@ -141,7 +142,7 @@ def _of_local_steps(agreed: Agreed) -> Iterator[str]:
 
 
 def of_dp(dp: DPSettings) -> Iterator[str]:
-    """Yield a mistake if the noise has no source."""
+    """Yield a mistake if neither epsilon nor noise is set."""
     if dp.epsilon is None and dp.noise is None:
         yield "dp needs an epsilon, a noise, or both"
 
@@ -160,14 +161,14 @@ def of_compare(compare: CompareSettings) -> Iterator[str]:
 
 
 def of_grid(grid: GridSettings) -> Iterator[str]:
-    """Yield attacks for label-free bottoms that are not among the attacks."""
+    """Yield a mistake if attacks for label-free bottoms are not among the attacks."""
     others = [spec for spec in grid.baseline_specs if spec not in grid.attack_specs]
     if others:
         yield f"baseline_attacks has to be a part of attacks, and {others[0]} is not one of them"
 
 
 def of_own_data(data: OwnData) -> Iterator[str]:
-    """Yield mistakes about a party's own table: pictures, and settings of other kinds of tables."""
+    """Yield mistakes about a party's own table: images, and settings for other tables."""
     if data.bins and data.shape:
         yield "bins is for plain columns, but shape makes pictures of them"
     if data.length is not None and data.tokenizer is None:
@@ -183,7 +184,7 @@ def of_own_data(data: OwnData) -> Iterator[str]:
 
 
 def of_party_file(party: PartyFile) -> Iterator[str]:
-    """Yield mistakes about a party's role, and settings that need data or labels."""
+    """Yield mistakes about a party's role, and about settings that need data or labels."""
     if party.role == "data" and party.data is None:
         yield "[data] is missing: add the table; or role = 'dealer' or 'middle'"
     if party.role != "data":
@@ -203,7 +204,7 @@ def of_party_file(party: PartyFile) -> Iterator[str]:
 
 
 def of_agreed(agreed: Agreed) -> Iterator[str]:
-    """Yield mistakes in an experiment, or in the terms of a session, which a peer may send."""
+    """Yield mistakes in an experiment, or in the terms of a session from a peer."""
     if not agreed.feature_parties:
         yield "no feature party: every party in 'parties' is the label party"
     if agreed.validation + agreed.test >= 1:
@@ -227,7 +228,7 @@ def of_agreed(agreed: Agreed) -> Iterator[str]:
 
 
 def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
-    """Yield settings that are valid alone but contradict [dp]."""
+    """Yield mistakes in settings that are valid alone but contradict [dp]."""
     dp, train = agreed.dp, agreed.train
     if dp is None:
         return
@@ -258,7 +259,7 @@ def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
 
 
 def _of_branches(agreed: Agreed) -> Iterator[str]:
-    """Yield mistakes about branches that train one bottom together."""
+    """Yield mistakes about branches that train one bottom model together."""
     dp = agreed.dp
     several = [name for name, party in agreed.parties.items() if party.branches > 1]
     if dp is None:
@@ -274,7 +275,7 @@ def _of_branches(agreed: Agreed) -> Iterator[str]:
 
 
 def _wants_every_row(agreed: Agreed) -> Iterator[str]:
-    """Yield reasons why a training cannot keep rows that some party lacks."""
+    """Yield reasons why a training cannot use rows that some party lacks."""
     mode = agreed.secure.partition(":")[0]
     if mode != "none" and not takes_missing_rows(mode):
         yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
@@ -328,12 +329,12 @@ def _of_middle(agreed: Agreed) -> Iterator[str]:
 
 
 def further_label_parties(agreed: Agreed) -> list[str]:
-    """Label parties besides the leading one; the terms contain them by name."""
+    """Return the label parties besides the leading one; the terms contain them by name."""
     return [getattr(task, "party", task) for task in agreed.tasks or ()]
 
 
 def of_experiment(experiment: Experiment) -> Iterator[str]:
-    """Yield mistakes of an experiment outside its sessions' terms: rows, traces and studies."""
+    """Yield mistakes in what the terms of a session do not contain: rows, traces and studies."""
     data, trace = experiment.data, experiment.trace
     if data.missing_rows == "token":
         yield from _of_missing_rows(experiment)
@@ -376,7 +377,7 @@ def _of_missing_rows(experiment: Experiment) -> Iterator[str]:
 
 
 def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator[str]:
-    """Yield studies and traces, which support one label party and feature parties."""
+    """Yield studies and traces, which support one label party and no middle party."""
     for name in set_by_hand(experiment, *_STUDIES):
         yield f"[{name}] trains networks {trained}"
     if experiment.trace.enabled:
@@ -384,7 +385,7 @@ def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator
 
 
 def _of_code(experiment: Experiment) -> Iterator[str]:
-    """Yield functions named outside a party's own file, since others write the experiment."""
+    """Yield mistakes about functions, which are allowed only in a party's own file."""
     sources = [("data", experiment.data.source)]
     sources += [(f"parties.{name}", one.source or "") for name, one in experiment.parties.items()]
     sources += [(f"tasks of '{one.party}'", one.source or "") for one in experiment.tasks or ()]
@@ -422,7 +423,7 @@ def _of_calibration(experiment: Experiment) -> Iterator[str]:
 
 
 def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield mistakes about the source of rows, if one process runs every party."""
+    """Yield mistakes about the source of data, if one process runs every party."""
     data, by_name = experiment.data, not experiment.is_table
     named = f"the bundled set '{data.source}'"
     if data.bins and by_name:
@@ -467,7 +468,7 @@ def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def of_own_sources(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield mistakes about parties' own tables, which all or no parties describe by party files."""
+    """Yield a mistake if only some parties describe their tables by party files."""
     sources = experiment.own_sources
     plain = [name for name, source in sources.items() if not is_file_of_party(source)]
     if len(plain) == len(sources):
@@ -487,9 +488,9 @@ def of_training_here(
     """Yield all mistakes of a training in one process that runs every party.
 
     Args:
-        experiment: experiment to train.
+        experiment: the experiment to train.
         own_parts: see `idle_in_one_process`.
-        rows_apart: whether each party has separate rows, see `SecureMode.divides_rows`.
+        rows_apart: whether each party has separate rows; see `SecureMode.divides_rows`.
     """
     yield from of_one_process(experiment)
     if experiment.data.folds and "test" in own_parts:
@@ -506,7 +507,7 @@ def of_training_here(
 
 
 def of_rows_apart(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield mistakes for parties with separate rows, which have all columns."""
+    """Yield mistakes for parties with separate rows, each of which has all columns."""
     cure = "leave it out, or secure = 'pea:divided=columns'"
     whole = "parties with separate rows have all columns, and no common rows"
     for name, party in experiment.parties.items():
@@ -523,12 +524,12 @@ def of_rows_apart(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> Iterator[Idle]:
-    """Yield settings without an effect in a process that runs every party.
+    """Yield settings that have no effect in a process that runs every party.
 
     Args:
-        experiment: experiment to train.
-        own_parts: shares of [data] that a data set by name ignores, because it has its own rows for
-            these parts.
+        experiment: the experiment to train.
+        own_parts: shares in [data] that a data set by name ignores, because the data set has its
+            own split.
     """
     data, by_name = experiment.data, not experiment.is_table
     files = [party.source for party in experiment.parties.values() if party.source]
@@ -541,7 +542,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
     elif not any(map(may_be_csv, [data.source, *files])):
         no_csv = "this setting describes a CSV, but no table is a CSV"
         yield from ((f"data.{name}", no_csv) for name in set_by_hand(data, *_OF_CSV))
-    if not files:  # `vfl align` uses both
+    if not files:  # `vfl align` uses both settings
         for name in set_by_hand(data, "id_rules", "alignment"):
             yield f"data.{name}", "only parties with a source each are aligned"
     for name in set_by_hand(data, *own_parts):
@@ -557,7 +558,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
 
 
 def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
-    """Yield settings without an effect in any training."""
+    """Yield settings that have no effect in any training."""
     train = experiment.train
     if train.optimizer.partition(":")[0].lower() != "sgd":
         for name in set_by_hand(train, "momentum"):
@@ -585,7 +586,7 @@ def idle_in_grid(grid: GridSettings, read: Collection[str]) -> Iterator[Idle]:
 
     Args:
         grid: the grid.
-        read: settings that some attack reads.
+        read: settings that at least one attack reads.
     """
     if len(grid.trainings) == 1:
         for name in set_by_hand(grid, "known"):
@@ -609,7 +610,7 @@ def of_idle(found: Iterable[Idle]) -> Iterator[ConfigError]:
 
 
 def of_project(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield private settings of parties, and settings that no session on Flower uses."""
+    """Yield private settings of parties, and settings that no federation uses."""
     found = [
         f"parties.{name}.{setting}"
         for name, party in experiment.parties.items()
@@ -662,7 +663,7 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def of_bins(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield a mistake for bins, if parties' own files describe their tables."""
+    """Yield a mistake about bins, if parties' own files describe their tables."""
     if experiment.data.bins:
         yield ConfigError(
             "each party's own file sets the encoding of its numbers",
@@ -694,7 +695,7 @@ def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[Confi
 
 
 def of_one_label_party(experiment: Experiment, what: str) -> Iterator[ConfigError]:
-    """Yield roles that a study or an attack does not support."""
+    """Yield mistakes about roles that a study or an attack does not support."""
     if experiment.tasks:
         yield ConfigError(
             f"{what} does not support several label parties",
@@ -722,7 +723,7 @@ def of_complete_rows(experiment: Experiment, what: str) -> Iterator[ConfigError]
         )
 
 
-# Settings that name a plug-in, with its family.
+# Settings that name a plug-in, with the plug-in's family.
 
 
 class Named(NamedTuple):
@@ -778,7 +779,7 @@ def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
 
 
 def _widths(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Widths of all parties' cuts, by party."""
+    """Return the widths of all parties' cuts, by party."""
     parties, usual = table_in(content, "parties"), PartySettings().width
     return {one: table_in(parties, one).get("width", usual) for one in parties}
 
@@ -786,7 +787,7 @@ def _widths(content: Mapping[str, Any]) -> dict[str, Any]:
 def _named_once(
     content: Mapping[str, Any], widths: Mapping[str, Any], sent: list[Any], numbers: bool
 ) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Yield each setting with a single plug-in, the plug-in's family, and values that it must fit.
+    """Yield each setting with one plug-in, the plug-in's family, and values it must fit.
 
     Args:
         content: settings of an experiment.
@@ -824,11 +825,11 @@ def table_in(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-# Reports of mistakes.
+# Functions that report mistakes.
 
 
 def check_one_process(experiment: Experiment) -> None:
-    """Refuse an experiment without a source of rows for one process that runs every party.
+    """Raise an error if an experiment names no source of data for one process.
 
     Raises:
         ConfigError: see `of_one_process`.
@@ -837,7 +838,7 @@ def check_one_process(experiment: Experiment) -> None:
 
 
 def check_one_label_party(experiment: Experiment, what: str) -> None:
-    """Refuse an experiment with a middle, or with several label parties, if unsupported.
+    """Reject a middle party, or several label parties, where these are not supported.
 
     Raises:
         ConfigError: see `of_one_label_party`.
@@ -855,14 +856,14 @@ def refuse(found: Iterable[ConfigError]) -> None:
 
 
 def set_by_hand(settings: Settings, *names: str) -> list[str]:
-    """Names of settings that differ from their defaults."""
+    """Return the names of settings whose values differ from their defaults."""
     fields = type(settings).model_fields
     defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
     return [name for name in names if getattr(settings, name) != defaults[name]]
 
 
 def is_file_of_party(source: str) -> bool:
-    """Return whether a party's source is its own party file, which describes its table."""
+    """Return whether a party's source is a party file, which describes the party's table."""
     return source.endswith(".toml")
 
 
@@ -870,7 +871,7 @@ def _is_asked(source: str) -> bool:
     return is_database(source) and not (is_object(source) or is_loader(source))
 
 
-#: Rules of each class of settings; a subclass has the same rules.
+#: Rules for each class of settings; a subclass has the same rules.
 HELD_TO: Mapping[type[Settings], Sequence[Rule]] = {
     DataSettings: [of_data],
     LabelSettings: [of_label],
