@@ -1,4 +1,4 @@
-"""The command line: a file for each thing a user does, heavy imports inside the commands."""
+"""The command line: one file per task of a user; heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-#: Commands of a product import `vfl.cli.output`, and `vfl.cli.commands` imports them.
+#: Commands of products import `vfl.cli.output`; `vfl.cli.commands` imports the products' commands.
 __getattr__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""``vfl advise``: which party sees what in an experiment, and the evidence for its defenses."""
+"""``vfl advise``: what each party sees in an experiment, and the evidence for its defenses."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def advise(
     fear: Annotated[
         list[str] | None,
         option(
-            "Check only these: labels, columns, records, answers, inputs or lengths. Repeat.",
+            "Check only these assets: labels, columns, records, answers, inputs, lengths. Repeat.",
             "--fear",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the values that each party sees, the defenses in place, and the evidence for them.
+    """List what each party sees, the defenses in use, and the evidence for these defenses.
 
-    The command trains nothing and reads no row. Exit code 0 if every exposure has a defense that is
-    proven, withstood the measured attacks or hides a part; 1 if an exposure has no defense, or only
-    one that a known attack defeated; 2 if the experiment cannot be read.
+    The command trains nothing and reads no data. The exit code is 0 if every exposure has a defense
+    that is proven, withstood the measured attacks, or hides a part; 1 if an exposure has no
+    defense, or only one that a known attack defeated; 2 if the experiment cannot be read.
     """
     from vfl.core.registry import require_choice
     from vfl.experiments.advise import ASSETS, findings_of

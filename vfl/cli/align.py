@@ -1,4 +1,4 @@
-"""``vfl align``: the rows that all parties have, by private set intersection."""
+"""``vfl align``: finds the rows that all parties have, by private set intersection."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def align(
     path: Annotated[
         Path,
         argument(
-            "An experiment whose parties have their own files, or a project.",
+            "An experiment whose parties have separate files, or a project.",
             "EXPERIMENT.toml|PROJECT",
         ),
     ],
     settings: Set = None,
     preview: Annotated[
-        bool, option("Count the gain of each id rule; store nothing.", "--preview")
+        bool, option("Count the common ids that each id rule adds; store nothing.", "--preview")
     ] = False,
-    rules: Annotated[str | None, option("Id rules to preview; by default all.")] = None,
+    rules: Annotated[str | None, option("Id rules to preview; by default all of them.")] = None,
     hidden: Annotated[
         int | None,
         option(
@@ -41,14 +41,15 @@ def align(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find the rows that all parties have, without showing ids.
+    """Find the rows that all parties have, without disclosing ids.
 
-    For an experiment, one process runs every party, from its own file; positions are written to the
-    folder in `data.alignment`. A project aligns on its SuperLink with the connected SuperNodes;
-    every party stores its own positions under that name. With --hidden no party learns which rows
-    are common, and the label party gets regressions over them. Settings are `data.id_rules` and
-    those of `[align]`, such as align.protocol=ecdh. With data.missing_rows=token the result
-    includes rows that some party lacks, and the label party learns which party lacks which rows.
+    For an experiment, one process runs every party with its own file, and writes row positions to
+    the folder in `data.alignment`. A project aligns on its SuperLink with the connected SuperNodes,
+    and every party stores its own positions under that name. With --hidden no party learns which
+    rows are common, and the label party gets only regressions over these rows. The settings are
+    `data.id_rules` and those of `[align]`, such as align.protocol=ecdh. With
+    data.missing_rows=token the result also contains rows that some party lacks, and the label party
+    learns which party lacks which rows.
     """
     if path.is_dir():
         _on_the_federation(path, settings or [], preview or hidden is not None, json)
@@ -117,7 +118,7 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
 def align_on_the_federation(
     label: LabelFolder, settings: list[str], simulated: bool = False
 ) -> dict[str, Any]:
-    """Align with the parties of a project; returns the results."""
+    """Align the parties of a project; return the results."""
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
     from vfl.training import federated

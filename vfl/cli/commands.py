@@ -1,7 +1,7 @@
-"""The table of commands and the entry point `main`.
+"""The table of all commands, and the entry point `main`.
 
-The functions and options of commands are in the other modules of this package, or in a product's
-`command.py`; `vfl.cli.output` has the common options.
+Functions and options of the commands are in the other modules of this package, or in a product's
+`command.py`; options that commands share are in `vfl.cli.output`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ app = typer.Typer(
     name="vfl",
     help="Train one network on columns that belong to different organisations.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # its tracebacks show local variables, thus rows of data
+    # typer's tracebacks show local variables, which may contain rows of data
+    pretty_exceptions_enable=False,
 )
 
-#: Commands of the kernel by their panel in `vfl --help`; products add theirs.
+#: Commands of the kernel by panel of `vfl --help`; products add more.
 _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Start": {
         "demo": project.demo,
@@ -121,14 +122,17 @@ def _options(
     ] = False,
     plugin: Annotated[
         list[Path] | None,
-        option("Load own codecs, defenses, attacks or models; anywhere in a command.", "FILE.py"),
+        option(
+            "Load your own codecs, defenses, attacks or models; allowed anywhere in a command.",
+            "FILE.py",
+        ),
     ] = None,
 ) -> None:
-    """Options of vfl itself; `main` removes plug-ins from the command before it is parsed."""
+    """Options of vfl itself; `main` removes --plugin from the command before it is parsed."""
 
 
 def _load_plugins() -> None:
-    """Load the plug-in files from the command line or the parent process."""
+    """Load the plug-in files that the command line or the parent process names."""
     rest: list[str] = []
     files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
     words = iter(sys.argv[1:])
@@ -174,10 +178,10 @@ def main() -> None:
 def _worker(
     life: Annotated[int, argument("A pipe that closes with the service.", "FD")],
 ) -> None:
-    """Run as the standing worker for a party's sessions; its services start it."""
+    """Run as a standing worker for a party's sessions; the party's services start it."""
     federation.worker(life, main)
 
 
 def _end(number: int, frame: object) -> None:
-    """End as after Ctrl-C, so that a command ends its child processes too."""
+    """End as after Ctrl-C, so that a command also ends its child processes."""
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""``vfl up``, ``sessions`` and ``renew``: services and records of a party."""
+"""``vfl up``, ``sessions`` and ``renew``: a party's services, its records and its keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vfl.session.store.session_ledger import Entry
 
 _LOOK_EVERY_S, _TEND_EVERY_S = 0.2, 3.0
-#: Shortest and longest pause of a rank on another machine after errors.
+#: Shortest and longest pause in seconds of a rank on another machine after an error.
 _REST_S, _LONGEST_REST_S = 1.0, 10.0
 
 
@@ -47,7 +47,7 @@ def _number_of_ranks(text: str) -> int:
 Ranks = Annotated[
     int | None,
     option(
-        "Processes that share every batch of a training at this party; auto is one per core.",
+        "Processes at this party that share every batch of a training; auto is one per core.",
         "N|auto",
         parser=_number_of_ranks,
     ),
@@ -59,14 +59,14 @@ def up(
     path: Annotated[
         Path,
         argument(
-            "The project, or its label folder; or a feature party's own file.",
+            "The project or its label folder; or a feature party's own file.",
             "PROJECT|party.toml",
         ),
     ] = Path(),
     accept: Annotated[
         list[str] | None,
         option(
-            "For a project: first accept the key with this fingerprint, which its party confirmed.",
+            "For a project: first accept the key with this fingerprint, which its owner confirmed.",
             "NAME.pub=TEXT",
         ),
     ] = None,
@@ -74,7 +74,7 @@ def up(
     rank: Annotated[
         int | None,
         option(
-            "Run as this further rank on another machine: party.toml has node.ranks_at.",
+            "Run as this further rank on another machine; party.toml must set node.ranks_at.",
             min=1,
             max=63,
         ),
@@ -83,8 +83,9 @@ def up(
     """Run a party until it is interrupted: its Flower service and a standing worker.
 
     For the label party, PROJECT: the SuperLink, which registers the parties' keys. For a feature
-    party or a dealer, party.toml: the SuperNode, which is restarted when it ends. vfl's messages
-    about sessions are shown. While it runs, train, evaluate and predict start immediately.
+    party or a dealer, party.toml: the SuperNode, which is restarted when it ends. The command shows
+    vfl's messages about sessions. While it runs, the commands train, evaluate and predict start
+    immediately.
     """
     from vfl.config.party_file import RANKS_VARIABLE
     from vfl.federation.project import LabelFolder
@@ -158,7 +159,7 @@ def _follow_superlink(label: LabelFolder, supervise: Callable[[], None]) -> NoRe
 
 
 def _tender(label: LabelFolder) -> Callable[[], None]:
-    """Make a function that registers accepted keys and renews a running SuperLink's certificate."""
+    """Return a function that registers accepted keys and renews the SuperLink's certificate."""
     from vfl.core.errors import UserError
     from vfl.federation import deployment
 
@@ -178,7 +179,8 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
             if failure != (text := str(problem)):
                 print(logged(text), file=sys.stderr, flush=True)
             failure = text
-            if isinstance(problem, UserError):  # the same until a key changes; a peer may recover
+            # an error that stays the same until a key changes; another party may fix it
+            if isinstance(problem, UserError):
                 known = now
         else:
             known, failure = now, ""
@@ -188,7 +190,7 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
 
 
 def _renew_when_due(label: LabelFolder) -> None:
-    """Renew the SuperLink's certificate before it ends; new connections use it."""
+    """Renew the SuperLink's certificate before it expires; new connections use the new one."""
     from vfl.core.errors import UserError
     from vfl.transport import renew_when_due
 
@@ -196,12 +198,12 @@ def _renew_when_due(label: LabelFolder) -> None:
         days = label.experiment().federation.certificate_days
         if renew_when_due(label.certificates, days):
             say("renewed the certificate of the SuperLink")
-    except UserError as problem:  # the old certificate may be valid for weeks
+    except UserError as problem:  # the old certificate may still be valid for weeks
         print(logged(str(problem)), file=sys.stderr, flush=True)
 
 
 def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
-    """Report registered keys, and keys whose fingerprints the users have to compare."""
+    """Print registered keys, and keys whose fingerprints the users have to compare."""
     from vfl.federation import deployment
     from vfl.transport import fingerprint
 
@@ -214,9 +216,9 @@ def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
 
 
 def _run_supernode(party_file: Path) -> None:
-    """Run the SuperNode and restart it when it ends.
+    """Run the SuperNode, and restart it when it ends.
 
-    An error that waiting cannot cure is raised.
+    An error that cannot go away by waiting is raised.
     """
     from vfl.config import read_party_file
     from vfl.core.processes import supervise
@@ -248,10 +250,10 @@ def _run_supernode(party_file: Path) -> None:
 def _monitored(
     party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
 ) -> Iterator[None]:
-    """Serve a party's metrics and send its spans until the block ends, if its file says so."""
+    """Until the block ends, serve a party's metrics and send its spans, if its file says so."""
     with ExitStack() as stack:
         if party.monitor is not None:
-            from vfl.federation.monitor import monitored  # this import needs torch
+            from vfl.federation.monitor import monitored  # imported late, because it needs torch
 
             stack.enter_context(monitored(party, certificates, is_up, say))
             if party.monitor.spans is not None:
@@ -262,7 +264,7 @@ def _monitored(
 
 
 def _play_rank(order: Order) -> None:
-    """Run the rank of an order, importing only its own end of a session."""
+    """Run one rank in the session that an order describes; import only this party's code."""
     if order["side"] == "feature":
         from vfl.clients.session import play_rank
     else:
@@ -271,7 +273,7 @@ def _play_rank(order: Order) -> None:
 
 
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
-    """Run one session after another; report an error of one, and wait for the next."""
+    """Run one session after another; report a session's error, and wait for the next one."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.machines import joined
 
@@ -301,13 +303,13 @@ def sessions(
         ),
     ] = False,
 ) -> None:
-    """List the sessions in which a party has taken part, the latest last.
+    """List the sessions in which a party has taken part, the latest session last.
 
-    A name belongs to one training with its evaluations and predictions, with the same parties,
-    codec, defense and secure mode. Rows are counted each time that their cuts are sent. The epsilon
-    is the defense's epsilon for sending the inputs of one row once, times the largest number of
-    times that any one row was sent; "-" if the defense states none. The last line is the sum over
-    all names.
+    A name stands for one training with its evaluations and predictions, with the same parties,
+    codec, defense and secure mode. A row is counted each time that its cut is sent. The epsilon is
+    the defense's epsilon for sending the inputs of one row once, times the largest number of times
+    that any row was sent; it is "-" if the defense states no epsilon. The last line has the sums
+    over all names.
     """
     from vfl.config import read_party_file
     from vfl.session.store.party_folder import own_ledger
@@ -346,13 +348,16 @@ def sessions(
 def renew(
     path: Annotated[
         Path,
-        argument("The project for its certificate, a party for its key.", "PROJECT|party.toml"),
+        argument(
+            "The project, to renew its certificate; or a party's file, to replace its key.",
+            "PROJECT|party.toml",
+        ),
     ],
     authority: Annotated[
-        bool, option("Make a new authority, for the next renewal.", "--authority")
+        bool, option("Create a new authority, which the next renewal uses.", "--authority")
     ] = False,
     identity: Annotated[
-        bool, option("Replace a party's identity key for secure sums instead.", "--identity")
+        bool, option("Instead, replace a party's identity key for secure sums.", "--identity")
     ] = False,
 ) -> None:
     """Renew the SuperLink's certificate, or replace a party's key.
@@ -360,7 +365,7 @@ def renew(
     PROJECT, or its label folder: a new certificate for the SuperLink under the same authority,
     without any action of other parties. The folder of a party of vfl llm: the same. party.toml: a
     new key of that party's SuperNode, or with --identity its identity key for the other feature
-    parties. docs/security.md has the whole procedure.
+    parties. docs/security.md describes the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.federation.joining import write_public
@@ -400,13 +405,13 @@ def renew(
 
 
 def _preload_parties() -> None:
-    """Import both ends of a session once, so that children of a standing worker need not."""
+    """Import a session's code for both sides once, so that child processes need not."""
     import vfl.clients.app
     import vfl.server.app  # noqa: F401
 
 
 def _preload_commands() -> None:
-    """Import the modules of the label party's commands, and of its HTTP service."""
+    """Import the modules of the label party's commands and of its HTTP service."""
     import vfl.experiments.pages
     import vfl.experiments.plan
     import vfl.serving.front
@@ -422,11 +427,11 @@ _PRELOADS: Mapping[str, Sequence[Callable[[], None]]] = {
 
 
 def worker(life: int, command: Callable[[], None]) -> None:
-    """Run as the standing worker for a party's sessions.
+    """Run as a standing worker for a party's sessions.
 
     Args:
-        life: descriptor of a pipe that closes with the service.
-        command: runs a vfl command line.
+        life: file descriptor of a pipe that closes when the service ends.
+        command: function that runs a vfl command line.
     """
     from vfl.federation import programs, workers
 
@@ -437,7 +442,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
     }
     name = os.environ[programs.WORKER_VARIABLE]
     names = ["flower-superexec", name] if name else [*of_flower]
-    if not name:  # the command on the terminal passes Ctrl-C on
+    if not name:  # the command on the terminal handles Ctrl-C and passes it on
         os.setsid()
 
     def preload() -> None:
@@ -451,7 +456,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
 
 
 def rank() -> None:
-    """Run as a further rank of a party, whose first rank starts it and sends its order."""
+    """Run as a further rank of a party; the first rank starts it and sends it an order."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.processes import ordered
 
@@ -461,7 +466,7 @@ def rank() -> None:
 
 
 def hand_over(path: Path) -> None:
-    """End with the exit code of this command if the label party's standing worker runs it."""
+    """If the label party's standing worker runs this command, end with its exit code."""
     from vfl.federation import workers
 
     code = workers.hand_over(path, sys.argv[1:])
@@ -470,9 +475,9 @@ def hand_over(path: Path) -> None:
 
 
 def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experiment]:
-    """Find a project and its experiment for a request to its SuperLink; warnings are shown.
+    """Return a project and its experiment for a request to its SuperLink; show warnings.
 
-    The command ends here if the label party's standing worker runs it.
+    If the label party's standing worker runs the command, the process ends here.
     """
     hand_over(path)
     from vfl.federation.project import LabelFolder
@@ -485,7 +490,7 @@ def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experi
 
 
 def run_among_parties() -> None:
-    """End with the exit code of this command if a worker can run it beside its parties."""
+    """End with the exit code of this command if a worker can run it next to its parties."""
     from vfl.federation import programs
 
     code = programs.shared_worker(sys.argv[1:])
@@ -496,12 +501,12 @@ def run_among_parties() -> None:
 def _follow(
     service: Service, supervise: Callable[[], None], tend: Callable[[], None] | None = None
 ) -> None:
-    """Repeat vfl's own messages from a service's log, until the service ends by itself.
+    """Print vfl's own messages from a service's log, until the service ends by itself.
 
     Args:
         service: the running service.
-        supervise: supervises its worker.
-        tend: called every few seconds.
+        supervise: object that supervises the service's worker.
+        tend: function that is called every few seconds.
     """
     say(f"its log is {service.log}; end it with Ctrl-C")
     tended = time.monotonic()
@@ -529,7 +534,7 @@ def _epsilon(entry: Entry) -> str:
 
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
-    """Return the spending under all names, including spending that a restored store may lack."""
+    """Return the total spending under all names, with what a restored store may lack."""
     from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]
@@ -545,7 +550,7 @@ def _total(entries: Sequence[Entry], others: float, most: float | None, lost: fl
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    """Facts of an entry for programs; the nonce is secret."""
+    """Return the facts of an entry for programs, without the nonce, which is secret."""
     facts = entry.model_dump(mode="json", exclude={"nonce", "settings"})
     more = {"passes": entry.passes, "statistics": entry.statistics}
     return facts | more | {"spent_epsilon": entry.spent_epsilon}

@@ -25,7 +25,7 @@ def add(
             "installed package that ships a model, or hub:ORG/NAME, which uses the network.",
         ),
     ],
-    name: Annotated[str, argument("Name for experiment files, such as smollm2.")],
+    name: Annotated[str, argument("Name that experiment files use, such as smollm2.")],
 ) -> None:
     """Add a model to the folder of models, under a name.
 
@@ -45,7 +45,7 @@ def show(
     model: Annotated[str, argument("Name of a model, or its folder.")],
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Describe a model: its family, its size, and where it can be cut."""
+    """Describe a model: its family, its size, and the layers where it can be split."""
     from vfl.models.pretrained import existing_model
 
     folder = Path(model)

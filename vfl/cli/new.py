@@ -1,4 +1,4 @@
-"""``vfl new``: a package with your own codec, defense or attack."""
+"""``vfl new``: writes a package with your own codec, defense or attack."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class _Kind(NamedTuple):
-    """Differences between packages of several kinds of members.
+    """Parts in which packages for codecs, defenses and attacks differ.
 
     Attributes:
         family: name of the registry.
         contract: test class in `vfl.testing`.
-        study: the command that compares members.
-        stored: one more row for the commands in README.md.
+        study: command that compares members of this family.
+        stored: one more table row with a command in README.md.
     """
 
     family: str
@@ -47,7 +47,9 @@ def new(
     kind: Annotated[
         Literal["codec", "defense", "attack"], argument("codec, defense or attack.", "KIND")
     ],
-    name: Annotated[str, argument("Name of the member, its module and the new folder.", "NAME")],
+    name: Annotated[
+        str, argument("Name of the member, of its module, and of the new folder.", "NAME")
+    ],
 ) -> None:
     """Write a package with a codec, a defense or an attack: module, contract test, study, CI file.
 

@@ -1,4 +1,4 @@
-"""Output of commands (results on standard output, progress on standard error), common options."""
+"""Output of commands (results to stdout, progress to stderr), and common options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def option(text: str, *words: str, **more: Any) -> Any:
 
 
 def argument(text: str, metavar: str | None = None, **more: Any) -> Any:
-    """Declare an argument of a command by its help."""
+    """Declare an argument of a command with its help text."""
     return typer.Argument(metavar=metavar, help=text, **more)
 
 
@@ -40,26 +40,29 @@ Set = Annotated[
     list[str] | None,
     option("Change a setting, such as train.epochs=5 or codec=topk:k=4.", "--set", "-s"),
 ]
-Device = Annotated[str, option("Device of all models in this process; a party file names its own.")]
+Device = Annotated[
+    str, option("Device of all models in this process; a party's own file names its device.")
+]
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Switch garbage collection off while a command imports modules, which are never freed.
+    """Turn garbage collection off while a command imports modules, which are never freed.
 
-    Repeated scans of a million objects would take a fifth of a short command's CPU time.
+    Otherwise, repeated scans of a million objects would take a fifth of a short command's CPU time.
     """
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # later, garbage would never be freed
+        # switched on again, because later garbage would never be freed
+        if not gc.get_freeze_count():
             gc.freeze()
         gc.enable()
 
 
 def newest_run(path: Path | None) -> Path | None:
-    """The run at a path: the folder itself, or the last successful run of a project."""
+    """Return the run at a path: the folder itself, or the last successful run of a project."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.config import read_party_file
@@ -69,7 +72,7 @@ def newest_run(path: Path | None) -> Path | None:
     try:
         runs = read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
     except RunFolderError:
-        return path  # the command reports that it is missing
+        return path  # the command reports that the run is missing
     ended = list(runs.glob("*/summary.json"))
     if not ended:
         raise RunFolderError(
@@ -90,7 +93,7 @@ Run = Annotated[
 Write = Annotated[
     list[str] | None,
     option(
-        "Write the run for another tool as well: tensorboard, or mlflow:store=FILE.db. Repeat.",
+        "Also write the run for another tool: tensorboard, or mlflow:store=FILE.db. Repeat.",
         "SPEC",
         "--write",
     ),
@@ -98,30 +101,30 @@ Write = Annotated[
 Download = Annotated[bool, option("Fetch missing data sets.", "--download")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
-#: Limit of the characters of one message.
+#: Largest number of characters of one message.
 _SAID = 20_000
-#: Test rows that all parties have, and rows that some lack: separate metrics.
+#: Test rows that all parties have, and rows that some party lacks; both have separate metrics.
 _APART = ("complete", "missing")
 _PER_PARTY = ("bytes_up", "bytes_down")
-#: Metrics in a line of progress; the run folder has the rest.
+#: Metrics that a progress line shows; the run folder has all metrics.
 _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 
 def say(text: str) -> None:
-    """Print progress: one line, or a few of vfl's own lines that contain quotations."""
+    """Print progress: one line, or a few lines if vfl quotes another text."""
     progress_line.end()
     shown = "\n".join(printable(line) for line in text[:_SAID].split("\n"))
     print(logged(shown), file=sys.stderr, flush=True)
 
 
 class ProgressLine:
-    """One line on standard error: overwritten on a terminal, otherwise a new one at intervals."""
+    """One line on standard error: overwritten on a terminal, else printed at intervals."""
 
     def __init__(self) -> None:
         self._shown, self._due = False, -math.inf
 
     def show(self, report: ProgressReport) -> None:
-        """Show the progress of an operation; its end removes the line."""
+        """Show the progress of an operation; when it has ended, remove the line."""
         if report.is_over:
             self.end()
             self._due = -math.inf
@@ -129,31 +132,31 @@ class ProgressLine:
             self.tell(partial(progress_text, report))
 
     def tell(self, words: Callable[[], str]) -> None:
-        """Show a line if it is due."""
+        """Show a line if enough time has passed since the last one."""
         if sys.stderr.isatty() and not logs_json():
             text = words()[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True
         elif (now := time.monotonic()) >= self._due:
-            # In a training of a few seconds the user reads the epoch lines; the first progress line
-            # waits longer.
+            # In a training of a few seconds, the lines of epochs are enough; so the first progress
+            # line waits longer.
             if self._due > -math.inf:
                 say(words())
             self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)
 
     def end(self) -> None:
-        """Remove the line before other output."""
+        """Remove the line before other output is printed."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
 
 
-#: The line of this command; other output on a terminal removes it first.
+#: The progress line of this command; other output on a terminal removes it first.
 progress_line = ProgressLine()
 
 
 def progress_text(report: ProgressReport) -> str:
-    """Format the progress of an operation in words.
+    """Return the progress of an operation as text.
 
     >>> from vfl.session.progress import ProgressReport
     >>> progress_text(ProgressReport("train", (), 2, 20, 300, 2000, 250.0, 16e3, 6.8))
@@ -181,7 +184,7 @@ def progress_text(report: ProgressReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format remaining seconds roughly; pages of experiments use more digits, and more imports.
+    """Format remaining seconds roughly; a similar function for pages has more digits.
 
     >>> duration(7.4), duration(130), duration(7500)
     ('7 s', '2 min 10 s', '2 h 5 min')
@@ -215,7 +218,7 @@ def emit(content: Any) -> None:
 
 
 def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Prepare a summary for programs: totals besides the bytes of each party."""
+    """Prepare a summary for programs: add totals to the bytes of each party."""
     totals = {key: sum(summary[key].values()) for key in _PER_PARTY}
     parties = {
         name: {"up": summary["bytes_up"][name], "down": summary["bytes_down"][name]}
@@ -277,13 +280,13 @@ def _show_bytes(summary: Mapping[str, Any]) -> None:
 
 
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Print names with their descriptions."""
+    """Print names, each with its description."""
     for name, told in lines:
         print(f"{name:<16} {told}")
 
 
 def show_training(folder: Path, json: bool) -> None:
-    """Build the page of a training, and print its summary with the page's path."""
+    """Build the page of a training, and print its summary with the path of the page."""
     from vfl.config.run_folder import RunFolder
     from vfl.experiments.loaded_run import LoadedRun
     from vfl.experiments.pages import build_report
@@ -304,7 +307,7 @@ def show_training(folder: Path, json: bool) -> None:
 
 
 def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
-    """Write a run for other tools, and print the paths."""
+    """Write a run for other tools, and print the written paths."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.writers import write_run
 
@@ -313,7 +316,7 @@ def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
 
 
 def figure(value: float) -> str:
-    """Format a loss or metric, of any size, because a regression has units.
+    """Format a loss or metric of any size; the size varies, because a regression has units.
 
     >>> figure(0.97210), figure(2.5e-7), figure(4_623_665.9)
     ('0.9721', '2.5e-07', '4.624e+06')

@@ -1,4 +1,4 @@
-"""``vfl party``: adds, removes or renames parties while a project runs."""
+"""``vfl party``: adds, removes or renames parties of a running project."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Let a party enter, leave or change its name while a project runs.",
+    help="Add, accept, remove or rename parties while a project runs.",
     pretty_exceptions_enable=False,
 )
 Where = Annotated[
     Path,
-    argument("At the label party its project; at another party its own folder.", "[PROJECT|PARTY]"),
+    argument(
+        "At the label party: its project. At another party: its own folder.", "[PROJECT|PARTY]"
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -39,15 +41,16 @@ def add(
         str | None, option("Encoding of a CSV if vfl does not find it, such as cp1251.", "NAME")
     ] = None,
     serve: Annotated[
-        bool, option("Let it answer requests, as with vfl init --serve.", "--serve")
+        bool, option("Let the party answer requests, as with vfl init --serve.", "--serve")
     ] = False,
     json: Json = False,
 ) -> None:
     """Add a feature party to a project, at the label party.
 
-    The party is added to the experiment, and PROJECT/NAME is its folder, to be sent to it. In a
-    project on one machine its keys are made, and --table names its table; otherwise the party makes
-    them with `vfl join`. Sessions with it need `vfl party accept` at the other parties.
+    The party is added to the experiment. PROJECT/NAME becomes its folder, which you send to the
+    party. In a project on one machine, its keys are made and --table names its table; otherwise the
+    party makes its keys with `vfl join`. Other parties need `vfl party accept` before they have
+    sessions with the new party.
     """
     from vfl.cli.project import described
     from vfl.federation import members
@@ -97,8 +100,9 @@ def accept(
 def remove(name: Name, path: Where = Path(), json: Json = False) -> None:
     """Remove a feature party from a project; at another party, refuse sessions with it.
 
-    The label party removes its settings, its key and its rows in alignments. Runs with this party
-    can be read; they predict without it if they were trained with `data.missing_rows = "token"`.
+    The label party removes the party's settings, its key, and its rows in alignments. Runs with
+    this party remain readable; they can predict without it if they were trained with
+    `data.missing_rows = "token"`.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder
@@ -116,10 +120,10 @@ def rename(
     path: Where = Path(),
     json: Json = False,
 ) -> None:
-    """Rename a feature party: first at the label party, then at every other party.
+    """Rename a feature party, first at the label party and then at every other party.
 
-    Keys, ledgers and logs continue under the new name. Runs with the party under the old name can
-    be read, but cannot predict any more.
+    Keys, ledgers and logs continue under the new name. Runs with the party under its old name
+    remain readable, but cannot predict any more.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder

@@ -1,4 +1,4 @@
-"""``vfl privacy``: the epsilon of a noise, and the noise for a budget."""
+"""``vfl privacy``: the epsilon for a given noise, the noise for a given budget, and audits."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ privacy = typer.Typer(
 
 Rows = Annotated[int | None, option("Training rows.", min=1)]
 BatchSize = Annotated[
-    int | None, option("Rows of a batch; expected rows with Poisson sampling.", min=1)
+    int | None, option("Rows per batch; with Poisson sampling, the expected number of rows.", min=1)
 ]
 Epochs = Annotated[int | None, option("Number of passes over the rows.", min=1)]
 Rate = Annotated[float | None, option("Probability that a step uses a row, in place of rows.")]
 Steps = Annotated[int | None, option("Steps, in place of epochs.", min=1)]
-Delta = Annotated[float, option("Delta; below one over the number of rows.")]
+Delta = Annotated[float, option("Delta; must be below 1 over the number of rows.")]
 Sampling = Annotated[
     Literal["poisson", "shuffled"],
-    option("Sampling of batches; shuffled batches give no amplification."),
+    option("Method that samples batches; shuffled batches have no privacy amplification."),
 ]
 
 
 @privacy.command()
 def epsilon(
-    noise: Annotated[float, option("Standard deviation of the noise over the clipping norm.")],
+    noise: Annotated[
+        float, option("Noise multiplier: standard deviation of the noise over the clipping norm.")
+    ],
     rows: Rows = None,
     batch_size: BatchSize = None,
     epochs: Epochs = None,
@@ -40,7 +42,7 @@ def epsilon(
     sampling: Sampling = "poisson",
     json: Json = False,
 ) -> None:
-    """Print the epsilon of a training with this noise, by every accountant.
+    """Print the epsilon of a training with this noise, computed by every accountant.
 
     Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
     """
@@ -96,22 +98,28 @@ def audit(
     ],
     settings: Set = None,
     canaries: Annotated[
-        int, option("Rows of one training that are included by a coin flip.", min=1)
+        int,
+        option(
+            "Number of rows (canaries) that a coin flip includes in a training or leaves out.",
+            min=1,
+        ),
     ] = 200,
     trainings: Annotated[
-        int, option("More than one: this many trainings with one canary each.", min=1)
+        int,
+        option("If more than one: audit with this many trainings, with one canary each.", min=1),
     ] = 1,
     confidence: Annotated[
-        float, option("Confidence of the lower bound.", min=0.5, max=0.9999)
+        float, option("Confidence level of the lower bound.", min=0.5, max=0.9999)
     ] = 0.95,
-    seed: Annotated[int, option("Seed of canaries and coins.")] = 0,
+    seed: Annotated[int, option("Seed of canaries and of coin flips.")] = 0,
     download: Download = False,
     json: Json = False,
 ) -> None:
-    """Train with canaries, and prove a lower bound of the training's epsilon.
+    """Train with canaries, and prove a lower bound on the training's epsilon.
 
     A lower bound above the claimed epsilon refutes the claim. For a run that one process trained,
-    the audit is stored with the run and shown in its report. Exit code 1 if the claim is refuted.
+    the audit is stored with the run and shown in its report. The exit code is 1 if the claim is
+    refuted.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
@@ -149,7 +157,7 @@ def _planned(
     steps: int | None,
     sampling: str,
 ) -> dict[str, Any]:
-    """Steps of a record, its rate, and the distance of neighbouring sums in clipping norms."""
+    """Return steps per row, sampling rate, and sensitivity in clipping norms."""
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
         wanted = "either --rows, --batch-size and --epochs, or --sampling-rate and --steps"
@@ -157,7 +165,7 @@ def _planned(
     if sampling == "shuffled":
         if epochs is None:
             raise typer.BadParameter("shuffled batches need --rows, --batch-size and --epochs")
-        # Each row is in one batch an epoch; replacing the row moves the sum by two norms.
+        # Each row is in one batch per epoch; replacing the row changes the sum by up to two norms.
         return {"steps": epochs, "rate": 1.0, "sensitivity": 2.0, "relation": "replace"}
     if rows is not None and batch_size is not None and epochs is not None:
         from vfl.privacy.accountants import poisson_steps

@@ -1,4 +1,4 @@
-"""``vfl demo``, ``init``, ``join``, ``check``, ``doctor``: from a first look to a project."""
+"""``vfl demo``, ``init``, ``join``, ``check``, ``doctor``: first steps to a project."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WHOSE = {
     "own": "your keys",
     "foreign": "keys that came with this folder: make your own with vfl renew party.toml",
 }
-_MOST_NOTES = 4  # of a table, on the screen
+_MOST_NOTES = 4  # largest number of a table's columns on the screen
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def demo(
     folder: Annotated[
-        Path | None, argument("Folder for it; by default a new one under runs/.", "FOLDER")
+        Path | None, argument("Folder for the demo; by default a new folder under runs/.", "FOLDER")
     ] = None,
     in_process: Annotated[
         bool, option("All parties in this process, without Flower.", "--in-process")
@@ -46,10 +46,10 @@ def demo(
     settings: Set = None,
     json: Json = False,
 ) -> None:
-    """Train on handwritten digits: one party has left halves, one right halves, a third the labels.
+    """Train on handwritten digits: left and right halves at two parties, labels at a third.
 
-    Starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains on them,
-    and ends all of them. All files stay in FOLDER, by default a new one under runs/.
+    The command starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains
+    on them, and ends all of them. All files stay in FOLDER, by default a new folder under runs/.
     """
     if not in_process:
         run_among_parties()
@@ -72,7 +72,9 @@ def demo(
 def init(
     folder: Annotated[
         Path | None,
-        argument("A new folder; without one, a party file beside the one table.", "FOLDER"),
+        argument(
+            "A new folder for a project; without it, a party file next to the only table.", "FOLDER"
+        ),
     ] = None,
     party: Annotated[
         list[str] | None, option("A feature party; repeat the option for each one.")
@@ -80,7 +82,7 @@ def init(
     tables: Annotated[
         list[str] | None,
         option(
-            "A table (CSV, Parquet, database) to describe; once for each party.",
+            "A table (CSV, Parquet, database) to describe; once per party.",
             "[PARTY=]TABLE",
             "--from",
         ),
@@ -96,7 +98,7 @@ def init(
     repeats: Annotated[
         list[str] | None,
         option(
-            "One row of each repeated id: first, latest:COLUMN or mean.",
+            "Row to keep for each repeated id: first, latest:COLUMN or mean.",
             "[PARTY=]HOW",
             "--repeats",
         ),
@@ -121,7 +123,7 @@ def init(
     tasks: Annotated[
         list[str] | None,
         option(
-            "A further label party with its own task; the label column of its table.",
+            "An additional label party with its own task, and the label column of its table.",
             "PARTY[=COLUMN]",
             "--task",
         ),
@@ -131,23 +133,21 @@ def init(
         option("A party without data that computes between bottoms and head, and sees no label."),
     ] = "",
     host: Annotated[
-        str, option("Name or address of the label party for the others.")
+        str, option("Name or address at which the other parties reach the label party.")
     ] = "127.0.0.1",
-    serve: Annotated[
-        bool, option("Let party files consent to serving as well.", "--serve")
-    ] = False,
+    serve: Annotated[bool, option("Let party files also consent to serving.", "--serve")] = False,
     gaps: Annotated[
         bool,
-        option("Keep rows that some party lacks; party files consent to it as well.", "--gaps"),
+        option("Keep rows that some party lacks; party files also consent to this.", "--gaps"),
     ] = False,
 ) -> None:
-    """Write a project: experiment, Flower app, certificates, a file for each party.
+    """Write a project: experiment, Flower app, certificates, and a file for each party.
 
-    FOLDER is a new one. Its README.md has each party's command. Without --host all parties are on
-    this machine and their keys are made as well; with it each party makes its own with `vfl join`.
-    Tables given with --from are described: their party files contain their format, their columns
-    and warnings; trial.toml trains with all of them in one process. With --from TABLE alone, a
-    party.toml is written in the folder of that table.
+    FOLDER must be new. Its README.md has the commands of each party. Without --host, all parties
+    are on this machine and the command makes their keys; with --host, each party makes its own keys
+    with `vfl join`. The command describes the tables given with --from: party files contain their
+    format, their columns and warnings, and trial.toml trains with all of them in one process. With
+    only --from TABLE, the command writes a party.toml in the folder of that table.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation.project import Project
@@ -214,11 +214,11 @@ def join(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Join a project: put your table into party.toml, make your keys, check both.
+    """Join a project: put your table into party.toml, make your keys, and check both.
 
     The command describes the table, and sets its format and its input columns in `[data]`; the rest
-    of the file stays. Missing keys are made. Send NAME.pub, their public half, to the label party
-    and read out its fingerprint. For the label party, FOLDER is PROJECT.
+    of the file is unchanged. The command makes missing keys. Then send NAME.pub, the public key, to
+    the label party and read out its fingerprint. For the label party, FOLDER is PROJECT.
     """
     from vfl.config import read_party_file
     from vfl.experiments import plan
@@ -287,13 +287,13 @@ def described(
     """Describe the tables by party; a table without a party gets the name of its file.
 
     Args:
-        tables: tables as given.
+        tables: tables as given on the command line.
         ids: id columns as given.
-        queries: queries to databases as given.
+        queries: database queries as given.
         repeats: rule for repeated ids, as given.
-        encodings: encodings of CSVs, as given.
-        labels: label columns by party; "" if not given.
-        label_party: the leading label party.
+        encodings: encodings of CSV files, as given.
+        labels: label columns by party; "" if none was given.
+        label_party: name of the leading label party.
         project: whether the tables belong to several parties.
     """
     from vfl.core.errors import ConfigError
@@ -354,11 +354,12 @@ def described(
         place = str(Path(source).resolve())
         if is_database(source):
             place = database_beside(source, Path.cwd())
-        # Only the label party may know how another party's columns predict the label.
+        # Only the label party may know how well another party's columns predict the label.
         lines = report.lines() + (beyond if name == label_party else [])
         notes = [line for line in lines if line.startswith(("look at ", "note: "))]
         data, features = {"source": place} | settings, report.features
-        if name in labels and name != label_party:  # it has a task without a named label column
+        # the party has a task, but no label column was named
+        if name in labels and name != label_party:
             data, features = {key: own for key, own in data.items() if key != "columns"}, []
         about = report.task, report.whole_ids, report.left_out
         found[name] = Table(source, data, features, lines, notes, *about)
@@ -366,19 +367,19 @@ def described(
 
 
 def _named(text: str, otherwise: str) -> tuple[str, str]:
-    """Split ``PARTY=REST`` into the party and the rest; without a party return the rest alone."""
+    """Split ``PARTY=REST`` into party and rest; without a party, use `otherwise`."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
     return (match[1], match[2]) if match else (otherwise, text)
 
 
 def _task_of(text: str) -> tuple[str, str]:
-    """Split ``PARTY=COLUMN`` into the party and the column; without a party return the column."""
+    """Split ``PARTY=COLUMN`` into party and column; the column is empty if none is given."""
     name, _, column = text.partition("=")
     return name, column
 
 
 def _party_of(source: str) -> str:
-    """Derive a party's name from the name of its table's file."""
+    """Return a party name that is derived from the file name of its table."""
     stem = re.sub(r"[^a-z0-9_-]+", "-", Path(source).name.partition(".")[0].lower()).strip("-_")
     return stem[:32] if stem[:1].isalpha() else "party"
 
@@ -398,7 +399,7 @@ def _say_notes(
 
 
 def _write_party_file(found: dict[str, Table], label: str, others: object) -> None:
-    """Write a party's own file in the folder of its only table."""
+    """Write a party's own file into the folder of its only table."""
     from vfl.config import PartyFile
     from vfl.config.toml import check
     from vfl.core.errors import ConfigError, RunFolderError
@@ -438,14 +439,16 @@ def check(
     round_trip_ms: Annotated[
         float | None, option("Round-trip time that a feature party measured, for advice on speed.")
     ] = None,
-    mbps: Annotated[float | None, option("Bandwidth of the label party, for this advice.")] = None,
+    mbps: Annotated[
+        float | None, option("Bandwidth of the label party, for the same advice.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check files and data without training, and show the plan.
 
-    For an experiment file, it checks the data and models too; for a party's own file, that party's
-    table; for a project, the label party's table. A remote party measures the round-trip time with
-    --measure; with --round-trip-ms the label party gets advice for it.
+    For an experiment file, the command also checks data and models; for a party's own file, that
+    party's table; for a project, the label party's table. A remote party measures the round-trip
+    time with --measure; with --round-trip-ms, the label party gets advice for this time.
     """
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -490,11 +493,11 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check for possible problems: one line for each check, OK, WARN or FAIL, and a cure.
+    """Check for possible problems, with one line per check: OK, WARN or FAIL, and a cure.
 
-    It checks versions, cores and disk; with PROJECT or party.toml also files, keys, certificates,
-    ports, the connection to the SuperLink, and the clock. It changes nothing and contacts only the
-    addresses in the given files. Exit code 2 if anything is FAIL.
+    The command checks versions, cores and disk; with PROJECT or party.toml, it also checks files,
+    keys, certificates, ports, the connection to the SuperLink, and the clock. It changes nothing,
+    and contacts only the addresses in the given files. The exit code is 2 if any check is FAIL.
     """
     from dataclasses import asdict
 
@@ -517,7 +520,7 @@ def doctor(
 
 
 def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experiment | None, str]:
-    """Return facts about a path, and its experiment and SuperLink's address if it has them."""
+    """Return facts about a path, with its experiment and SuperLink's address if it has them."""
     from vfl.config import is_party_file, read_experiment, read_party_file
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -536,7 +539,7 @@ def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experimen
 
 
 def _measured(round_trip_ms: float) -> dict[str, Any]:
-    """Facts that a feature party knows: the settings are the label party's."""
+    """Return what a feature party can advise; the settings belong to the label party."""
     command = f"vfl check PROJECT --round-trip-ms {round_trip_ms:.0f}"
     return {
         "round_trip_ms": round(round_trip_ms, 1),

@@ -1,4 +1,4 @@
-"""``vfl log`` and ``vfl forget``: verifiable records of a party's sessions, and erasure of rows."""
+"""``vfl log`` and ``vfl forget``: verifiable session records, and erasure of rows."""
 
 from __future__ import annotations
 
@@ -20,23 +20,29 @@ def log(
     ],
     key: Annotated[
         list[Path] | None,
-        option("A public identity key of the party; for party.toml, its earlier keys.", "FILE.pub"),
+        option(
+            "A public identity key of the party; for party.toml, keys that it used earlier.",
+            "FILE.pub",
+        ),
     ] = None,
     peer: Annotated[
         list[Path] | None,
-        option("A log.jsonl of another party in its sessions, to compare the heads.", "LOG"),
+        option(
+            "Another party's log.jsonl of the same sessions, whose entries are compared.", "LOG"
+        ),
     ] = None,
     page: Annotated[
         Path | None,
-        option("Write a page, with a data-protection sheet and model cards.", "FILE.html"),
+        option("Write a page with a data-protection sheet and model cards.", "FILE.html"),
     ] = None,
     json: Json = False,
 ) -> None:
     """Show the log of a party's sessions, and verify it.
 
-    Each line is chained to the line before it, and signed with the party's identity key. Exit code
-    1 if a line was changed, moved or removed, if no given key has signed it, or if a peer has seen
-    other lines. Lines that no peer confirms are only the party's own statement.
+    Each line is chained to the line before it by a hash, and signed with the party's identity key.
+    The exit code is 1 if a line was changed, moved or removed, if no given key has signed it, or if
+    another party has seen different lines. Lines that no other party confirms are only the party's
+    own statement.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.session.store.identity import Identity, Pin
@@ -75,23 +81,23 @@ def forget(
     ids: Annotated[
         Path,
         option(
-            "File with the ids to forget, one on each line; tabs between several columns.",
+            "File with the ids to forget, one per line; tabs separate several columns.",
             "FILE",
             "--ids",
         ),
     ],
     table: Annotated[
         bool,
-        option("Also rewrite the party's own CSV or Parquet file without the rows.", "--table"),
+        option("Also rewrite the party's own CSV or Parquet file without these rows.", "--table"),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Erase rows at their owner, and list the remaining data with its place.
+    """Erase rows at their owner, and list remaining data about them with its place.
 
-    The rows are removed from positions, digests of ids, predictions and traces. Runs that trained
-    on them are marked. The other parties receive the positions when the next session begins;
-    predictions of all other rows continue without a new alignment. No id is shown. `KEPT` in
-    `vfl/session/store/erasure.py` lists every file with data of rows.
+    The command removes the rows from positions, digests of ids, predictions and traces. It marks
+    the runs that were trained on them. The other parties receive the rows' positions when the next
+    session begins; predictions of all other rows continue without a new alignment. The command
+    shows no id. `KEPT` in `vfl/session/store/erasure.py` lists every file with data about rows.
     """
     from dataclasses import asdict
 

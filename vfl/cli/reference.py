@@ -1,4 +1,4 @@
-"""``vfl list`` and ``vfl explain``: names for specs, and meanings of error codes."""
+"""``vfl list`` and ``vfl explain``: names for specs, and the meaning of error codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfl.cli.output import Json, argument, emit, option
 from vfl.core import errors
 from vfl.core.registry import Registry
 
-#: Families of plug-ins, and packs of attacks.
+#: Families of plug-ins, and the packs of attacks.
 Family = Literal[
     "codecs",
     "defenses",
@@ -36,11 +36,11 @@ def listing(
     family: Annotated[Family | None, argument("One family; by default all.", "FAMILY")] = None,
     json: Json = False,
 ) -> None:
-    """List codecs, defenses, attacks, models, data sets and more with their options.
+    """List codecs, defenses, attacks, models, data sets and more, with their options.
 
-    A family is codecs, defenses, secure, attacks, packs (several attacks by one name), adversaries,
-    bottoms, mergers, tops, losses, optimizers, schedules, alignments, id_rules,
-    accountants, sources or augmentations; without one, all are listed.
+    FAMILY is codecs, defenses, secure, attacks, packs (several attacks under one name),
+    adversaries, bottoms, mergers, tops, losses, optimizers, schedules, alignments, id_rules,
+    accountants, sources or augmentations; without it, all families are listed.
     """
     rows = [
         row
@@ -65,9 +65,9 @@ def explain(
     listed: Annotated[bool, option("All codes, one line each.", "--list")] = False,
     json: Json = False,
 ) -> None:
-    """Explain an error code: its cause, how it happens, and the cure.
+    """Explain an error code: its meaning, how the error occurs, and how to fix it.
 
-    Without CODE, or with --list, all codes are listed.
+    Without CODE, or with --list, the command lists all codes.
     """
     if code is None or listed:
         titles = {one: errors.title_of(one) for one in errors.codes()}
@@ -84,7 +84,7 @@ def explain(
 
 
 def registries() -> dict[str, Registry[Any]]:
-    """Every family of plug-ins."""
+    """Return every family of plug-ins by name."""
     from vfl.attacks import ATTACKS
     from vfl.attacks.active import ADVERSARIES
     from vfl.compression import CODECS
@@ -143,13 +143,13 @@ def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
 
 
 def _summary(documentation: str) -> str:
-    """Return the first sentence in one line; docstrings of torch may have several lines."""
+    """Return a docstring's first sentence as one line; torch's may have several lines."""
     first = " ".join(documentation.partition("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
 
 
 def _text(value: object) -> str:
-    """Format a default value as in a spec."""
+    """Format a default value as a spec would contain it."""
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""``vfl serve`` and ``clients``: answer requests over HTTP with a run, and manage the clients."""
+"""``vfl serve`` and ``clients``: serve a run over HTTP, and manage the clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _END_S = 30.0
 
 
 def _served_run(path: Path | None) -> Path | None:
-    """The run at a path; for a project or a folder of runs the promoted run, else the last one."""
+    """Return the run at a path; for a project or folder, the promoted or else the last run."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.core.errors import RunFolderError
@@ -30,7 +30,7 @@ def _served_run(path: Path | None) -> Path | None:
     try:
         runs = runs_of(path)
     except RunFolderError:
-        return path  # the command reports that it is missing
+        return path  # the command reports that the run is missing
     promoted = promoted_runs(runs)
     return runs / promoted[-1] if promoted else newest_run(path)
 
@@ -46,7 +46,7 @@ Served = Annotated[
 
 
 def _option(what: str, default: str | None = None) -> Any:
-    """Make an option for a setting of `[serve]`; `default` is the default of the setting."""
+    """Declare an option for a setting of `[serve]`; `default` is the setting's default."""
     return typer.Option(help=what, show_default=False if default is None else default)
 
 
@@ -62,19 +62,19 @@ def serve(
     key: Annotated[Path | None, _option("Its private key, PEM.")] = None,
     client_ca: Annotated[
         Path | None,
-        _option("Authority that must have signed every client's certificate, PEM."),
+        _option("PEM file of the authority that must have signed every client's certificate."),
     ] = None,
     wait_ms: Annotated[
-        float | None, _option("How long a batch waits for further requests.", "0.0")
+        float | None, _option("Time that a batch waits for further requests.", "0.0")
     ] = None,
     timeout_s: Annotated[float | None, _option("Time limit of a request.", "5.0")] = None,
     max_ids: Annotated[int | None, _option("Rows of one request.", "256")] = None,
     max_requests_per_second: Annotated[
-        float | None, _option("Requests of one token, a second.", "10000.0")
+        float | None, _option("Largest number of requests per second with one token.", "10000.0")
     ] = None,
     max_rows_per_day: Annotated[
         str | None,
-        _option("Rows of one token, in a day of UTC; off is no limit.", "100000"),
+        _option("Largest number of rows per UTC day with one token; off sets no limit.", "100000"),
     ] = None,
     probability_decimals: Annotated[
         str | None,
@@ -83,13 +83,13 @@ def serve(
     trusted_proxy: Annotated[
         list[str] | None,
         option(
-            "A trusted proxy whose last X-Forwarded-For identifies the client. Repeat.",
+            "A trusted proxy, whose last X-Forwarded-For entry identifies the client. Repeat.",
             "ADDRESS",
         ),
     ] = None,
     explain: Annotated[
         bool | None,
-        _option("Answer with each party's contribution, if requested.", "False"),
+        _option("Include each party's contribution in answers, if a client requests it.", "False"),
     ] = None,
     partial: Annotated[
         bool | None,
@@ -101,20 +101,20 @@ def serve(
     tasks: Annotated[
         list[str] | None,
         option(
-            "A further label party that answers its own clients at the same time.",
+            "An additional label party that answers its own clients at the same time.",
             "PARTY",
             "--task",
         ),
     ] = None,
 ) -> None:
-    """Serve a run's predictions over HTTP until it is interrupted.
+    """Serve a run's predictions over HTTP, until the command is interrupted.
 
     RUN is the folder that `vfl train` printed. In a federation the feature parties answer from
-    their own SuperNodes, for the rows of the file in their own `data.predict`; in one process, for
-    the test rows of the experiment. `vfl promote OTHER` switches a running service to another run.
-    Options override `[serve]` of the label party's own file. A party of `--task` listens at the
-    address in the `[serve]` of its own file; in one process its task is served in place of the
-    first one's.
+    their own SuperNodes, for rows of the file in their own `data.predict`; in one process, the rows
+    are the test rows of the experiment. `vfl promote OTHER` switches a running service to another
+    run. Options of the command override `[serve]` in the label party's own file. A party of
+    `--task` listens at the address in `[serve]` of its own file; in one process, its task is served
+    instead of the leading party's.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
@@ -159,7 +159,7 @@ def clients(
     path: Annotated[
         Path,
         argument(
-            "The served object: a run, a project, or the own file of a label party.",
+            "The object whose clients are managed: a run, a project, or a label party's own file.",
             "RUN|PROJECT|party.toml",
         ),
     ],
@@ -167,23 +167,23 @@ def clients(
     remove: Annotated[str | None, option("Revoke a client's token.", "NAME")] = None,
     rows: Annotated[
         int | None,
-        _option("For a new client, most rows in a day of UTC.", "limit of the service"),
+        _option("For a new client: largest number of rows per UTC day.", "limit of the service"),
     ] = None,
     requests: Annotated[
-        int | None, _option("For a new client, most requests in a day of UTC.", "no limit")
+        int | None, _option("For a new client: largest number of requests per UTC day.", "no limit")
     ] = None,
     days: Annotated[
-        float | None, _option("For a new client, days until its token expires.", "never")
+        float | None, _option("For a new client: days until the token expires.", "never")
     ] = None,
     out: Annotated[
-        Path | None, option("Write the token to this file, readable by its owner only.", "FILE")
+        Path | None, option("Write the token to this file, readable only by its owner.", "FILE")
     ] = None,
     json: Json = False,
 ) -> None:
     """List the clients of a label party's services, add a client, or remove one.
 
-    Each client has a token, of which only a digest is stored. The services of a project share the
-    list and the budgets; a running service applies a change within two seconds.
+    Each client has a token; only a digest of it is stored. All services of a project use the same
+    list and the same limits; a running service applies a change within two seconds.
     """
     from vfl.serving.clients import Budgets, Clients
 
@@ -229,7 +229,7 @@ def _list_clients(
 
 
 def _clients_of(path: Path) -> tuple[Path, str]:
-    """Return the folder of a label party's clients, and that party's name."""
+    """Return the folder with a label party's clients, and the party's name."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.federation.project import LabelFolder
@@ -249,11 +249,11 @@ def _clients_of(path: Path) -> tuple[Path, str]:
 
 
 def promote(run: Run, json: Json = False) -> None:
-    """Switch running services to a run without a gap; later services use it too.
+    """Switch running services to a run without interruption; later services use it as well.
 
-    A service of the run's project, or of its folder, begins the run's session while the present run
-    still answers, and switches to it once it can answer rows. If it cannot, nothing changes. `vfl
-    rollback` returns to the run that was promoted before.
+    A service of the run's project or folder prepares the run while the current run still answers,
+    and switches once the new run can answer. If it cannot, nothing changes. `vfl rollback` returns
+    to the run that was promoted before.
     """
     from vfl.training.promotion import promote as promoted
 
@@ -267,7 +267,7 @@ def rollback(
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Switch services back to the run that was promoted before the last one."""
+    """Switch services back to the run that was promoted before the current one."""
     from vfl.training.promotion import roll_back, runs_of
 
     run, services = roll_back(runs_of(path))
@@ -286,7 +286,7 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
 
 
 def _on_the_federation(run: Path) -> None:
-    """Submit the session and follow it; an interrupt ends it properly."""
+    """Submit the session and follow it; an interrupt ends it in an orderly way."""
     hand_over(run)
     from vfl.training import federated
     from vfl.training.promotion import STOP_FILE

@@ -1,4 +1,4 @@
-"""``vfl status``: the state of a run, a project or a party."""
+"""``vfl status``: the status of a run, a grid, a project or a party."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def status(
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Show the state of a run, a project or a party, and the next command.
+    """Show the status of a run, a grid, a project or a party, and the next command.
 
     Exit codes for a run, or for the folder of a grid, comparison or value: 0 ended well, or
     serving; 4 running, or waiting for a party; 5 interrupted, and no process is running; 1, 2 or 3
     failed, with the code of the failed command. For a project: 0 the SuperLink and every party are
-    online; 3 one is not. For a party: 0 its SuperNode is running; 3 it is not running.
+    online; 3 one is not. For a party: 0 if its SuperNode is running; 3 if it is not.
     """
     hand_over(path)
     if (path / "grid.json").exists():
@@ -98,10 +98,10 @@ def runs(
     folder: Annotated[Path, argument("Folder of runs and grids.", "FOLDER")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs and grids of a folder, the newest first, and write its index.html.
+    """List the runs and grids in a folder, newest first, and write the folder's index.html.
 
-    Each line has a state and results; the page links to those of the runs. The promoted run is
-    marked, and the run to which `vfl rollback` returns.
+    Each line has a status and results; the page has links to the pages of the runs. The list marks
+    the promoted run, and the run to which `vfl rollback` returns.
     """
     from dataclasses import asdict
 

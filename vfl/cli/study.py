@@ -1,4 +1,4 @@
-"""``vfl compare``, ``value``, ``grid``, ``attack``, ``compress``: studies of parties and codecs."""
+"""``vfl compare``, ``value``, ``grid``, ``attack``, ``compress``: studies."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ Attacks = Annotated[
     ),
 ]
 Out = Annotated[Path | None, option("Output folder; by default runs/NAME.", "FOLDER")]
-Jobs = Annotated[int, option("Simultaneous cells, each in a process.", min=1)]
+Jobs = Annotated[
+    int, option("Number of cells that run at the same time, each in its own process.", min=1)
+]
 Ray = Annotated[
     str | None,
     option(
-        "Train on Ray: on this machine alone (local), or on a cluster of your own machines; "
-        "local,cpus=2,gpus=0.5,memory=2GB for each cell.",
+        "Run cells on Ray: only on this machine (local), or on a cluster of your own machines. "
+        "Resources per cell may follow, as in local,cpus=2,gpus=0.5,memory=2GB.",
         "local|auto|ADDRESS",
     ),
 ]
@@ -60,14 +62,17 @@ def compare(
         Path, argument("An experiment file, with or without [compare].", "EXPERIMENT.toml")
     ],
     codec: Annotated[
-        list[str] | None, option("A codec; --level determines the number at a ?. Repeat.", "SPEC")
+        list[str] | None,
+        option(
+            "A codec to compare; --level determines the number in place of a ?. Repeat.", "SPEC"
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, option("Seeds, with one training of each codec for each.", "0,1,2")
+        str | None, option("Seeds; each codec is trained once per seed.", "0,1,2")
     ] = None,
     level: Annotated[
         list[float] | None,
-        option("Share of dense float32 that a frame may take. Repeat.", "PERCENT"),
+        option("Largest size of a frame, in percent of dense float32. Repeat.", "PERCENT"),
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -84,10 +89,10 @@ def compare(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Compare codecs: train each with several seeds and write table and page.
+    """Compare codecs: train each with several seeds, and write a table and a page.
 
-    The same command continues where an earlier one stopped, even in the middle of a training, and
-    trains only new cells.
+    The same command continues where an earlier call stopped, even in the middle of a training, and
+    trains only cells that are missing.
     """
     given = {"codecs": codec, "seeds": _numbers(seeds), "levels": level}
     _study("compare", path, settings, given, out, jobs, ray, dry_run, download, device, json, only)
@@ -104,10 +109,10 @@ def value(
         list[str] | None, option("A defense whose cost is measured. Repeat.", "SPEC")
     ] = None,
     seeds: Annotated[
-        str | None, option("Seeds, with one training of each kind for each.", "0,1,2")
+        str | None, option("Seeds; each kind of training runs once per seed.", "0,1,2")
     ] = None,
     measure: Annotated[
-        str | None, option("Metric; by default auc, or rmse for a regression.")
+        str | None, option("Metric to compare; by default auc, or rmse for a regression.")
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -118,10 +123,10 @@ def value(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Measure the value of joining: each party alone, split training, pooled columns.
+    """Measure the value of joining: each party alone, split training, all data in one place.
 
-    Every training uses the rows that all parties share. The same command continues where an earlier
-    one stopped, and trains only new cells.
+    Every training uses only the rows that all parties have. The same command continues where an
+    earlier call stopped, and trains only cells that are missing.
     """
     given = {
         "codecs": codec,
@@ -150,7 +155,7 @@ def grid(
         ),
     ] = None,
     defense: Annotated[
-        list[str] | None, option("A defense, in addition to none. Repeat.", "SPEC")
+        list[str] | None, option("A defense to attack, in addition to none. Repeat.", "SPEC")
     ] = None,
     codec: Annotated[list[str] | None, option("A codec as a defense. Repeat.", "SPEC")] = None,
     attack: Attacks = None,
@@ -158,12 +163,10 @@ def grid(
         list[str] | None,
         option("An adversary that tampers during a victim's training. Repeat.", "SPEC"),
     ] = None,
-    leaks: Annotated[
-        str | None, option("Numbers of leaked labels of each class.", "1,5,10")
-    ] = None,
-    draws: Annotated[int | None, option("Draws of leaked rows for each victim.")] = None,
+    leaks: Annotated[str | None, option("Numbers of leaked labels per class.", "1,5,10")] = None,
+    draws: Annotated[int | None, option("Number of draws of leaked rows per victim.")] = None,
     seeds: Annotated[
-        str | None, option("Seeds, with one victim of each defense for each.", "0,1,2")
+        str | None, option("Seeds; each defense has one victim per seed.", "0,1,2")
     ] = None,
     settings: Set = None,
     out: Out = None,
@@ -174,10 +177,11 @@ def grid(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Attack every defense with all attacks, and write table and page.
+    """Attack every defense with all attacks, and write a table and a page.
 
-    One victim is trained for each defense, adversary and seed; leaked rows are the same for all.
-    The same command continues where an earlier one stopped, and only computes new results.
+    One victim is trained per defense, adversary and seed; leaked rows are the same for all
+    defenses. The same command continues where an earlier call stopped, and computes only missing
+    results.
     """
     if add_attack is not None:
         wrong = {
@@ -203,7 +207,7 @@ def grid(
 def attack(
     run: Run,
     attacks: Attacks = None,
-    leaks: Annotated[str, option("Numbers of leaked labels of each class.", "1,5,10")] = "1,5,10",
+    leaks: Annotated[str, option("Numbers of leaked labels per class.", "1,5,10")] = "1,5,10",
     draws: Annotated[int, option("Draws of leaked rows.", min=1)] = 3,
     party: Annotated[
         str | None, option("The feature party that attacks; by default the first.")
@@ -215,8 +219,8 @@ def attack(
 
     --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores are
     stored in the run's folder and shown on its page; finished attacks are not repeated. Attacks on
-    gradients need a run trained with -s trace.phases=train, and those on columns one with -s
-    'trace.phases=["validation", "test"]'.
+    gradients need a run that was trained with -s trace.phases=train, and attacks on columns a run
+    trained with -s 'trace.phases=["validation", "test"]'.
     """
     from vfl.config import GridSettings
     from vfl.config.run_folder import RunFolder
@@ -256,10 +260,10 @@ def submit(
     author: Annotated[str, option("Author of the submission.", "NAME")],
     json: Json = False,
 ) -> None:
-    """Write results as a folder that others can repeat in part with `vfl verify`.
+    """Write results as a folder, from which others can repeat a part with `vfl verify`.
 
-    It contains the experiment, every figure with versions and digests, and the files given by
-    --plugin. It contains no rows and no models.
+    The folder contains the experiment, every figure with versions and digests, and the files given
+    by --plugin. It contains no data and no models.
     """
     from vfl.experiments import submission
 
@@ -273,7 +277,10 @@ def submit(
 def verify(
     path: Annotated[Path, argument("A submission, from `vfl submit`.", "FOLDER")],
     share: Annotated[
-        float, option("Share of the trainings, at least one.", min=0.0, max=1.0)
+        float,
+        option(
+            "Share of the trainings to repeat; at least one training is repeated.", min=0.0, max=1.0
+        ),
     ] = 0.1,
     draw: Annotated[int, option("Seed of the random choice.")] = 0,
     out: Annotated[
@@ -285,7 +292,7 @@ def verify(
 ) -> None:
     """Repeat some trainings and attacks of a submission, and compare their figures.
 
-    The exit code is 1 if fewer than 95 % of the figures hold, or the rows differ. Code of the
+    The exit code is 1 if fewer than 95 % of the figures match, or if the data differ. Code of the
     submission's plug-ins runs only if you load it with --plugin FILE.
     """
     from vfl.core.seeds import use_one_thread
@@ -307,7 +314,7 @@ def compress(
     path: Annotated[
         Path,
         argument(
-            "A saved cut of axes (rows, width), or RUN/parties/PARTY with a trace.",
+            "A saved cut with axes (rows, width), or RUN/parties/PARTY with a trace.",
             "CUT.npy|CUT.npz|TRACE",
         ),
     ],
@@ -316,21 +323,22 @@ def compress(
     ] = None,
     batch_size: Annotated[
         int | None,
-        option("Rows of a frame; by default 256, or those of the traced training.", min=1),
+        option("Rows per frame; by default 256, or as in the traced training.", min=1),
     ] = None,
     inference: Annotated[
-        bool, option("Frames of predictions, with one scale for each row.", "--inference")
+        bool,
+        option("Measure frames of predictions, which have one scale for each row.", "--inference"),
     ] = False,
     array: Annotated[str | None, option("Name of the array in a .npz file.")] = None,
     party: Annotated[
-        str | None, option("Feature party of the cuts in a label party's trace.")
+        str | None, option("Feature party whose cuts are used from a label party's trace.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare codecs on a saved cut or a trace: real frames, bound, error, times.
+    """Compare codecs on a saved cut or a trace: frame sizes, lower bound, error, times.
 
-    Each frame is encoded, framed, checked and decoded. Without --codec, one or two of each kind are
-    measured. From a trace, the training cuts of one feature party are used.
+    Each frame is encoded, framed, checked and decoded. Without --codec, one or two codecs of each
+    kind are measured. From a trace, the training cuts of one feature party are used.
 
     Columns: bytes of frames with headers, as the ledger counts (--json: wire_bytes); their share of
     4 bytes for each value (wire_ratio); that share as the literature counts, without headers
@@ -357,10 +365,10 @@ def worker(
     folder: Annotated[Path, argument("The folder of a grid.", "FOLDER")],
     device: Device = "cpu",
     outside: Annotated[
-        bool, option("Only attacks from outside, on stored victims.", "--outside")
+        bool, option("Run only attacks from outside, on stored victims.", "--outside")
     ] = False,
 ) -> None:
-    """Compute the cells whose names come on standard input; `--jobs` starts it."""
+    """Run the cells whose names arrive on standard input; `--jobs` starts this command."""
     with quick_imports():
         from vfl.core.seeds import use_one_thread
         from vfl.experiments.scheduler import serve
@@ -370,7 +378,7 @@ def worker(
 
 
 def _profile(path: Path, folder: Path) -> Path:
-    """Return vfl's own experiment of that name, unless a file of this name exists."""
+    """Return vfl's own experiment with this name, unless a file with this name exists."""
     profile = folder / f"{path}.toml"
     return (
         profile if not path.is_file() and path.parts == (path.name,) and profile.exists() else path
@@ -378,10 +386,10 @@ def _profile(path: Path, folder: Path) -> Path:
 
 
 def _numbers(text: str | None) -> list[int] | None:
-    """Parse integers between commas.
+    """Parse a list of integers that are separated by commas.
 
     Raises:
-        ConfigError: the text is not a list of integers.
+        ConfigError: the text is no list of integers.
     """
     try:
         return None if text is None else [int(part) for part in text.split(",")]
@@ -403,7 +411,7 @@ def _study(
     json: bool,
     only: str | None = None,
 ) -> None:
-    """Train the cells of a study, report each one, print results; end with the worst exit code."""
+    """Train a study's cells, report each, print results; end with the worst exit code."""
     with quick_imports():
         from vfl import experiments as room
         from vfl.core.seeds import use_one_thread
@@ -434,10 +442,10 @@ def _study(
 
 
 def _refuse_beside(option: str, others: Sequence[str]) -> None:
-    """Refuse options that have no effect together with another one.
+    """Raise an error for options that have no effect together with another option.
 
     Raises:
-        ConfigError: an option has no effect beside the other one.
+        ConfigError: an option has no effect together with the other one.
     """
     if others:
         raise ConfigError(
@@ -448,7 +456,7 @@ def _refuse_beside(option: str, others: Sequence[str]) -> None:
 def _add_attack(
     run: Path, file: Path, specs: Sequence[str], jobs: int, device: str, json: bool
 ) -> None:
-    """Score an attack from outside on a grid's victims, and report the changed verdicts."""
+    """Score an attack from outside on a grid's victims, and report changed verdicts."""
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.study import add_attack
 
@@ -462,7 +470,7 @@ def _add_attack(
 
 
 def say_cell(ended: FinishedCell) -> None:
-    """Print one line about a finished cell, with the remaining time."""
+    """Print one line about a finished cell, with the estimated remaining time."""
     from vfl.experiments.tables import seconds_text
 
     left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
@@ -473,7 +481,7 @@ def say_cell(ended: FinishedCell) -> None:
 
 
 def say_attack(ended: FinishedAttack) -> None:
-    """Print one line about a finished attack, with the remaining time."""
+    """Print one line about a finished attack, with the estimated remaining time."""
     from vfl.experiments.tables import seconds_text
 
     one, share = ended.score, f"{ended.done} of {ended.total}, {ended.done / ended.total:.0%}"
@@ -483,7 +491,7 @@ def say_attack(ended: FinishedAttack) -> None:
 
 
 class _Paced:
-    """Passes finished items on, with at least a few seconds between two."""
+    """Passes finished items on, with at least a few seconds between two items."""
 
     def __init__(self, told: Callable[[FinishedAttack], None], every_s: float = 3.0) -> None:
         self._told, self._every_s, self._next = told, every_s, 0.0
@@ -511,7 +519,7 @@ def exit_with_failures(failed: Sequence[FinishedCell]) -> None:
 
 
 def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, int]:
-    """The cut, and the default number of rows of a frame."""
+    """Return the cut, and the default number of rows per frame."""
     from vfl.compression.measure import read_cut
     from vfl.session.trace import TRACE, read, training_cuts
 

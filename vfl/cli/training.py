@@ -1,4 +1,4 @@
-"""``vfl train``, ``evaluate``, ``predict``, ``export`` and ``report``: a training, and its use."""
+"""``vfl train``, ``evaluate``, ``predict``, ``export``, ``report``: a training and its use."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from vfl.config.run_folder import RunFolder
 
 
-#: Options for an experiment file only, and for a project only.
+#: Options that are only for an experiment file, and options that are only for a project.
 _OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device", "threads"), ("engine",)
 Explain = Annotated[
     list[str] | None,
     option(
-        "Let this party learn the contribution of each of its own columns to the answers of "
+        "Let this party learn the Shapley value of each of its own columns for predictions of "
         "boosted trees. Repeat.",
         "PARTY",
     ),
@@ -67,11 +67,13 @@ def train(
     ],
     settings: Set = None,
     runs: Annotated[Path, option("Parent folder of run folders (in one process).")] = Path("runs"),
-    resume: Annotated[Path | None, option("The folder of an interrupted run to continue.")] = None,
+    resume: Annotated[
+        Path | None, option("The folder of an interrupted run, which the training continues.")
+    ] = None,
     start: Annotated[
         Path | None,
         option(
-            "Start from every party's weights in this run, whose folder has to be beside the new "
+            "Start from every party's weights in this run, whose folder must be next to the new "
             "one.",
             "RUN",
             "--from",
@@ -83,26 +85,26 @@ def train(
         int,
         option(
             "Threads of torch in this process; with 1, weights are the same bit for bit on every "
-            "machine. A party file names its own.",
+            "machine. A party's own file sets its own number.",
             min=1,
             max=1024,
         ),
     ] = 1,
     engine: Annotated[
         Literal["deployment", "simulation"],
-        option("For a project: its SuperNodes, or Flower's simulation of all of them."),
+        option("For a project: its SuperNodes, or Flower's simulation of all parties."),
     ] = "deployment",
     write: Write = None,
     json: Json = False,
 ) -> None:
     """Train an experiment.
 
-    An experiment file trains with every party in this process. A project, the folder that `vfl
-    init` writes, trains on its SuperLink with the connected SuperNodes. With `--engine simulation`
-    no service has to run: Flower simulates the parties of a project whose folders are all on this
-    machine. `--resume RUN` continues an interrupted run from its last checkpoint, with its
-    settings. With `--from RUN` every party starts from its own weights in a run that ended well,
-    and encodes its table as that run did.
+    An experiment file trains with every party in this process. A project, which is a folder that
+    `vfl init` wrote, trains on its SuperLink with the connected SuperNodes. With `--engine
+    simulation` no service has to run: Flower simulates the parties of a project whose folders are
+    all on this machine. `--resume RUN` continues an interrupted run from its last checkpoint, with
+    its settings. With `--from RUN` every party starts from its own weights in a run that ended
+    well, and encodes its table as in that run.
     """
     if resume and (settings or start):
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set, --from")
@@ -122,7 +124,7 @@ def train(
         from vfl.training.writers import WRITERS
 
         for spec in write:
-            WRITERS.make(spec).check()  # now, not after hours of training
+            WRITERS.make(spec).check()  # checked now, not after hours of training
     if project:
         folder = on_the_federation(path, settings or [], resume, simulated=engine == "simulation")
         _compare_with_label_party(folder)
@@ -180,12 +182,12 @@ def _compare_with_label_party(run: Path) -> None:
         party = read_party_file(label_folder_of(run).party_file)
         terms = Terms.of(experiment, "train", run.name)
         label_alone(folder, own_data(party, terms, experiment.label.task))
-    except VFLError as problem:  # the training itself has ended well
+    except VFLError as problem:  # only reported, because the training itself has ended well
         say(f"the metrics of {experiment.label.party} alone were not measured: {problem.what}")
 
 
 def _beginning(path: Path, start: Path, runs: Path) -> str:
-    """Return the setting that names the earlier run, a folder beside the new one."""
+    """Return the setting that names the earlier run, whose folder is next to the new run."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.promotion import runs_of
 
@@ -214,8 +216,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's weights on its test rows, each party with its own part of the model.
 
-    RUN is the folder that `vfl train` printed. With `--explain PARTY` that party learns the mean
-    absolute Shapley value of each of its own columns, which `vfl importance` prints there.
+    RUN is the folder that `vfl train` printed. With `--explain PARTY` this party learns the mean
+    absolute Shapley value of each of its own columns, which `vfl importance` prints at that party.
     """
     from vfl.config.run_folder import RunFolder
 
@@ -239,7 +241,7 @@ def predict(
     ],
     ids: Annotated[
         Path | None,
-        option("Query the service of RUN, or at ADDRESS, for the rows of this table only.", "FILE"),
+        option("Query the service of RUN, or at ADDRESS, only for the rows of this table.", "FILE"),
     ] = None,
     out: Annotated[Path | None, option("With --ids: the CSV file for the answers.", "FILE")] = None,
     id_column: Annotated[
@@ -249,19 +251,22 @@ def predict(
         Path | None, option("With --ids: the token; by default RUN/serve.token.", "FILE")
     ] = None,
     ca: Annotated[
-        Path | None, option("With --ids: authority of the service's certificate.", "FILE")
+        Path | None,
+        option(
+            "With --ids: PEM file of the authority that signed the service's certificate.", "FILE"
+        ),
     ] = None,
     explain: Explain = None,
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Predict with a run's weights: predictions.csv in the run folder of the label party.
+    """Predict with a run's weights; writes predictions.csv to the label party's run folder.
 
     In one process: for the test rows of the experiment. In a federation: for the rows of the file
-    in every party's own `data.predict`. With `--explain PARTY` that party's part of the run gets
-    explanations.csv, the Shapley value of each of its columns for each row. With `--ids FILE --out
-    FILE` a running `vfl serve` is queried for the rows of that file only, and the answers are
-    written as a table.
+    in every party's own `data.predict`. With `--explain PARTY`, the party's part of the run gets
+    explanations.csv with the Shapley value of each of its columns for each row. With `--ids FILE
+    --out FILE`, the command queries a running `vfl serve` only for the rows of FILE, and writes the
+    answers as a table.
     """
     if ids is not None:
         if explain:
@@ -325,7 +330,7 @@ def _predict_by_service(
 def _write_answers(
     out: Path, asked: Sequence[str], rows: Sequence[Mapping[str, Any]], classes: Sequence[object]
 ) -> None:
-    """Write a service's answers for the first queried rows, in the form of `predictions.csv`."""
+    """Write a service's answers for the first queried rows, in `predictions.csv`'s format."""
     heads = [f"probability_{one}" for one in classes]
     table = [
         {"id": name, "prediction": row["prediction"], "run": row["version"]}
@@ -337,7 +342,7 @@ def _write_answers(
 
 
 def _served_at(run: Path) -> str:
-    """Address of the service of a run on this machine."""
+    """Return the address of the service of a run on this machine."""
     from vfl.training.status import run_status
 
     address = run_status(run).address
@@ -384,9 +389,9 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
 
 
 def _unfamiliar(run: Path) -> dict[str, Any]:
-    """Cells of the predicted rows without an example in the training rows, by party, if known.
+    """Return cells of predicted rows of a kind that no training row has, by party, if known.
 
-    In a federation the label party only knows its own.
+    In a federation the label party knows only its own count.
     """
     from vfl.session import PartyFolder
 
@@ -401,21 +406,24 @@ def export(
         str, option("Party whose part of the model to export; its files must be on this host.")
     ],
     to: Annotated[
-        str, option("onnx, torch (a torch.export program), or another form of the model.", "FORM")
+        str, option("onnx, torch (a torch.export program), or another format of the model.", "FORM")
     ] = "onnx",
     out: Annotated[
         Path | None, option("Output folder; by default next to the weights.", "FOLDER")
     ] = None,
-    bottom: Annotated[str | None, option("The bottom, if the party's own file named it.")] = None,
+    bottom: Annotated[
+        str | None, option("Spec of the bottom model, if the party's own file named it.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write one party's part of the model, with card and encoder, as a file that runs without vfl.
+    """Export one party's part of the model with card and encoder, to run without vfl.
 
-    The file of a feature party maps rows of inputs to a cut, that of the label party maps cuts to
-    answers. The encoder maps a table to those inputs; it contains categories and means of the
-    party's table, so all of this stays with the party. A model that is not a network has its own
-    forms; an unknown --to gives an error that lists them. In a forest for XGBoost a date is a
-    number, days since 1970, and a category that no training row had must be a missing cell.
+    The file of a feature party maps rows of inputs to a cut; the file of the label party maps cuts
+    to predictions. The encoder maps a table to these inputs. It contains categories and means of
+    the party's table, so all of these files must stay with the party. A model that is not a neural
+    network has its own formats; an unknown --to raises an error that lists them. In a forest for
+    XGBoost, a date is a number of days since 1970, and a category that no training row had must be
+    a missing cell.
     """
     from vfl.training.export import export_half
 
@@ -429,20 +437,22 @@ def export(
 
 def report(
     run: Annotated[Path, argument("The folder of a run, a comparison or a grid.", "RUN")],
-    show: Annotated[bool, option("Open it in the browser.", "--open")] = False,
+    show: Annotated[bool, option("Open the page in the browser.", "--open")] = False,
     alone: Annotated[
-        bool, option("First train each party alone, to show the gain over it.", "--alone")
+        bool, option("First train each party alone, to show the gain over each.", "--alone")
     ] = False,
     cost: Annotated[
         float | None,
-        option("Cost of one missed positive, in false alarms: it determines a threshold."),
+        option(
+            "Cost of one missed positive, as a number of false alarms; it determines a threshold."
+        ),
     ] = None,
     write: Write = None,
 ) -> None:
-    """Build report.html of a run: one static file.
+    """Build report.html for a run: one static file.
 
-    RUN is the folder that `vfl train` or `vfl compare` printed. With --write the run of a training
-    is written for another tool instead, even during the training, up to its present state.
+    RUN is the folder that `vfl train` or `vfl compare` printed. With --write, the run of a training
+    is written for another tool instead; during a training, up to its current state.
     """
     if write:
         write_elsewhere(run, write)
@@ -470,7 +480,7 @@ def report(
 def on_the_federation(
     project: Path, settings: list[str], resume: Path | None = None, simulated: bool = False
 ) -> Path:
-    """Train with the parties of a project; returns the run's folder."""
+    """Train with the parties of a project; return the run's folder."""
     label, experiment = project_of(project, settings)
     from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name
@@ -507,7 +517,7 @@ def on_the_federation(
 
 
 def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
-    """Evaluate runs of this process on common rows, with one line for each run."""
+    """Evaluate several runs of this process on common rows, with one line per run."""
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
     from vfl.training.run import evaluate_together
@@ -538,7 +548,7 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
 
 
 def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Evaluate runs of a federation on common rows, in one session each."""
+    """Evaluate several runs of a federation on common rows, in one session per run."""
     from vfl.session.terms import BESIDE
     from vfl.training import federated
 
@@ -559,12 +569,12 @@ def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def ask(
     run: Path, mode: Literal["evaluate", "predict"], device: str, explained: Sequence[str] = ()
 ) -> Path:
-    """Evaluate or predict with a run, in the way it was trained; return its folder."""
+    """Evaluate or predict with a run, in the way it was trained; return the run's folder."""
     from vfl.config.run_folder import RunFolder
 
     folder = RunFolder.open(run)
     if folder.mode == "federated":
-        hand_over(run)  # before torch is imported, which the next lines need
+        hand_over(run)  # checked before torch is imported, which the next lines need
         from vfl.session.terms import EXPLAIN
         from vfl.training import federated
 
