@@ -1,4 +1,4 @@
-"""One row of each id, for a table in which ids repeat: the first, the latest or a mean."""
+"""Keep one row of each id in a table that repeats ids: the first row, the latest, or a mean."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ _WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?")
 
 @dataclass(frozen=True)
 class Repeats:
-    """How to treat several rows with one id.
+    """Rule for several rows with the same id.
 
     Attributes:
-        id_column: the id column, or several joined with plus signs.
-        how: "first" keeps the first row; "latest:COLUMN" the row with the latest day or largest
-            number in that column, of equal ones the last; "mean" makes one row of them: numbers are
-            averaged over the present ones, every other column has its first present cell.
+        id_column: name of the id column, or names of several joined by plus signs.
+        how: "first" keeps the first row of each id. "latest:COLUMN" keeps the row with the latest
+            day or the largest number in that column; of equal rows, the last one. "mean" makes one
+            row of them: it averages the present numbers of a column, and takes the first present
+            cell of every other column.
     """
 
     id_column: str
     how: str
 
     def columns(self, known: Sequence[str]) -> list[str]:
-        """The columns that decide, of all columns of a table.
+        """Return the columns that the rule reads: the id columns, and the column of "latest".
 
         Raises:
             MissingColumnError: the table lacks one of these columns.
@@ -64,7 +65,7 @@ class Repeats:
 
 
 def one_row_each(table: Table, form: TableFormat) -> Table:
-    """Reduce a table to one row per id and keep the order; rows without an id stay.
+    """Reduce a table to one row per id, in the table's order; rows without an id all stay.
 
     >>> from vfl.datasets.table import TableFormat
     >>> frame = pd.DataFrame({"id": [7, 7, 8], "day": [2, 1, 5], "x": [1.0, 2.0, 3.0]})
@@ -74,7 +75,7 @@ def one_row_each(table: Table, form: TableFormat) -> Table:
     [1.5, 3.0]
 
     Raises:
-        DataError: the column of "latest" contains neither dates nor numbers.
+        DataError: the column of "latest" holds neither dates nor numbers.
         MissingColumnError: see `Repeats.columns`.
     """
     repeats = form.repeats
@@ -99,7 +100,7 @@ def one_row_each(table: Table, form: TableFormat) -> Table:
 
 
 def _codes(table: Table, names: Sequence[str], as_numbers: bool) -> np.ndarray:
-    """Number the ids from 0 in the order of the rows; each missing id gets its own number."""
+    """Number different ids from 0 in the order of the rows; each missing id gets a new number."""
     pieces = []
     for columns in zip(*(column_blocks(table, each) for each in names), strict=True):
         texts = [id_texts(block) for block in columns]
@@ -133,7 +134,7 @@ def _moments(table: Table, name: str, form: TableFormat) -> np.ndarray:
 
 
 def _means(table: Table, ids: Sequence[str], codes: np.ndarray) -> pd.DataFrame:
-    """Return a frame with one row per code."""
+    """Return a frame with one row per id, which averages the numbers of its rows."""
     count, found = int(codes.max()) + 1, dict[str, pd.Series]()
     for name in table.columns:
         cells = table[name]
@@ -152,7 +153,7 @@ def _means(table: Table, ids: Sequence[str], codes: np.ndarray) -> pd.DataFrame:
 
 
 class _Kept(LargeTable):
-    """Some rows of a large table, in its order."""
+    """A selection of the rows of a large table, in the table's order."""
 
     def __init__(self, table: Table, kept: np.ndarray) -> None:
         assert isinstance(table, LargeTable), "frames are cut at once"

@@ -1,4 +1,4 @@
-"""Train, validation and test rows, which every party computes alike from the run's seed."""
+"""Training, validation and test rows, which every party computes equally from the run's seed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from vfl.datasets.table import spaced
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Parts of the aligned rows; disjoint int64 positions in ascending order.
+    """Positions of the training, validation and test rows; ascending, int64, no row in two parts.
 
     Attributes:
-        train, validation, test: positions, axes (rows of the part,); a part may be empty.
+        train, validation, test: positions among the aligned rows, axes (rows of the part,); a part
+            may be empty.
     """
 
     train: np.ndarray
@@ -34,11 +35,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One of several equal parts of the rows; its rows are the test rows.
+    """One of several equal parts of the rows; the rows of this fold are the test rows.
 
     Attributes:
-        number: number of the fold, from 1.
-        of: number of folds.
+        number: number of this fold, from 1.
+        of: number of all folds.
     """
 
     number: int
@@ -62,18 +63,19 @@ def split_rows(
     block_rows: int = 0,
     place: OnDisk | None = None,
 ) -> Split:
-    """Split `rows` aligned rows by the seed.
+    """Split a number of aligned rows at random, by the seed.
 
     Args:
         rows: number of aligned rows.
         seed: the run's public seed.
-        validation: share of all rows; 0 for none.
-        test: share of all rows; 0 for none; both shares together are below 1.
-        strata: class of each row, axes (rows,): every part then has the same share of every class,
-            up to two rows. Only a process with the labels can use it; None ignores labels.
-        block_rows: number of neighbouring rows to split at a time, so that every part has the same
-            share of each block, up to one row; 0 splits all at once.
-        place: folder for positions that are split by block; None keeps them in memory.
+        validation: share of all rows that become validation rows; 0 for none.
+        test: share of all rows that become test rows; 0 for none. The two shares add up to less
+            than 1.
+        strata: class of each row, axes (rows,). Every part then has the same share of each class,
+            up to two rows. Only a process that has the labels can use it; None ignores labels.
+        block_rows: number of consecutive rows to split at a time, so that every part has the same
+            share of each block, up to one row; 0 splits all rows at once.
+        place: folder for the positions of a split in blocks; None keeps them in memory.
 
     >>> split_rows(10, seed=0)
     Split(train=7, validation=1, test=2)
@@ -82,7 +84,7 @@ def split_rows(
     array([ 2, 18])
 
     Raises:
-        BadOptionError: a share is outside 0..1.
+        BadOptionError: a share is negative, or the shares add up to 1 or more.
         TooFewRowsError: a requested part would be empty.
     """
     if not (validation >= 0 and test >= 0 and validation + test < 1):
@@ -117,7 +119,7 @@ def _split_in_blocks(
     share = validation + test
 
     def held_out(before: int) -> tuple[int, int]:
-        """Test rows among the first `before` rows, and validation and test rows."""
+        """Return how many of the first `before` rows are test rows, and test or validation rows."""
         held = round(before * share)
         return (round(held * test / share) if share else 0), held
 
@@ -136,7 +138,7 @@ def _split_in_blocks(
 
 
 class _Positions:
-    """Positions in ascending order, in memory or on disk."""
+    """Ascending positions of rows, which are collected in memory or on disk."""
 
     def __init__(self, count: int, place: OnDisk | None) -> None:
         self._place, self._start = place, 0
@@ -157,7 +159,7 @@ class _Positions:
 
 
 def _spread(order: np.ndarray, first: int) -> np.ndarray:
-    """Return the same rows with `first` evenly spaced ones moved to the front."""
+    """Move `first` evenly spaced rows of an order to the front."""
     at = ((np.arange(first) + 0.5) * len(order) / max(first, 1)).astype(np.int64)
     return np.concatenate([order[at], np.delete(order, at)])
 
@@ -169,17 +171,18 @@ def split_fixed(
     validation: float = 0.1,
     strata: np.ndarray | None = None,
 ) -> Split:
-    """Split a data set with its own test rows: those after the first `train_rows`.
+    """Split a data set whose test rows are fixed: those after the first `train_rows` rows.
 
     Args:
         train_rows: number of rows before the test rows.
         rows: number of all rows.
-        seed: the run's public seed, which draws validation rows from the first ones.
-        validation: share of the first `train_rows` rows.
+        seed: the run's public seed, which draws the validation rows from the rows before the test
+            rows.
+        validation: share of the first `train_rows` rows that become validation rows.
         strata: see `split_rows`.
 
     Raises:
-        BadOptionError: the share is outside 0..1.
+        BadOptionError: the share is below 0, or is 1 or more.
         TooFewRowsError: a requested part would be empty.
     """
     strata = None if strata is None else strata[:train_rows]
@@ -189,7 +192,7 @@ def split_fixed(
 
 
 def split_parts(train_rows: int, validation_rows: int, rows: int) -> Split:
-    """Split a data set that stores training, validation and test rows in that order.
+    """Split a data set that stores training rows first, then validation rows, then test rows.
 
     >>> split_parts(5, 2, 10)
     Split(train=5, validation=2, test=3)
@@ -202,24 +205,25 @@ def split_parts(train_rows: int, validation_rows: int, rows: int) -> Split:
 def split_fold(
     labels: np.ndarray, seed: int, fold: Fold, validation: float = 0.1, strata: bool = True
 ) -> Split:
-    """Test on one fold and train on the others.
+    """Take the rows of one fold as test rows, and the other rows for training and validation.
 
-    Rows are shuffled by the seed and assigned to the folds class by class, so folds differ by one
-    row at most, in total and in each class. This needs the labels, so only a process that has them
-    can do it.
+    The seed shuffles the rows, and the rows are assigned to the folds class by class. So two folds
+    differ by at most one row, in total and in each class. This needs the labels, so only a process
+    that has them can do it.
 
     Args:
         labels: labels of all rows, axes (rows,).
         seed: the run's public seed.
-        fold: fold with the test rows.
-        validation: share of the rows outside the test fold.
-        strata: whether the labels are classes; numbers are assigned in any order.
+        fold: fold whose rows are the test rows.
+        validation: share of the rows outside this fold that become validation rows.
+        strata: whether the labels are classes; rows with numbers as labels are assigned in random
+            order.
 
     >>> split_fold(np.array([0, 0, 0, 1, 1, 1, 1, 1, 1]), 0, Fold(1, of=3), validation=0.2)
     Split(train=5, validation=1, test=3)
 
     Raises:
-        BadOptionError: the share is outside 0..1.
+        BadOptionError: the share is below 0, or is 1 or more.
         TooFewRowsError: a requested part would be empty.
     """
     order = permutation(seed, len(labels), "folds")
@@ -232,20 +236,21 @@ def split_fold(
 
 
 def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> Split:
-    """Split the rows common to all parties, and then the other rows separately.
+    """Split the rows that all parties have, and separately split the other rows.
 
-    The common test rows are therefore the same as in a training on common rows only. If the other
-    rows are too few to fill every part, all of them are training rows.
+    So the test rows that all parties have are the same as in a training that uses only such rows.
+    If the other rows are too few to fill every part, all of them become training rows.
 
     Args:
         complete: mask of the rows that all parties have, bool, axes (rows,).
-        split: function that splits the rows at some positions, counted from 0 among these rows.
+        split: function that splits given rows; it returns positions counted from 0 among these
+            rows.
 
     >>> split_apart(np.arange(30) < 20, lambda rows: split_rows(len(rows), seed=0))
     Split(train=21, validation=3, test=6)
 
     Raises:
-        TooFewRowsError: too few rows are common to all parties.
+        TooFewRowsError: too few rows belong to all parties.
     """
     rows, others = np.flatnonzero(complete), np.flatnonzero(~complete)
     known = split(rows)

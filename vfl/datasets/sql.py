@@ -1,9 +1,9 @@
-"""Tables from the answers of databases, in blocks of rows.
+"""Tables that databases return as answers to queries, read in blocks of rows.
 
-A source is ``duckdb:FILE`` (only ``duckdb:`` for a query that reads files), or SQLAlchemy's URL of
-a database; both need the extra ``vfl[sql]``. With the prefix ``adbc+``, rows come as Arrow from a
-driver of ADBC, such as the one in the extra ``vfl[adbc]``. A password belongs in the environment,
-not in a file: ``postgresql://me:${PASSWORD}@host/loans``.
+A source is ``duckdb:FILE`` (only ``duckdb:`` for a query that reads files itself), or SQLAlchemy's
+URL of a database; both need the extra ``vfl[sql]``. With the prefix ``adbc+``, an ADBC driver
+returns the rows as Arrow batches; the extra ``vfl[adbc]`` installs such a driver. A password
+belongs in an environment variable, not in a file: ``postgresql://me:${PASSWORD}@host/loans``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _DRIVERS = ("sqlite", "postgresql", "flightsql", "snowflake")
 
 
 def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a database's answer in blocks of rows; a batch without rows if the answer is empty.
+    """Yield a database's answer in blocks of rows; one block without rows if it is empty.
 
     Raises:
-        DataError: there is no query, or the database does not answer; its own text may quote cells.
-        MissingDataError: the package that reads this database is not installed.
+        DataError: there is no query, or the database does not answer it; the error omits the
+            database's own message, which may quote cells.
+        MissingDataError: a package that reads this database is not installed.
     """
     if not query:
         raise DataError(
@@ -52,7 +53,7 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.Recor
         except DataError:
             raise
         except Exception as error:
-            raise DataError(  # no address, which may contain a password, and no text of the error
+            raise DataError(  # no address, which may contain a password, and no database message
                 "the database does not answer the query",
                 where="data.query",
                 got=type(error).__name__,
@@ -78,7 +79,7 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
     driver = _installed(f"adbc_driver_{scheme}.dbapi", f"adbc-driver-{scheme}")
     if address.startswith(SQLITE):
         file = address.removeprefix(SQLITE)
-        if not Path(file).is_file():  # connecting would create an empty database
+        if not Path(file).is_file():  # connecting to a missing file would create an empty database
             raise MissingDataError("this database does not exist", where="data.source", got=file)
         address = f"{Path(file).absolute().as_uri()}?mode=ro"
     with driver.connect(address) as connection, connection.cursor() as cursor:
@@ -88,7 +89,7 @@ def _adbc(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _in_blocks(reader: Any, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield Arrow's batches, which have any size, as batches of equal size."""
+    """Regroup Arrow batches of any size into batches of `rows` rows; the last may be smaller."""
     waiting, found = [reader.schema.empty_table()], 0
     for batch in reader:
         waiting.append(pa.Table.from_batches([batch]))
@@ -113,7 +114,7 @@ def _sqlalchemy(address: str, query: str, rows: int) -> Iterator[pa.RecordBatch]
     engine = alchemy.create_engine(address, hide_parameters=True)
     file = engine.url.database
     in_file = address.startswith(SQLITE) and file not in (None, "", ":memory:")
-    if in_file and not Path(file).is_file():  # connecting would create an empty one
+    if in_file and not Path(file).is_file():  # connecting would create an empty file
         raise MissingDataError("this database does not exist", where="data.source", got=file)
     try:
         with engine.connect().execution_options(stream_results=True) as connection:

@@ -1,8 +1,9 @@
-"""A party's table as inputs and labels on disk, with few of its rows in memory at any time.
+"""Turn a party's table into inputs and labels on disk, with only a few rows in memory at a time.
 
 The table is read in blocks of rows: its ids once, to sort the rows; its training rows once, to fit
-the encoder; and all rows once, to encode them and to write each to its position. Memory also holds
-a byte for each row, with its part of the split, and under a private alignment its positions.
+the encoder; and all rows once, to encode them and to write each one to its position. For each row,
+memory also holds one byte that names its part of the split, and its position if there is a private
+alignment.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from vfl.datasets.table import (
     spaced,
 )
 
-_MOST_ROWS = 1 << 17  # limit of the rows of a block
+_MOST_ROWS = 1 << 17  # largest number of rows in a block
 _CELL_BYTES = 64  # limit of the memory of a cell during encoding
 #: A text without blanks at its ends and without letters that have several spellings.
 _PLAIN = r"^[!-~]([ -~]*[!-~])?$|^$"
@@ -53,15 +54,16 @@ _TRAIN, _VALIDATION, _TEST = range(3)
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Order of the rows of a table.
+    """Order in which the rows of a table are used.
 
     Attributes:
-        rows: number of rows.
-        at: position of each row of the table, int64, axes (rows of the table,), -1 for a row that
-            is left out; None if all rows keep their order.
-        ids: ids in order; None if rows have no id.
+        rows: number of rows in this order.
+        at: the new position of each row of the table, int64, axes (rows of the table,), or -1 for a
+            row that is left out; None if all rows keep their order.
+        ids: ids in the new order; None if rows have no id.
         digest: see `digest_of`; None if rows have no id.
-        absent: positions of rows that the table lacks, ascending; None if it has all.
+        absent: positions for which the table has no row, ascending; None if it has a row for every
+            position.
     """
 
     rows: int
@@ -71,7 +73,7 @@ class RowOrder:
     absent: np.ndarray | None = None
 
     def of_block(self, start: int, count: int) -> np.ndarray:
-        """Positions of some rows of the table."""
+        """Return the new positions of `count` rows of the table from row `start` on."""
         if self.at is None:
             return np.arange(start, start + count)
         found: np.ndarray = self.at[start : start + count]
@@ -81,7 +83,7 @@ class RowOrder:
 def order_by_id(
     table: Table, id_column: str, where: str, id_type: IdType, place: OnDisk
 ) -> RowOrder:
-    """The order of `sorted_ids`, and the ids, on disk.
+    """Return the order that `sorted_ids` defines, with its ids; ids and positions are on disk.
 
     Raises:
         MissingColumnError, MisalignedError: see `sorted_ids`.
@@ -116,12 +118,12 @@ def order_by_id(
 
 
 def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) -> RowOrder:
-    """The order of a private alignment, and the party's own ids of its rows.
+    """Return the row order of a private alignment, with the party's ids of these rows.
 
-    Memory holds positions and ids: 16 bytes for each row, and 8 and its letters for each id.
+    Positions take 16 bytes of memory for each row; each id takes 8 bytes plus its letters.
 
     Raises:
-        MisalignedError: the ids of the table have changed since the alignment.
+        MisalignedError: the table's ids have changed since the alignment.
     """
     digest, texts = IdsDigest(), list[pa.Array]()
     for block in id_blocks(table, id_column, where):
@@ -137,7 +139,7 @@ def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) 
 
 
 class _IdBlocks:
-    """The ids of a table, typed as in `sorted_ids`; missing ones are counted and skipped."""
+    """The ids of a table, typed as in `sorted_ids`; counts and skips missing ids."""
 
     def __init__(self, table: Table, id_column: str, where: str, id_type: IdType) -> None:
         self._table, self._column, self._where = table, id_column, where
@@ -168,17 +170,17 @@ class StreamedTable:
     """Makes inputs and labels of a table that is larger than memory.
 
     Args:
-        table: the party's own table.
+        table: the party's table.
         whose: owner of the table, for messages.
-        order: order of its rows.
-        place: folder for inputs and labels.
+        order: order of the table's rows.
+        place: folder for the inputs and labels.
     """
 
     def __init__(self, table: Table, whose: str, order: RowOrder, place: OnDisk) -> None:
         self._table, self._whose, self._order, self._place = table, whose, order, place
 
     def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
-        """Encode the columns of `own`; medians and edges may come from a sample. See `fit_inputs`.
+        """Encode the columns of `own`; a sample may give medians and edges. See `fit_inputs`.
 
         Raises:
             DataError: see `TableEncoder.fit_blocks` and `PictureEncoder.fit_blocks`.
@@ -227,7 +229,7 @@ class StreamedTable:
         return Inputs(found.finish().read(self._place.share(8)), encoder, counter.counts)
 
     def labels(self, column: str, task: str) -> tuple[np.ndarray, Classes | None]:
-        """The result of `encode_labels` for a label column.
+        """Return what `encode_labels` returns for a label column, with the labels on disk.
 
         Raises:
             BadOptionError, DataError: see `encode_labels`.
@@ -243,7 +245,7 @@ class StreamedTable:
         return found.finish().read(self._place.share(16)), classes
 
     def _blocks(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, pd.DataFrame]]:
-        """Yield rows of the session in the table's order, with the position of each."""
+        """Yield blocks of the session's rows, in the table's order, with their new positions."""
         rows = self._place.share(12) // (_CELL_BYTES * len(names))
         start = 0
         for block in row_blocks(self._table, names, max(1024, min(rows, _MOST_ROWS))):
@@ -266,7 +268,7 @@ class StreamedTable:
 
 
 def no_training_rows(whose: str, here: int, rows: int) -> TooFewRowsError:
-    """Make the error for a party that has none of the training rows."""
+    """Make the error for a party whose table has none of the training rows."""
     return TooFewRowsError(
         f"{whose} has none of the training rows",
         got=f"{spaced(here)} of {spaced(rows)} rows",

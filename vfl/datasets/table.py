@@ -1,7 +1,8 @@
-"""Tables: their format, the contents, selection and owners of their columns.
+"""Tables: their format, their cells, and the selection and owners of their columns.
 
-A small table is a data frame; a large one is read by columns and is never in memory as a whole.
-Errors here and in callers contain names of columns and counts, but no cell values.
+A small table is a data frame. A large table is read column by column, and is never in memory as a
+whole. Errors in this module and in its callers contain names of columns and counts, but no cell
+values.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from vfl.datasets.cells import (
 if TYPE_CHECKING:
     from vfl.datasets.repeats import Repeats
 
-BLOCK_ROWS = 8192  # rows of a block with all columns, or where a cell becomes an object
-COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where a block's own cost counts
-LARGEST = 1e150  # of a number; the square of a larger one is beyond float64
-ROUNDING = 1e-12  # relative to the largest number; float64 itself rounds at 1e-16
+BLOCK_ROWS = 8192  # rows of a block that has all columns, or whose cells become Python objects
+COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where the fixed cost of a block matters
+LARGEST = 1e150  # largest allowed number; the square of a much larger one overflows float64
+ROUNDING = 1e-12  # relative to the largest number; the rounding error of one float64 is 1e-16
 
-Classes = tuple[str | int, ...]  # names of the class codes of a label column
+Classes = tuple[str | int, ...]  # names of the classes of a label column, by code
 IdType = Literal["text", "number"]
 Kind = Literal["number", "boolean", "text"]
 Missing = tuple[str, ...] | Mapping[str, tuple[str, ...]]
@@ -61,27 +62,27 @@ Source = Path | str | pd.DataFrame
 
 @dataclass(frozen=True)
 class TableFormat:
-    """Format of a party's file, and encoding of its numbers.
+    """Format of a party's file, and how its cells become inputs.
 
     Attributes:
-        separator: separator between the cells of a CSV line.
-        missing: further texts for a missing cell, such as "?"; or texts by column, with "*" for
-            other columns. Among numbers and dates the words of `WORDS` count too, unless the
-            column's list is empty.
-        skip_lines: lines of a CSV above its column names.
+        separator: character between the cells of a CSV line.
+        missing: additional texts that mean a missing cell, such as "?"; or such texts by column,
+            with "*" for all other columns. In columns of numbers or dates, the words of `WORDS`
+            also mean a missing cell, unless the column's list is empty.
+        skip_lines: number of lines in a CSV above the line of column names.
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same id.
-        encoding, decimal: encoding of a CSV's text, and its decimal separator.
-        dates: text columns that contain dates, and their form as in `strptime`; several forms are
-            joined with `|`.
-        numbers: text columns that contain numbers with currency, grouping or percent, and their
-            decimal separator.
-        query: query to a database.
-        bins: largest number of bins of a number; 0 standardises numbers.
-        cells: whether cells become inputs without scaling; `bins` is then 0.
-        tokenizer: name of a pretrained model, whose tokens replace a party's columns of texts; see
+        encoding, decimal: character encoding of a CSV, and the character before its decimals.
+        dates: text columns that contain dates, and the form of these dates as in `strptime`;
+            several forms are separated by `|`.
+        numbers: text columns that contain numbers with a currency sign, grouped digits or a percent
+            sign, and the character before their decimals.
+        query: SQL query, if the source is a database.
+        bins: largest number of bins for a column of numbers; 0 standardises the numbers instead.
+        cells: whether cells become inputs unchanged, without scaling; `bins` is then 0.
+        tokenizer: name of a pretrained model; its tokens replace the party's text columns; see
             `vfl.datasets.encode.token_encoder`.
-        length: tokens a row.
-        repeats: rule for rows with repeated ids; None refuses them.
+        length: number of tokens in a row.
+        repeats: rule for several rows with the same id; None refuses a table with such rows.
     """
 
     separator: str = ","
@@ -100,7 +101,7 @@ class TableFormat:
     repeats: Repeats | None = None
 
     def words_of(self, column: str) -> tuple[Collection[str], Collection[str]]:
-        """Words for a missing cell of a column among texts, and among numbers and dates.
+        """Return the words for a missing cell among texts, and those among numbers and dates.
 
         >>> form = TableFormat(missing={"*": ("?",), "grade": ()})
         >>> form.words_of("town")[0], form.words_of("grade"), "NA" in form.words_of("income")[1]
@@ -113,26 +114,26 @@ class TableFormat:
         return words, () if own == () else WORDS.union(words)
 
     def of_cells(self) -> TableFormat:
-        """The same format, with cells as inputs without scaling."""
+        """Return the same format, but with cells as inputs without scaling."""
         return replace(self, bins=0, cells=True)
 
     @property
     def text_ids(self) -> bool:
-        """Return whether ids of a CSV are read letter by letter."""
+        """Return whether ids of a CSV are compared letter by letter."""
         return self.id_type == "text"
 
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table with its owner's description of the format.
+    """A party's table, with the owner's description of its format.
 
     Attributes:
-        source: the file, frame or database.
-        id_column: column to sort rows by; with an alignment, also several joined with plus signs.
-            An empty name keeps the order of the table.
-        columns: names and globs of its features; None takes all except id and label.
+        source: the file, data frame or database.
+        id_column: column by which the rows are sorted; with a private alignment, also several
+            columns joined by plus signs. An empty name keeps the order of the table.
+        columns: names and globs of the feature columns; None takes all columns except id and label.
         form: format of the table.
-        shape: (channels, height, width) if the columns are pixels in reading order.
+        shape: (channels, height, width), if the columns are pixels of a picture, row after row.
     """
 
     source: Source
@@ -145,18 +146,20 @@ class OwnTable:
 def cells_of(
     cells: pa.Array, name: str, form: TableFormat, as_text: bool = False, of_csv: bool = False
 ) -> pa.Array:
-    """Parse a block of a column by its table's format, from any source.
+    """Parse a block of cells in a column by the format of its table, from any kind of source.
 
     Args:
-        cells: cells from the source.
+        cells: cells of the block, as the source returns them.
         name: name of the column.
-        form: format, with texts for a missing cell and text columns of numbers or dates.
-        as_text: whether texts remain texts, as ids require.
-        of_csv: whether the source has no types: plain numbers and booleans are then parsed, and an
-            empty cell counts as missing.
+        form: format of the table, which names the texts for a missing cell and the text columns of
+            numbers or dates.
+        as_text: whether texts stay texts, which columns of ids require.
+        of_csv: whether the source is a CSV, which has no types; then plain numbers and booleans are
+            parsed, and an empty cell is missing.
 
     Raises:
-        DataError: a column of `form.numbers` has a cell that is no number, or several currencies.
+        DataError: a column of `form.numbers` has a cell that is not a number, or has several
+            currencies.
 
     >>> form = TableFormat(numbers={"price": ","})
     >>> cells_of(pa.array(["5.000,50 €", "n/a"]), "price", form).to_pylist()
@@ -206,7 +209,7 @@ def _numbers_of_texts(cells: pa.Array, name: str, written: str) -> pa.Array:
 
 
 def series_of(cells: pa.Array | pa.ChunkedArray) -> pd.Series:
-    """Convert cells of Arrow to pandas; a column without any cell becomes missing numbers."""
+    """Convert Arrow cells to pandas; a column with no cell present becomes missing numbers."""
     if pa.types.is_null(cells.type):
         return pd.Series(np.full(len(cells), np.nan))
     found: pd.Series = cells.to_pandas()
@@ -214,14 +217,14 @@ def series_of(cells: pa.Array | pa.ChunkedArray) -> pd.Series:
 
 
 class Table(Protocol):
-    """Common interface of a data frame and a large file.
+    """Common interface of a data frame and a large table.
 
-    Every access to a column reads it again.
+    Every access to a column of a large table reads the column again.
     """
 
     @property
     def columns(self) -> Iterable[str]:
-        """The names, in order."""
+        """Return the names of the columns, in order."""
 
     def __len__(self) -> int: ...
 
@@ -229,7 +232,7 @@ class Table(Protocol):
 
 
 class LargeTable(ABC):
-    """A table whose cells are stored in a file."""
+    """A table whose cells stay in a file."""
 
     columns: Sequence[str]
 
@@ -238,11 +241,11 @@ class LargeTable(ABC):
 
     @abstractmethod
     def blocks(self, name: str) -> Iterator[pa.Array]:
-        """Yield a column in blocks of rows."""
+        """Yield the cells of a column in blocks of rows."""
 
     @abstractmethod
     def type_of(self, name: str) -> pa.DataType:
-        """The Arrow type of a column's blocks."""
+        """Return the Arrow type of a column's blocks."""
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Yield some columns in blocks of rows."""
@@ -254,7 +257,7 @@ class LargeTable(ABC):
         wanted = self.type_of(name)
         if not (pa.types.is_floating(wanted) or pa.types.is_integer(wanted)):
             return self._joined(name)
-        # Most data is numbers, so these are never in memory twice.
+        # Most columns hold numbers, so these are never in memory twice.
         real = pa.types.is_floating(wanted)
         cells = np.empty(len(self), dtype=np.float64 if real else wanted.to_pandas_dtype())
         start = 0
@@ -272,12 +275,12 @@ class LargeTable(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part:
-    """Some columns and rows of a table, in another order; cells are read on demand.
+    """Some columns and rows of a table, in any order; reads the cells when they are needed.
 
     Attributes:
-        table: table with the cells.
-        columns: the names, in order.
-        rows: int64 positions in the table, axes (rows of the part,).
+        table: table that holds the cells.
+        columns: names of the columns, in order.
+        rows: positions of the rows in the table, int64, axes (rows of the part,).
     """
 
     table: Table
@@ -286,7 +289,7 @@ class Part:
 
     @classmethod
     def of(cls, table: Table, rows: np.ndarray, columns: Sequence[str] | None = None) -> Part:
-        """Make a part of a table, or of a part.
+        """Make a part of a table, or a part of another part.
 
         >>> part = Part.of(pd.DataFrame({"age": [31, 47, 25]}), np.array([2, 0]))
         >>> Part.of(part, np.array([1]))["age"].tolist()
@@ -301,12 +304,12 @@ class Part:
         return len(self.rows)
 
     def __getitem__(self, name: str, /) -> pd.Series:
-        # Only the cells: a series would copy its index, which is as large as a column.
+        # Take only the cells: a series would copy its index, which is as large as a column.
         return pd.Series(self.table[name].array.take(self.rows), name=name, copy=False)
 
 
 def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-    """Yield some columns of a table in blocks of about this many rows, in the order of the rows."""
+    """Yield some columns in blocks of about `rows` rows, in the order of the table."""
     if isinstance(table, LargeTable):
         yield from table.row_blocks(names, rows)
         return
@@ -315,14 +318,14 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
         for start in range(0, len(table), rows):
             yield some.iloc[start : start + rows].reset_index(drop=True)
         return
-    cells = {name: table[name].array for name in names}  # a part of a file reads each column once
+    cells = {name: table[name].array for name in names}  # reads each column only once
     for start in range(0, len(table), rows):
         block = {name: own[start : start + rows] for name, own in cells.items()}
         yield pd.DataFrame(block, copy=False)
 
 
 def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
-    """Yield a column in blocks of rows, in order."""
+    """Yield the cells of a column in blocks of rows, in order."""
     if isinstance(table, LargeTable):
         yield from (series_of(block).rename(name) for block in table.blocks(name))
     elif isinstance(table, Part):
@@ -349,10 +352,10 @@ _OBJECT_KINDS: dict[str, Kind] = {
 
 
 def kind_of(column: pd.Series) -> Kind:
-    """The kind of a column's values, without missing cells; a column without any cell is numbers.
+    """Return the kind of a column's present cells; "number" if no cell is present.
 
     Raises:
-        DataError: the column has dates, bytes, lists or other values that no encoder reads.
+        DataError: the column has dates, bytes, lists or other values that no encoder can read.
     """
     dtype = column.dtype
     if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
@@ -375,7 +378,7 @@ def kind_of(column: pd.Series) -> Kind:
 
 
 def is_date(column: pd.Series) -> bool:
-    """Return whether a column has the type date or time, rather than text."""
+    """Return whether the column's type is date or time; texts that contain dates do not count."""
     if column.dtype == object:
         return pd.api.types.infer_dtype(column, skipna=True) in ("date", "datetime", "datetime64")
     dated = pd.api.types.is_datetime64_any_dtype(column.dtype)
@@ -383,17 +386,17 @@ def is_date(column: pd.Series) -> bool:
 
 
 def as_days(column: pd.Series, written: str | None = None) -> np.ndarray:
-    """Convert a column to days since 1970 in UTC, float64, axes (rows,), missing cells as NaN.
+    """Convert a column to days since 1970 in UTC, float64, axes (rows,); missing cells become NaN.
 
     Args:
-        column: dates, or texts.
-        written: form of texts; see `days_of_texts`.
+        column: cells, which are dates or texts that contain dates.
+        written: form of the dates in texts; see `days_of_texts`.
 
     >>> as_days(pd.Series(["1970-01-02", None, "0001-01-01"]), "%Y-%m-%d").tolist()
     [1.0, nan, -719162.0]
 
     Raises:
-        DataError: some cells are not dates in this form.
+        DataError: some texts are not dates in this form.
     """
     present = column.notna().to_numpy()
     if is_date(column):
@@ -415,18 +418,18 @@ def as_days(column: pd.Series, written: str | None = None) -> np.ndarray:
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
-    """Convert a column to float64 of axes (rows,), missing cells as NaN.
+    """Convert a column to float64, axes (rows,); missing cells become NaN.
 
     Raises:
-        DataError: a cell is no number, infinite or beyond `LARGEST`, or the column has dates or the
-            like.
+        DataError: a cell is not a number, is infinite or beyond `LARGEST`, or the column has values
+            of another kind, such as dates.
     """
     (values,) = number_blocks([column])
     return values
 
 
 def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
-    """Yield the result of `as_numbers` in blocks; an error is raised after the last block."""
+    """Yield the result of `as_numbers` for each block; raise its error after the last block."""
     unread = infinite = 0
     for block in blocks:
         values = _numbers(block)
@@ -447,7 +450,7 @@ def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
 
 def _numbers(column: pd.Series) -> np.ndarray:
     if column.dtype == np.float64:
-        return column.to_numpy()  # without the copy of the general case
+        return column.to_numpy()  # returns without the copy that other types need
     kind_of(column)
     plain = column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column
     read = pd.to_numeric(plain, errors="coerce")
@@ -455,10 +458,10 @@ def _numbers(column: pd.Series) -> np.ndarray:
 
 
 def as_texts(column: pd.Series) -> np.ndarray:
-    """Convert a column to text, axes (rows,), dtype object, missing cells as None.
+    """Convert a column to texts, axes (rows,), dtype object; missing cells become None.
 
-    Blanks at the ends of a text are removed, and a whole number is written without a point, so that
-    7, 7.0 and " 7" are equal in any file.
+    Blanks at both ends of a text are removed, and whole numbers have no decimal point. So 7, 7.0
+    and " 7" become equal in any file.
     """
     if isinstance(column.dtype, pd.StringDtype) and (texts := texts_of(column)) is not None:
         return np.asarray(pc.utf8_trim_whitespace(texts).to_numpy(zero_copy_only=False))
@@ -472,7 +475,7 @@ def as_texts(column: pd.Series) -> np.ndarray:
 
 
 def texts_of(column: pd.Series) -> pa.Array | None:
-    """Convert a column of texts to Arrow's type unchanged; return None for other columns.
+    """Convert a column of texts to an Arrow array unchanged; return None for other columns.
 
     >>> texts_of(pd.Series(["a", None])).to_pylist(), texts_of(pd.Series([1, 2]))
     (['a', None], None)
@@ -490,13 +493,14 @@ def texts_of(column: pd.Series) -> pa.Array | None:
 
 
 def id_texts(column: pd.Series) -> np.ndarray:
-    """Convert ids as in `as_texts`, in Unicode's normal form C: one spelling of a letter.
+    """Convert ids as `as_texts` does, in Unicode's normal form C, so that a letter has one code.
 
     >>> id_texts(pd.Series(["Mu\u0308ller", 7.0])).tolist() == ["Müller", "7"]
     True
 
     Raises:
-        DataError: some ids are bytes, lists or the like, which have no common spelling as text.
+        DataError: some ids are bytes, lists or the like, which different parties may write as
+            different texts.
     """
     if column.dtype == object and not _UNSPELLED.isdisjoint(map(type, column)):
         raise DataError(
@@ -518,19 +522,19 @@ def _text(cell: object) -> str:
     return str(cell).strip()
 
 
-#: Advice for ids that are bytes.
+#: Advice in the error for ids that are bytes.
 AS_TEXT = (
     "write it as text, in the same way at every party: a UUID as str(uuid.UUID(bytes=cell)), "
     "letters as cell.decode(), other bytes as cell.hex()"
 )
 _UNSPELLED = frozenset((bytes, bytearray, memoryview, list, tuple, dict, set, np.ndarray))
-_FEW_NUMBERS = 5  # fewer may be names of categories, such as sizes
+_FEW_NUMBERS = 5  # fewer numbers may be names of categories, such as sizes
 _COMMA = re.compile(r"[-+]?\d+(,\d+)?")
-_LOOKED_AT = 1000  # texts of a column that are checked
+_LOOKED_AT = 1000  # largest number of texts of a column that are checked
 
 
 def misread(name: str, texts: Collection[str]) -> str | None:
-    """The real kind of texts that are read as categories, and its setting; without quoting a text.
+    """Return advice if texts, read as categories, are numbers or dates; it quotes no text.
 
     >>> misread("income", ["1,5", "2,25"]), misread("price", ["5 €"])[:47]
     ('they are numbers with a decimal comma; set decimal = "," in [data]', \
@@ -561,10 +565,10 @@ def misread(name: str, texts: Collection[str]) -> str | None:
 
 
 def mean_and_std(values: np.ndarray) -> tuple[float, float]:
-    """Mean and spread of the present numbers, both 0 if the numbers do not really differ.
+    """Return mean and standard deviation of the present numbers; both 0 if all are equal.
 
-    The spread is the standard deviation over all of them (no correction). It counts as 0 if it is
-    within the rounding error of equal numbers.
+    The standard deviation divides by the number of values, not by one less. Numbers count as equal
+    if they differ only by rounding errors.
 
     >>> mean_and_std(np.array([1.0, 3.0, np.nan]))
     (2.0, 1.0)
@@ -589,12 +593,12 @@ def spaced(count: int) -> str:
 
 
 def name_of(label: object) -> str:
-    """A frame's column name as text; for several levels, the non-empty ones.
+    """Return a frame's column name as text; of several levels, join those that are not empty.
 
     >>> name_of(2024), name_of(("sum", 2024)), name_of(("id", ""))
     ('2024', 'sum_2024', 'id')
     """
-    if label is None or label != label:  # stands for a missing name
+    if label is None or label != label:  # None and NaN stand for a missing name
         return ""
     if isinstance(label, tuple):
         return "_".join(str(level) for level in label if str(level))
@@ -602,7 +606,7 @@ def name_of(label: object) -> str:
 
 
 def id_columns(name: str, columns: Sequence[str]) -> list[str]:
-    """Return the columns of an id: the column of that name, or those that plus signs join.
+    """Return the columns of an id: the column of that name, or the columns joined by plus signs.
 
     >>> id_columns("last+born", ["last", "born", "age"])
     ['last', 'born']
@@ -611,15 +615,16 @@ def id_columns(name: str, columns: Sequence[str]) -> list[str]:
 
 
 def check_names(names: pd.Series, where: str, hint: str = "") -> None:
-    """Refuse columns without a name, or two with the same name.
+    """Refuse a table with a column without a name, or with two columns of the same name.
 
     Args:
         names: the names.
         where: source of the table, for the message.
-        hint: likely cause for this kind of source.
+        hint: likely cause of the problem for this kind of source, for the message.
 
     Raises:
-        DataError: a column has no name, or two have the same; the error quotes no name.
+        DataError: a column has no name, or two columns have the same name; the error quotes no
+            name.
     """
     names = names.replace("", None)
     if names.isna().any() or names.duplicated().any():
@@ -639,20 +644,22 @@ def pick_columns(
     leave_out: Sequence[str] = (),
     setting: str | None = None,
 ) -> list[str]:
-    """Return the columns that match names and globs such as ``loan_*``, without repetition.
+    """Return the columns that match names and globs such as ``loan_*``, each column once.
 
     Args:
-        columns: the table's column names.
-        patterns: names or globs, in this order; within a glob, the table's order.
-        who: owner of the patterns, for the message ("party 'bank'").
-        leave_out: the id and the label: a glob skips them; only their full name selects them.
-        setting: setting with the patterns, for the message.
+        columns: names of the table's columns.
+        patterns: names or globs; the result follows their order, and within a glob the table's
+            order.
+        who: owner of the patterns, for the message, such as "party 'bank'".
+        leave_out: id and label columns: a glob skips them, and only their full name selects them.
+        setting: setting that contains the patterns, for the message.
 
     >>> pick_columns(["age", "loan_a", "loan_b"], ["loan_*", "age"], "party 'bank'")
     ['loan_a', 'loan_b', 'age']
 
     Raises:
-        MissingColumnError: a pattern matches no column; the error suggests the nearest name.
+        MissingColumnError: a pattern matches no column; the error suggests the column with the
+            nearest name.
     """
     known = list(columns)
     picked: dict[str, None] = {}
@@ -668,16 +675,17 @@ def pick_columns(
 
 
 def check_column(columns: Iterable[str], name: str, what: str, setting: str | None = None) -> None:
-    """Refuse the name of a column, such as the id's, that the table lacks.
+    """Refuse a required column, such as the id column, that the table lacks.
 
     Args:
-        columns: the table's column names.
-        name: the required name.
-        what: meaning of the column, for the message ("the label").
-        setting: setting that names it, for the message.
+        columns: names of the table's columns.
+        name: name of the required column.
+        what: meaning of the column, for the message, such as "the label".
+        setting: setting that names the column, for the message.
 
     Raises:
-        MissingColumnError: the column does not exist; the error suggests the nearest name.
+        MissingColumnError: the table lacks the column; the error suggests the column with the
+            nearest name.
     """
     known = list(columns)
     if name not in known:
@@ -685,7 +693,7 @@ def check_column(columns: Iterable[str], name: str, what: str, setting: str | No
 
 
 def _missing(what: str, name: str, known: list[str], setting: str | None) -> MissingColumnError:
-    alone = len(known) == 1  # with a wrong separator, a CSV has one long column
+    alone = len(known) == 1  # with a wrong separator, a CSV has only one long column
     return MissingColumnError(
         what,
         where=setting,
@@ -698,18 +706,18 @@ def _missing(what: str, name: str, known: list[str], setting: str | None) -> Mis
 def check_features(
     party: str, columns: Sequence[str], label: str | None, ids: str | None, setting: str
 ) -> None:
-    """Refuse a party whose features contain the label or the row id.
+    """Refuse features of a party that contain the label or the row id.
 
     Args:
-        party: the party's name.
-        columns: its resolved columns.
+        party: name of the party.
+        columns: names of the party's feature columns, after globs were resolved.
         label: name of the label column, if known.
         ids: name of the id column, if any.
-        setting: setting that names the columns, for the message.
+        setting: setting that names the feature columns, for the message.
 
     Raises:
-        LabelLeakError: the label is a feature.
-        DataError: the id is a feature.
+        LabelLeakError: the label column is a feature.
+        DataError: the id column is a feature.
     """
     if label is not None and label in columns:
         raise LabelLeakError(
@@ -729,11 +737,11 @@ def check_owners(party_columns: Mapping[str, Sequence[str]]) -> None:
     """Refuse a column of one table that belongs to two parties.
 
     Args:
-        party_columns: resolved columns by party.
+        party_columns: names of the feature columns of each party, after globs were resolved.
 
     Raises:
-        SharedColumnError: two parties own one column; the error names the first such column and
-            counts the others.
+        SharedColumnError: two parties own the same column; the error names the first such column
+            and counts the others.
     """
     owners: dict[str, list[str]] = defaultdict(list)
     for party, columns in party_columns.items():

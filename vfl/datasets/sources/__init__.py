@@ -1,9 +1,9 @@
-"""Data sets by name: some come with scikit-learn, the others are read from files.
+"""Data sets by name: some come with scikit-learn, others are read from files.
 
 >>> read_bundled("digits", limit=100).cells.shape, read_bundled("breast_cancer").cells.shape
 ((100, 1, 8, 8), (569, 30))
 
-Sets of pictures may be joined with a plus: ``mnist+fashion_mnist``.
+Several picture sets can be joined by plus signs: ``mnist+fashion_mnist``.
 
 To add one: one file with a subclass of `DataSource`, one line below (or, from another package, an
 entry point in the group ``vfl.sources``), and `vfl.testing.SourceContract`.
@@ -56,10 +56,10 @@ __all__ = [
 
 
 def make(source: str) -> DataSource:
-    """Make the data set of a spec, or of sets of pictures joined with a plus.
+    """Make the data set of a spec, or one data set of several picture sets joined by plus signs.
 
     Raises:
-        SpecError: the name or an option is unknown, or the sets cannot be joined.
+        SpecError: the name or an option is unknown, or the data sets cannot be joined.
     """
     specs = parts(source)
     made = [SOURCES.make(spec) for spec in specs]
@@ -89,19 +89,19 @@ def read_bundled(
     form: SetFormat | None = None,
     seed: int = 0,
 ) -> Bundled:
-    """Read a data set by name.
+    """Read a data set by its name.
 
     Args:
-        source: the spec of a member of `SOURCES`, or picture sets joined with a plus.
-        root: folder of the files; None takes that of the environment.
-        download: whether to fetch missing files.
-        limit: largest number of rows, the first ones; see `Request`.
-        form: form of the rows.
-        seed: the run's public seed, for random draws.
+        source: spec of a data set in `SOURCES`, or of several picture sets joined by plus signs.
+        root: folder of the files; None takes it from the environment.
+        download: whether to download missing files.
+        limit: largest number of rows; the first rows are read; see `Request`.
+        form: requested form of the rows.
+        seed: the run's public seed, for data sets that draw rows at random.
 
     Raises:
         SpecError: see `make`.
-        BadOptionError: the limit is below 1, or the set does not support a form.
+        BadOptionError: the limit is below 1, or the data set does not support the requested form.
         MissingDataError: files are missing.
         DataError: files are damaged.
     """
@@ -114,7 +114,7 @@ def read_bundled(
 
 
 def own_parts(source: str) -> tuple[str, ...]:
-    """Parts of the split for which a data set has its own rows; empty for other sources.
+    """Return the parts of the split that a data set fixes; empty for tables and other sources.
 
     >>> own_parts("mnist"), own_parts("dbpedia"), own_parts("digits"), own_parts("loans.csv")
     (('test',), ('validation', 'test'), (), ())

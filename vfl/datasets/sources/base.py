@@ -1,4 +1,4 @@
-"""Contract of data sets by name: the request, and the returned rows."""
+"""Contract of data sets by name: what a caller requests, and the rows that a data set returns."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vfl.datasets.table import Classes
 
 
 class DataSource(ABC):
-    """A data set that is requested by name.
+    """A data set that users request by its name.
 
-    A member implements `read`. Options are the arguments of its constructor. `pictures.py` has a
-    base for sets of pictures, which can be joined.
+    A subclass implements `read`. The options of its spec are the arguments of its constructor. For
+    picture sets, which can be joined, `pictures.py` has a base class.
 
     Attributes:
-        follows: attributes of a `SetFormat` that it supports.
-        own_parts: "validation" and "test", if the set has its own rows for them.
+        follows: attributes of `SetFormat` that the data set supports.
+        own_parts: "validation" and "test", if the data set fixes the rows of these parts.
     """
 
     follows: ClassVar[Sequence[str]] = ()
@@ -32,25 +32,27 @@ class DataSource(ABC):
 
     @abstractmethod
     def read(self, asked: Request) -> Bundled:
-        """Read the rows; the network is used only if `asked.download` is set.
+        """Read the rows; use the network only if `asked.download` is true.
 
         Raises:
             MissingDataError: files are missing.
             DataError: files are damaged.
-            BadOptionError: the set does not support a number of the format.
+            BadOptionError: the data set does not support a value in the requested format.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SetFormat:
-    """Requested form of a data set; None means the set's default form.
+    """Requested form of a data set; an attribute that is None keeps the data set's default.
 
     Attributes:
         side: height and width of pictures, in pixels.
-        classes: number of classes of a picture set to keep, the first ones.
-        length: words or items of a row; longer rows are cut, shorter ones end in zeros.
-        vocabulary: number of different word codes, including padding and the unknown word.
-        tokenizer: name of a pretrained model whose tokens replace words.
+        classes: number of classes to keep of a picture set; the first classes are kept.
+        length: number of words or items in a row; longer rows are cut, and shorter rows are filled
+            with zeros.
+        vocabulary: number of different word codes, including the codes for padding and for unknown
+            words.
+        tokenizer: name of a pretrained model; its tokens then replace words.
     """
 
     side: int | None = None
@@ -60,14 +62,14 @@ class SetFormat:
     tokenizer: str | None = None
 
     def check(self, source: str, known: Sequence[str]) -> None:
-        """Refuse settings that a data set does not support.
+        """Refuse attributes that a data set does not support.
 
         Args:
-            source: the data set.
-            known: names of the supported attributes.
+            source: name of the data set, for the message.
+            known: names of the attributes that it supports.
 
         Raises:
-            BadOptionError: an attribute is set that the data set does not have.
+            BadOptionError: an attribute is set that the data set does not support.
         """
         given = [each.name for each in fields(self) if getattr(self, each.name) is not None]
         foreign = [name for name in given if name not in known]
@@ -82,25 +84,27 @@ class SetFormat:
 
 
 class Unnumbered(Protocol):
-    """Rows that can be converted to numbers only after the training rows are known."""
+    """Rows of texts that become numbers only once the training rows are known."""
 
     def rows(self, train: np.ndarray) -> np.ndarray:
-        """All rows, axes (rows, steps), encoded by the training rows."""
+        """Return all rows as numbers, (rows, steps), by a code that depends on training rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bundled:
-    """One data set before its columns are assigned to parties.
+    """A data set as it is read, before its columns are assigned to parties.
 
     Attributes:
-        cells: pictures, axes (rows, channels, height, width); a table of number columns; rows of
-            whole numbers, axes (rows, steps); or texts.
-        labels: int64 codes, axes (rows,).
-        classes: classes of the codes.
-        mean, scale: ``(pixel - mean) / scale`` standardises a picture, with one number for each
-            channel; unused for other data.
-        train_rows: rows before the set's own validation and test rows; None if it has none.
-        validation_rows: rows between training and test rows; 0 if they must still be drawn.
+        cells: pictures, axes (rows, channels, height, width); or a table with columns of numbers;
+            or rows of whole numbers, axes (rows, steps); or texts.
+        labels: class codes, int64, axes (rows,).
+        classes: names of the classes, by code.
+        mean, scale: ``(pixel - mean) / scale`` standardises a picture; each has one number per
+            channel. Other data do not use them.
+        train_rows: number of training rows, if the data set fixes its test rows; the training rows
+            come first. None if it does not.
+        validation_rows: number of validation rows, which follow the training rows; 0 if they must
+            still be drawn from these.
     """
 
     cells: np.ndarray | pd.DataFrame | Unnumbered
@@ -113,21 +117,22 @@ class Bundled:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request for the rows of a data set.
+    """Request to read the rows of a data set.
 
     Attributes:
-        root: folder of files; None takes that of the environment, see `files.data_folder`.
-        download: whether to fetch missing files.
-        limit: largest number of rows, the first ones; a set with its own parts returns rows of each
-            in proportion.
-        form: form of the rows; a member supports the attributes in its `follows`.
-        seed: the run's public seed, for random draws.
+        root: folder of the files; None takes it from the environment, see `files.data_folder`.
+        download: whether to download missing files.
+        limit: largest number of rows; the first rows are read. A data set with fixed parts reads
+            the first rows of each part, in proportion to the sizes of the parts.
+        form: requested form of the rows; a data set supports the attributes in
+            `DataSource.follows`.
+        seed: the run's public seed, for data sets that draw rows at random.
     """
 
     root: Path | None = None
@@ -138,7 +143,7 @@ class Request:
 
 
 def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
-    """Number of rows of each part, under a limit on all rows.
+    """Divide a limit on the rows among parts, in proportion to the number of rows of each part.
 
     >>> in_proportion([60_000, 10_000], 700), in_proportion([3, 1], None)
     ([600, 100], [3, 1])
@@ -150,7 +155,7 @@ def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
 
 
 def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, list[int]]:
-    """Return the first rows of every part, in the order of the parts, and their numbers."""
+    """Return the first rows of every part within a limit, and the number of rows from each part."""
     counts = in_proportion(sizes, limit)
     starts = np.cumsum([0, *sizes])[:-1]
     kept = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
@@ -158,7 +163,7 @@ def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, lis
 
 
 def interleaved(labels: np.ndarray) -> np.ndarray:
-    """Return an order that alternates between classes, for files sorted by class.
+    """Return an order of rows that alternates between classes, for files sorted by class.
 
     >>> interleaved(np.array([0, 0, 0, 1, 1, 2])).tolist()
     [0, 3, 5, 1, 4, 2]

@@ -1,6 +1,6 @@
-"""Files of data sets: their folder, and the download of archives.
+"""Files of data sets: the folder that contains them, and the download of archives.
 
-Archives are fetched from their authors' pages only on request, and checked before use.
+An archive is downloaded from its authors' page only on request, and is checked before use.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pathlib import Path
 from vfl.core.errors import DataError, MissingDataError
 
 ENVIRONMENT = "VFL_DATA"
-LIMIT_BYTES = 256 * 1024 * 1024  # limit of a fetched archive
+LIMIT_BYTES = 256 * 1024 * 1024  # limit of the size of a downloaded archive
 CHUNK_BYTES = 2**20
 TIMEOUT_S = 60
 
 
 def data_folder(root: Path | None) -> Path:
-    """Return the folder of data sets: `root`, or VFL_DATA, or ``~/.cache/vfl``."""
+    """Return the folder of all data sets: `root`, or VFL_DATA, or ``~/.cache/vfl``."""
     return root or Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl")
 
 
 def existing_file(
     path: Path, want: str | None = None, first: str = "", folder: str | None = None
 ) -> Path:
-    """Path of a file of a data set, if it exists.
+    """Return the path of a data set's file, and raise an error if the file does not exist.
 
     Args:
         path: path of the file.
-        want: expected file, for the message.
-        first: another cure in the message, before the folder of data sets.
-        folder: name of the set's folder in it; by default the file's own.
+        want: description of the expected file, for the error.
+        first: beginning of the error's advice, before the advice to set VFL_DATA.
+        folder: folder that VFL_DATA must contain; by default the file's folder.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -53,12 +53,12 @@ def existing_file(
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tar.gz archive on the network.
+    """A tar.gz archive that the authors of a data set publish.
 
     Attributes:
-        url: address at its authors.
-        sha256: digest of the whole file.
-        folder: folder that it unpacks to.
+        url: address of the archive.
+        sha256: SHA-256 of the whole archive.
+        folder: folder that the archive unpacks to.
     """
 
     url: str
@@ -67,11 +67,11 @@ class Archive:
 
 
 def fetch(archive: Archive, base: Path) -> None:
-    """Unpack an archive into its folder under `base`, completely or not at all.
+    """Download an archive and unpack it into its folder under `base`, completely or not at all.
 
     Raises:
         MissingDataError: the archive cannot be downloaded.
-        DataError: the archive differs from the published file, or cannot be unpacked.
+        DataError: the archive is not the published one, or cannot be unpacked.
     """
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as name:
@@ -96,7 +96,7 @@ def fetch(archive: Archive, base: Path) -> None:
 
 
 def _download(url: str, path: Path) -> str:
-    """Download a URL to a file; returns its SHA-256."""
+    """Download a URL to a file; return the SHA-256 of the file."""
     digest, left_bytes = hashlib.sha256(), LIMIT_BYTES
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, path.open("wb") as file:

@@ -1,7 +1,7 @@
-"""Picture sets with separate test rows; only the requested pictures are decoded.
+"""Picture sets with separate training and test rows, which decode only the requested pictures.
 
-Sets made from others, with fewer classes, another size, or several sets as one, do not decode more
-either.
+A set made from other sets also decodes only the requested pictures: a set with fewer classes, with
+another picture size, or of several sets.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _BLOCK_ROWS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Training or test rows of a set.
+    """Training or test rows of a picture set.
 
     Attributes:
-        labels: labels, int64, axes (rows,).
-        take: returns the pictures of some rows, uint8, axes (requested rows, channels, height,
-            width).
+        labels: class codes, int64, axes (rows,).
+        take: function that returns the pictures of some rows, uint8, axes (requested rows,
+            channels, height, width).
     """
 
     labels: np.ndarray
@@ -33,23 +33,24 @@ class Part:
 
     @classmethod
     def of(cls, pictures: np.ndarray, labels: np.ndarray) -> Part:
-        """Make a part from pictures in memory, axes (rows, channels, height, width)."""
+        """Make a part from pictures that are in memory, axes (rows, channels, height, width)."""
         return cls(labels.astype(np.int64), lambda rows: pictures[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class PictureSet:
-    """A whole set; `classes` has the names of the labels."""
+    """A whole picture set; `classes` has the names of the classes, by code."""
 
     train: Part
     test: Part
     classes: Classes
 
     def read(self, limit: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
-        """Read pictures and labels, training rows first.
+        """Read pictures and labels; the training rows come first.
 
         Args:
-            limit: largest number of rows, the first of both parts in proportion.
+            limit: largest number of rows; the first rows of both parts are read, in proportion to
+                their sizes.
 
         Returns:
             Pictures, uint8, axes (rows, channels, height, width); labels, int64, axes (rows,); and
@@ -76,10 +77,10 @@ class PictureSet:
 
 
 def first_classes(found: PictureSet, classes: int) -> PictureSet:
-    """Select the rows of the first classes, in their order.
+    """Keep only the rows of the first classes, in the order of the rows.
 
     Raises:
-        BadOptionError: the set has fewer classes.
+        BadOptionError: the data set has fewer classes.
     """
     if classes > len(found.classes):
         raise BadOptionError(
@@ -97,11 +98,12 @@ def first_classes(found: PictureSet, classes: int) -> PictureSet:
 
 
 def resized(found: PictureSet, side: int) -> PictureSet:
-    """Resize pictures to `side` x `side` pixels, each the mean of its area (a box filter)."""
+    """Resize pictures to `side` x `side`; a new pixel is the mean of its area (a box filter)."""
 
     def smaller(part: Part) -> Part:
         def take(rows: np.ndarray) -> np.ndarray:
-            # At least one block, even without rows, so that there is an array to join.
+            # Take at least one block even if there are no rows, since np.concatenate needs an
+            # array.
             starts = range(0, max(len(rows), 1), _BLOCK_ROWS)
             blocks = [rows[start : start + _BLOCK_ROWS] for start in starts]
             return np.concatenate([resize(part.take(block), side) for block in blocks])
@@ -115,8 +117,8 @@ def resize(pictures: np.ndarray, side: int) -> np.ndarray:
     """Resize pictures.
 
     Args:
-        pictures: pictures, uint8, axes (rows, channels, height, width).
-        side: height and width of the result, uint8.
+        pictures: uint8, axes (rows, channels, height, width).
+        side: height and width of the new pictures, which are also uint8.
 
     >>> resize(np.array([[[[0, 20], [40, 60]]]], dtype=np.uint8), 1).tolist()
     [[[[30]]]]
@@ -133,10 +135,11 @@ def resize(pictures: np.ndarray, side: int) -> np.ndarray:
 
 
 def stacked(sets: Sequence[PictureSet]) -> PictureSet:
-    """Join several sets: alternate their rows, and number their classes consecutively.
+    """Join several picture sets; alternate between their rows, and number all classes in sequence.
 
     Raises:
-        DataError: their pictures differ in shape; raised on reading.
+        DataError: the pictures of the sets differ in shape; this error is raised when they are
+            read.
     """
     if len(sets) == 1:
         return sets[0]

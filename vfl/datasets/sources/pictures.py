@@ -1,4 +1,4 @@
-"""Picture sets by name, alone or joined with a plus, read from their files.
+"""Picture sets by name, alone or joined by plus signs, read from their files.
 
 Sources: LeCun et al. 1998 (MNIST); Xiao et al. 2017 (Fashion-MNIST); Krizhevsky, "Learning Multiple
 Layers of Features from Tiny Images", 2009 (CIFAR); Le and Yang, "Tiny ImageNet Visual Recognition
@@ -26,7 +26,7 @@ from vfl.datasets.sources.files import ENVIRONMENT, Archive, data_folder, existi
 from vfl.datasets.sources.picture_set import Part, PictureSet, first_classes, resized, stacked
 from vfl.datasets.table import Classes
 
-#: Limit of an unpacked file of pictures.
+#: Limit of the unpacked size of a file of pictures.
 LIMIT_BYTES = 2**30
 
 FASHION = (
@@ -49,16 +49,17 @@ CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz"
 TINY_FOLDER = "tiny-imagenet-200"
 TINY_SIDE = 64
 TINY_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-TINY_TRAIN = "train_000_099.npz"  # the first 100 pictures of each class
+TINY_TRAIN = "train_000_099.npz"  # the first 100 training pictures of each class
 
 Channels = tuple[float, ...]
 
 
 class PictureSource(DataSource):
-    """A set of pictures of one size; a member implements `pictures`.
+    """A set of pictures of one size; a subclass implements `pictures`.
 
     Attributes:
-        mean, scale: mean and standard deviation of each channel's training pixels, between 0 and 1.
+        mean, scale: mean and standard deviation of the training pixels of each channel, where a
+            pixel is between 0 and 1.
     """
 
     follows = ("side", "classes")
@@ -68,7 +69,7 @@ class PictureSource(DataSource):
 
     @abstractmethod
     def pictures(self, asked: Request) -> PictureSet:
-        """Open the whole set; `read` decodes the requested pictures.
+        """Open the whole set without decoding it; `read` decodes only the requested pictures.
 
         Raises:
             MissingDataError, DataError: see `read`.
@@ -79,7 +80,7 @@ class PictureSource(DataSource):
 
 
 class JoinedPictures(DataSource):
-    """One picture set, or several joined as one, whose classes are numbered consecutively."""
+    """One picture set, or several joined into one set whose classes are numbered in sequence."""
 
     follows, own_parts = PictureSource.follows, PictureSource.own_parts
 
@@ -106,7 +107,7 @@ class JoinedPictures(DataSource):
 
 
 class MNIST(PictureSource):
-    """Handwritten digits, 70,000 grey pictures of 28 x 28."""
+    """Handwritten digits: 70,000 grey pictures of 28 x 28 pixels."""
 
     mean, scale = (0.1307,), (0.3081,)
 
@@ -115,7 +116,7 @@ class MNIST(PictureSource):
 
 
 class FashionMNIST(PictureSource):
-    """Pieces of clothing, 70,000 grey pictures of 28 x 28."""
+    """Pieces of clothing: 70,000 grey pictures of 28 x 28 pixels."""
 
     mean, scale = (0.2860,), (0.3530,)
 
@@ -124,7 +125,7 @@ class FashionMNIST(PictureSource):
 
 
 class CIFAR10(PictureSource):
-    """Things and animals of 10 classes, 60,000 pictures of 32 x 32 in colour."""
+    """Vehicles and animals of 10 classes: 60,000 colour pictures of 32 x 32 pixels."""
 
     mean, scale = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -133,7 +134,7 @@ class CIFAR10(PictureSource):
 
 
 class CIFAR100(PictureSource):
-    """Things and animals of 100 fine classes, 60,000 pictures of 32 x 32 in colour."""
+    """Things, plants and animals of 100 fine classes: 60,000 colour pictures of 32 x 32 pixels."""
 
     mean, scale = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
@@ -142,7 +143,7 @@ class CIFAR100(PictureSource):
 
 
 class TinyImageNet(PictureSource):
-    """Things and animals of 200 classes, pictures of 64 x 64 in colour."""
+    """Things and animals of 200 classes: colour pictures of 64 x 64 pixels."""
 
     mean, scale = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 
@@ -151,14 +152,14 @@ class TinyImageNet(PictureSource):
 
 
 def channel_mean_and_std(sources: Sequence[PictureSource]) -> tuple[Channels, Channels]:
-    """Mean and scale that standardise the pictures of some sets alike, one number for each channel.
+    """Return mean and scale, by channel, that standardise the pictures of all given sets alike.
 
-    All sets share one pair, as if each contributed as many rows: separate pairs would need a
-    picture's set, which is half of its label. The spread is that of full-size pictures, whatever
-    `side` is.
+    All sets share one mean and one scale, to which each set contributes equally. Separate values
+    for each set would require knowing the set of a picture, which reveals a part of its label. The
+    scale is the standard deviation of full-size pictures, whatever `side` is.
 
     Args:
-        sources: sets whose pictures have the same number of channels.
+        sources: picture sets whose pictures have the same number of channels.
 
     >>> [round(each[0], 3) for each in channel_mean_and_std([MNIST(), FashionMNIST()])]
     [0.208, 0.34]
@@ -172,14 +173,14 @@ def channel_mean_and_std(sources: Sequence[PictureSource]) -> tuple[Channels, Ch
 def read_mnist(
     folder: str, classes: Classes, root: Path | None = None, download: bool = False
 ) -> PictureSet:
-    """Read MNIST or Fashion-MNIST from their idx files; the network is used only on request.
+    """Read MNIST or Fashion-MNIST from idx files; use the network only if `download` is true.
 
     Args:
-        folder: "MNIST" or "FashionMNIST", torchvision's name of the set and its folder.
-        classes: names of the labels.
-        root: folder that contains ``MNIST/raw/...`` in torchvision's layout; by default the
-            environment's VFL_DATA, then ``~/.cache/vfl``.
-        download: whether torchvision may fetch missing files.
+        folder: "MNIST" or "FashionMNIST", which is torchvision's name of the set and of its folder.
+        classes: names of the classes, by code.
+        root: folder that contains ``MNIST/raw/...`` or ``FashionMNIST/raw/...``, as torchvision
+            stores them; by default VFL_DATA, then ``~/.cache/vfl``.
+        download: whether torchvision may download missing files.
 
     Raises:
         MissingDataError: files are missing.
@@ -216,7 +217,7 @@ def _plain_or_zipped(path: Path) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 an axis, then cells.
+    """Read an idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 per axis, the cells.
 
     Raises:
         DataError: the file has another format, is truncated, or is larger than 1 GiB.
@@ -243,15 +244,17 @@ def read_idx(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of the files of a set.
+    """Layout of the files of a CIFAR data set.
 
     Attributes:
-        archive: archive that its authors publish.
-        train, test: the binary files in its folder.
-        names: file of class names in the folder, one on each line.
+        archive: archive that the authors publish.
+        train, test: binary files in the archive's folder.
+        names: file in that folder with the class names, one per line.
         classes: number of classes.
-        label_bytes: bytes before the pixels; the last one is the label.
-        jpeg_folder: a folder with ``train.npz`` and ``test.npz``, read if the other is missing.
+        label_bytes: number of label bytes at the start of a row, before the pixels; the last of
+            them is the label that is used.
+        jpeg_folder: folder with ``train.npz`` and ``test.npz``, which is read if the archive's
+            folder is missing.
     """
 
     archive: Archive
@@ -293,21 +296,21 @@ LAYOUTS = {
 
 
 def read_cifar(source: str, root: Path | None = None, download: bool = False) -> PictureSet:
-    """Read CIFAR-10 or CIFAR-100 from their binary files, or CIFAR-10 from JPEGs.
+    """Read CIFAR-10 or CIFAR-100 from binary files, or CIFAR-10 from JPEGs.
 
-    A row of a binary file is its label (CIFAR-100: the coarse one, then the fine one) and 3,072
-    bytes, one channel after the other.
+    A row of a binary file has one label byte (CIFAR-100: a byte for the coarse label, then one for
+    the fine label) and 3,072 bytes of pixels, one channel after the other.
 
     Args:
-        source: "cifar10" or "cifar100", with the fine labels for the latter.
-        root: folder that contains ``cifar-10-batches-bin`` or ``cifar-100-binary``; JPEGs of
-            CIFAR-10 in ``CIFAR10-jpeg`` are accepted too, though they differ a little from the
-            original pixels.
-        download: whether to fetch the binary files if both folders are missing.
+        source: "cifar10" or "cifar100"; CIFAR-100 gets the fine labels.
+        root: folder that contains ``cifar-10-batches-bin`` or ``cifar-100-binary``. JPEGs of
+            CIFAR-10 in ``CIFAR10-jpeg`` are accepted too, though their pixels differ a little from
+            the original ones.
+        download: whether to download the binary files if no folder of the set exists.
 
     Raises:
         MissingDataError: files are missing.
-        DataError: a file is truncated or of another format.
+        DataError: a file is truncated or has another format.
     """
     layout, base = LAYOUTS[source], data_folder(root)
     folder = base / layout.archive.folder
@@ -352,15 +355,16 @@ def _cifar_file(path: Path) -> Path:
 
 
 def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
-    """Read Tiny-ImageNet, 200 classes, from its original folder or from JPEGs in an npz file.
+    """Read Tiny-ImageNet, 200 classes, from its original folder or from JPEGs in npz files.
 
-    There is no download, because no checksum was published. Its validation pictures are the test
-    rows here, because the labels of its test pictures were never published.
+    It cannot be downloaded here, because its authors published no checksum. The published
+    validation pictures serve as test rows, because the labels of the published test pictures are
+    not public.
 
     Args:
-        root: folder that contains ``tiny-imagenet-200``, either with the published ``wnids.txt``,
-            ``train/`` and ``val/``, or with ``train_000_099.npz`` and ``val.npz``, a fifth of the
-            training pictures.
+        root: folder that contains ``tiny-imagenet-200``. That folder has either the published
+            ``wnids.txt``, ``train/`` and ``val/``, or ``train_000_099.npz`` and ``val.npz``, with a
+            fifth of the training pictures.
 
     Raises:
         MissingDataError: files are missing.
@@ -377,7 +381,7 @@ def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
         for name, code in number.items()
         for path in sorted(
             (folder / "train" / name / "images").glob("*.JPEG"),
-            key=lambda path: (len(path.name), path.name),  # 2 before 10
+            key=lambda path: (len(path.name), path.name),  # sorts number 2 before 10
         )
     ]
     lines = _tiny_file(folder / "val" / "val_annotations.txt").read_text().splitlines()
@@ -413,13 +417,13 @@ def _read_archives(parts: Iterable[Path], names: str, side: int) -> PictureSet:
 
 
 def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where: Path) -> Part:
-    """Make a part whose pictures are decoded on demand, in an order that alternates classes.
+    """Make a part that decodes pictures when they are read, in an order that alternates classes.
 
     Args:
-        labels: labels, axes (rows,), in the order of the files.
-        raw: returns the bytes of the JPEG at a position in that order.
-        side: height and width every picture must have.
-        where: the file or folder, for messages.
+        labels: class codes, axes (rows,), in the order of the files.
+        raw: function that returns the bytes of a JPEG, by its position in that order.
+        side: height and width that every picture must have.
+        where: file or folder of the pictures, for messages.
     """
     order = interleaved(labels)
 
@@ -433,16 +437,16 @@ def jpeg_part(labels: np.ndarray, raw: Callable[[int], bytes], side: int, where:
 
 
 def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
-    """Decode one picture; a grey one gets three equal channels; uint8, axes (3, side, side).
+    """Decode a picture to uint8, axes (3, side, side); a grey one gets three equal channels.
 
     Raises:
-        DataError: the bytes are not a JPEG, are damaged, or encode a picture of another size.
+        DataError: the bytes are not a JPEG, are damaged, or hold a picture of another size.
     """
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(raw), formats=("JPEG",)) as picture:
-            if picture.size == (side, side):  # known before decoding
+            if picture.size == (side, side):  # the size is known before decoding
                 return np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
             got = "another size"
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -453,18 +457,18 @@ def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
 
 
 def read_jpeg_archive(path: Path, names: str, side: int) -> tuple[Part, tuple[str, ...]]:
-    """Read JPEGs from an npz with arrays ``jpeg`` (bytes), ``offset`` (rows + 1) and ``label``.
+    """Read JPEGs from an npz with the arrays ``jpeg`` (bytes), ``offset`` (rows + 1) and ``label``.
 
     Args:
         path: path of the file.
-        names: name of its array of class names.
-        side: height and width of every picture.
+        names: name of the array with the class names.
+        side: height and width that every picture must have.
 
     Returns:
-        Its rows, one of each class in turn, and the names of the labels.
+        The pictures and labels, in an order that alternates classes; and the names of the classes.
 
     Raises:
-        DataError: another format, a truncated file, or one above 1 GiB.
+        DataError: the file has another format, is truncated, or is larger than 1 GiB.
     """
     try:
         with zipfile.ZipFile(path) as members:

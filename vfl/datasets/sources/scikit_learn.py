@@ -1,4 +1,4 @@
-"""Data sets that come with scikit-learn, and one that is made from its digits."""
+"""Data sets that come with scikit-learn, and a data set of digit pairs made from its digits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 from vfl.core import seeds
 from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows
 
-#: Digit pairs: rows of each part, digits that it draws from, and the noise of a picture.
+#: Digit pairs: pairs in each part of the split, single digits that a part draws from, and the
+#: standard deviation of the noise.
 PART_ROWS = (12_000, 3_000, 3_000)
 PART_DIGITS = (1_200, 300, 297)
 NOISE = 0.25
 
 
 class Digits(DataSource):
-    """Handwritten digits, 1,797 pictures of 8 x 8, which come with scikit-learn."""
+    """Handwritten digits: 1,797 pictures of 8 x 8 pixels, which come with scikit-learn."""
 
     def read(self, asked: Request) -> Bundled:
         pictures, digits = read_digits()
@@ -30,7 +31,7 @@ class Digits(DataSource):
 
 
 class BreastCancer(DataSource):
-    """Tumours with 30 measurements of their cells, 569 rows, which come with scikit-learn."""
+    """Tumours: 569 rows with 30 measurements of cells, which come with scikit-learn."""
 
     def read(self, asked: Request) -> Bundled:
         from sklearn.datasets import load_breast_cancer
@@ -44,7 +45,7 @@ class BreastCancer(DataSource):
 
 
 class DigitPairs(DataSource):
-    """Pictures of two digits, 18,000 of 8 x 16 with noise, drawn from `digits` by the seed."""
+    """Pairs of digits: 18,000 noisy pictures of 8 x 16, which the seed draws from `digits`."""
 
     own_parts = ("validation", "test")
 
@@ -61,7 +62,7 @@ class DigitPairs(DataSource):
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read the handwritten digits of scikit-learn from its file, without importing scikit-learn.
+    """Read scikit-learn's handwritten digits from its file, without importing scikit-learn.
 
     Returns:
         Pictures, float64 from 0 to 16, axes (1797, 8, 8); digits, int64, axes (1797,).
@@ -74,16 +75,17 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw pictures of two digits; training rows come first, then validation and test rows.
+    """Draw pictures of pairs of digits; training rows come first, then validation, then test rows.
 
-    Every part draws from its own digits, so that no digit is in two parts.
+    Each part draws from different single digits, so no single digit occurs in two parts.
 
     Args:
         seed: the run's public seed.
 
     Returns:
-        Pictures, float32, axes (rows, 1, 8, 16), black 0 and white 1 with normal noise of 0.25;
-        labels, int64, axes (rows,): ten times the left digit plus the right one.
+        Pictures, float32, axes (rows, 1, 8, 16), where black is 0 and white is 1, plus normal noise
+        with standard deviation 0.25; and labels, int64, axes (rows,): ten times the left digit plus
+        the right digit.
     """
     images, values = read_digits()
     order = seeds.permutation(seed, len(values), "digit_pairs")

@@ -1,8 +1,9 @@
-"""Sessions of clicks as rows: all items up to a click, and the next clicked item.
+"""Sessions of clicks as rows: the items clicked so far are the inputs, the next item the label.
 
-YooChoose: the next click of a visitor of a shop (RecSys Challenge 2015). ``yoochoose`` is the last
-64th of the sessions of the published clicks. ``yoochoose_filtered`` is a smaller edition by others,
-with items that have a category; metrics of the two are not comparable.
+YooChoose: predict the next click of a visitor of an online shop (RecSys Challenge 2015).
+``yoochoose`` has the last 64th of the sessions in the published clicks. ``yoochoose_filtered`` is a
+smaller edition that others published, only with items that have a category; metrics on the two data
+sets cannot be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vfl.datasets.sources.files import data_folder, existing_file
 FILTERED = "yoochoose1_64"
 CLICKS = "yoochoose/yoochoose-clicks.dat"
 LENGTH = 50
-SHARE = 64  # Hidasi et al. 2016 and their successors: the last 1/64 of the sessions
+SHARE = 64  # as in Hidasi et al. 2016 and later papers: the last 1/64 of the sessions
 MIN_CLICKS = 5
 LIMIT_BYTES = 2**28
 PUBLISHED = "a file of the RecSys Challenge 2015 (YooChoose)"
@@ -31,7 +32,7 @@ Sessions = list[list[int]]
 
 
 class YooChoose(DataSource):
-    """The next click of a visitor of a shop: the last 64th of the published sessions."""
+    """Next click of a shop's visitor: the last 64th of the published sessions."""
 
     follows = ("length",)
     own_parts = ("validation", "test")
@@ -41,7 +42,7 @@ class YooChoose(DataSource):
 
 
 class FilteredYooChoose(DataSource):
-    """The next click of a visitor of a shop: a smaller edition, with items that have a category."""
+    """Next click of a shop's visitor: a smaller edition, only with items that have a category."""
 
     follows = ("length",)
     own_parts = ("validation", "test")
@@ -51,7 +52,7 @@ class FilteredYooChoose(DataSource):
 
 
 def _beginnings(parts: list[Sessions], items: int, asked: Request) -> Bundled:
-    """Every prefix of the sessions with its next item."""
+    """Make a row of every prefix of the sessions in each part, with the next item as label."""
     sizes = [sum(len(session) - 1 for session in part) for part in parts]
     counts = in_proportion(sizes, asked.limit)
     length = asked.form.length or LENGTH
@@ -68,16 +69,17 @@ def _beginnings(parts: list[Sessions], items: int, asked: Request) -> Bundled:
 def next_items(
     sessions: Sequence[Sequence[int]], length: int, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Every prefix of every session, with its next item.
+    """Make a row of every prefix of every session, with the next item as label.
 
     Args:
-        sessions: items as whole numbers from 0, each session in the order of its clicks.
-        length: items of a row; a longer prefix keeps its last items.
-        limit: largest number of rows, the first ones.
+        sessions: the items of each session, as whole numbers from 0, in the order of the clicks.
+        length: number of items in a row; a longer prefix keeps only its last items.
+        limit: largest number of rows; the first rows are made.
 
     Returns:
-        Rows, float32, axes (rows, length): items counted from 1, then zeros as padding; next items,
-        counted from 0, int64, axes (rows,). A float32 represents whole numbers below 2**24 exactly.
+        Rows, float32, axes (rows, length): items counted from 1, then zeros as padding; and next
+        items, int64, axes (rows,), counted from 0. A float32 holds whole numbers below 2**24
+        exactly.
 
     >>> rows, following = next_items([[7, 4, 9]], length=2)
     >>> rows.tolist(), following.tolist()
@@ -98,11 +100,12 @@ def next_items(
 
 
 def read_filtered(root: Path | None) -> tuple[list[Sessions], int]:
-    """Read sessions of the training, validation and test parts, and the number of items.
+    """Read sessions of the training, validation and test part; also return the number of items.
 
     Args:
         root: folder that contains ``yoochoose1_64`` with ``train.txt.gz``, ``valid.txt.gz`` and
-            ``test.txt.gz``: a header, then session, categories and items between tabs.
+            ``test.txt.gz``. Each file has a header, then lines with session, categories and items,
+            separated by tabs.
 
     Raises:
         MissingDataError: files are missing.
@@ -129,19 +132,20 @@ def _read_part(path: Path) -> Sessions:
 
 
 def read_clicks(root: Path | None) -> tuple[list[Sessions], int]:
-    """Read sessions of the published clicks, split by time, and the number of items.
+    """Read sessions of the published clicks, split by time; also return the number of items.
 
-    Sessions with one click are dropped, then items with fewer than five clicks, then sessions with
-    one remaining click. The last 64th of the sessions, by their last click, goes to training,
-    validation and test in the proportion 8:1:1, in order of time. The remaining items are numbered.
+    First, sessions with one click are dropped; then items with fewer than five clicks; then
+    sessions that have one click left. Of the others, the 64th that ended last is divided, in order
+    of time, into training, validation and test sessions in the proportion 8:1:1. The items in these
+    sessions are then numbered from 0.
 
     Args:
-        root: folder that contains ``yoochoose/yoochoose-clicks.dat``: session, time, item and
-            category between commas, without a header.
+        root: folder that contains ``yoochoose/yoochoose-clicks.dat``: lines with session, time,
+            item and category, separated by commas, without a header.
 
     Raises:
         MissingDataError: the file does not exist.
-        DataError: the file has another format, or too few sessions remain.
+        DataError: the file has another format, or too few sessions are left.
     """
     path = existing_file(data_folder(root) / CLICKS, PUBLISHED)
     try:
@@ -173,11 +177,11 @@ def read_clicks(root: Path | None) -> tuple[list[Sessions], int]:
 
 
 def last_sessions(clicks: pd.DataFrame, share: int) -> pd.DataFrame:
-    """The last of `share` equal parts of the sessions, in the order of their last clicks.
+    """Return clicks of the last 1/`share` of the sessions, ordered by each session's last click.
 
     Args:
-        clicks: columns session, time and item.
-        share: number of parts.
+        clicks: all clicks, with the columns session, time and item.
+        share: number of equal parts into which the sessions are divided by time.
     """
     ends = clicks.groupby("session")["time"].max().reset_index()
     ends = ends.sort_values(["time", "session"], ignore_index=True)

@@ -1,7 +1,7 @@
-"""Texts as rows of numbers, by a vocabulary from the training rows only; and sets of texts.
+"""Texts as rows of numbers, by a vocabulary of the training rows only; and data sets of texts.
 
-Film reviews, for or against: Pang and Lee 2004, polarity dataset 2.0. DBPedia Classes: 219 classes
-of articles by their first sentences.
+Positive and negative film reviews: polarity dataset 2.0 of Pang and Lee 2004. DBPedia Classes:
+articles of 219 classes, by their first sentences.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ _REVIEW = re.compile(r"(?:.*/)?(neg|pos)/(cv[^/]*\.txt)", re.ASCII)
 
 DBPEDIA = "dbpedia-classes"
 DBPEDIA_FILES = ("DBPEDIA_train.csv", "DBPEDIA_val.csv", "DBPEDIA_test.csv")
-DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # the finest of the data set's three levels
+DBPEDIA_TEXT, DBPEDIA_CLASS = "text", "l3"  # the finest of the data set's three levels of classes
 DBPEDIA_LENGTH = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts before their words are numbered for a model.
+    """Texts as words, before a vocabulary numbers the words for a model.
 
     Attributes:
-        words: the words of all texts, each once.
-        numbers: word indices of all texts, one text after another; axes (words in all texts,).
-        starts: start of each text in `numbers`, and the end of the last one; axes (rows + 1,).
-        length: words of a row.
-        vocabulary: largest number of different word codes.
+        words: the different words in all texts.
+        numbers: the words of all texts, one text after another, as positions in `words`; axes
+            (words in all texts,).
+        starts: position in `numbers` where each text starts, and where the last one ends; axes
+            (rows + 1,).
+        length: number of words in a row.
+        vocabulary: largest number of different word codes, including the codes for padding and
+            unknown words.
     """
 
     words: tuple[str, ...]
@@ -59,7 +62,7 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Iterable[str], length: int, vocabulary: int) -> Texts:
-        """Split texts into words: letters and digits, in lower case; apostrophes may join them."""
+        """Split texts into lower-case words of letters and digits, which apostrophes may join."""
         known: dict[str, int] = {}
         numbered = [
             np.array(
@@ -75,13 +78,13 @@ class Texts:
     def rows(self, train: np.ndarray) -> np.ndarray:
         """Encode all texts for a model: float32, axes (rows, length).
 
-        The words of the training rows get the numbers from 2 on, the most frequent first, and words
-        of equal frequency in alphabetical order; 1 means any other word, and 0 is padding at the
-        end. Only the first `length` words of a text count. A float32 represents the numbers
-        exactly.
+        The words of the training rows are numbered from 2, the most frequent first, and words of
+        equal frequency in alphabetical order. The code 1 means any other word, and 0 is padding at
+        the end of a row. Only the first `length` words of a text count. A float32 holds these
+        numbers exactly.
 
         Args:
-            train: the training rows.
+            train: positions of the training rows.
 
         >>> texts = Texts.of(["to be or not to be", "to see"], length=4, vocabulary=5)
         >>> texts.rows(np.array([0])).tolist()
@@ -98,7 +101,7 @@ class Texts:
         return result
 
     def _by_frequency(self, texts: list[np.ndarray]) -> np.ndarray:
-        """The number of each word; axes (words,)."""
+        """Return the code of each word in `words`; axes (words,)."""
         together = np.concatenate([np.empty(0, np.int32), *texts])
         counts = np.bincount(together, minlength=len(self.words))
         seen = np.flatnonzero(counts).tolist()
@@ -114,8 +117,8 @@ class Tokens:
     """Texts as tokens of a pretrained model.
 
     Attributes:
-        tokens: tokens of each text.
-        length: tokens of a row.
+        tokens: the tokens of each text.
+        length: number of tokens in a row.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -123,7 +126,7 @@ class Tokens:
 
     @classmethod
     def of(cls, texts: Iterable[str], length: int, tokenizer: str) -> Tokens:
-        """Tokenise texts by the tokenizer of a local model.
+        """Split texts into tokens with the tokenizer of a model on this machine.
 
         Raises:
             MissingPackageError: the extra "llm" is not installed.
@@ -137,7 +140,8 @@ class Tokens:
     def rows(self, train: np.ndarray) -> np.ndarray:
         """Encode all texts for a model: float32, axes (rows, length).
 
-        Token n becomes n + 1, and 0 is padding at the end. Training rows have no effect.
+        Token n gets the code n + 1, and 0 is padding at the end of a row. The training rows have no
+        influence here.
         """
         result = np.full((len(self.tokens), self.length), PADDING, dtype=np.float32)
         for row, tokens in enumerate(self.tokens):
@@ -146,7 +150,7 @@ class Tokens:
 
 
 def tokenizer_digest(name: str) -> str:
-    """SHA-256 of the tokenizer of a model on this machine.
+    """Return the SHA-256 of the tokenizer file of a model on this machine.
 
     Raises:
         MissingDataError: the model does not exist, or has no tokenizer.
@@ -162,13 +166,14 @@ class ReviewPolarity(DataSource):
     follows = ("length", "vocabulary", "tokenizer")
 
     def read(self, asked: Request) -> Bundled:
-        """Read the reviews in the order of their names, alternating negative (0) and positive (1).
+        """Read reviews in the order of their names, alternately negative (0) and positive (1).
 
-        `asked.root` contains ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
+        The folder `asked.root` contains the file ``review-polarity/review_polarity.tar.gz`` as its
+        authors publish it.
 
         Raises:
             MissingDataError: the file does not exist.
-            DataError: the file is damaged or of another format.
+            DataError: the file is damaged or has another format.
         """
         path = existing_file(
             data_folder(asked.root) / REVIEWS, want="the polarity dataset 2.0 of Pang and Lee"
@@ -194,15 +199,16 @@ class ReviewPolarity(DataSource):
 
 
 class DBPediaClasses(DataSource):
-    """First sentences of articles of 219 classes, as rows of words."""
+    """First sentences of encyclopedia articles of 219 classes, as rows of words."""
 
     follows = ("length", "vocabulary", "tokenizer")
     own_parts = ("validation", "test")
 
     def read(self, asked: Request) -> Bundled:
-        """Read the articles by the classes of the finest level, in alphabetical order.
+        """Read articles in the order of the files, with the classes of the finest level.
 
-        `asked.root` contains ``dbpedia-classes`` with the three csv files of the published set.
+        The folder `asked.root` contains ``dbpedia-classes`` with the three csv files of the
+        published data set.
 
         Raises:
             MissingDataError: a file does not exist.
@@ -236,7 +242,7 @@ def _asked_for(texts: list[str], asked: Request, length: int) -> Texts | Tokens:
 
 
 def _reviews(path: Path) -> dict[tuple[str, str], str]:
-    """Read texts by class and name, without unpacking to disk."""
+    """Read the reviews from the archive, by class and name, without unpacking it to disk."""
     found = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
