@@ -1,6 +1,6 @@
-"""Leakage of a training: labels to the party with gradients, pictures to the other.
+"""Attack a training: one party infers labels from gradients, the other infers pictures from cuts.
 
-Change SOURCE to "mnist" and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1" to see their effect.
+Set SOURCE to "mnist", and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1", to see their effect.
 """
 
 import torch

@@ -1,7 +1,8 @@
-"""Potential energy on an inner layer, if one owner has both halves, as in the thesis.
+"""Potential energy on an inner layer, if one owner has the bottom and the top, as in the thesis.
 
-In a federation nobody can do this: the label party sees no inner layer and the feature party no
-label. Who trains both halves before handing out the bottom adds the term in its own loop.
+In a federation no party can do this, because the label party has no inner layer, and the feature
+party has no labels. An owner who trains both models before handing out the bottom model can add the
+term in a training loop of its own.
 """
 
 import torch
@@ -19,7 +20,7 @@ train, test = slice(0, 1400), slice(1400, None)
 
 
 def few(rows_a_class=5):
-    """The first training rows of each class, which an attacker got to know."""
+    """Return the first training rows of each class, whose labels an attacker has learned."""
     return torch.cat([(targets[train] == code).nonzero()[:rows_a_class, 0] for code in range(10)])
 
 

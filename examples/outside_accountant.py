@@ -1,11 +1,12 @@
 """An accountant of your own in one file: zero-concentrated differential privacy.
 
-Here it registers itself in this process. A package says the same in its pyproject.toml:
+This file registers the accountant in this process. A package declares it in its pyproject.toml
+instead:
 
     [project.entry-points."vfl.accountants"]
     zcdp = "outside_accountant:Concentrated"
 
-and tests it with `vfl.testing`:
+The package tests the accountant with `vfl.testing`:
 
     class TestMine(AccountantContract):
         specs = ["zcdp"]
@@ -20,11 +21,11 @@ from vfl.privacy.accountants import ACCOUNTANTS, Accountant, GaussianSteps, epsi
 
 
 class Concentrated(Accountant):
-    """Zero-concentrated differential privacy; sampling gives it no advantage.
+    """Zero-concentrated differential privacy (zCDP); it gains nothing from sampling.
 
-    Bun and Steinke 2016: a Gaussian step of noise s is 1 / (2 s^2)-zCDP (proposition 1.6). Such
-    numbers add up (lemma 1.7). A sum rho gives epsilon rho + 2 sqrt(rho log(1 / delta))
-    (proposition 1.3).
+    Bun and Steinke 2016: a Gaussian step with noise s satisfies 1 / (2 s^2)-zCDP (proposition 1.6).
+    The zCDP parameters of several steps are added (lemma 1.7). Their sum rho gives epsilon rho + 2
+    sqrt(rho log(1 / delta)) (proposition 1.3).
     """
 
     def epsilon(self, steps: Sequence[GaussianSteps], delta: float) -> float:

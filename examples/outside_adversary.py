@@ -1,16 +1,17 @@
 """An adversary from outside the package, in one file: a feature party that swaps rows.
 
-Registered here for this process; a package of your own declares an entry point instead:
+This file registers the adversary in this process. A package declares it in its pyproject.toml
+instead:
 
     [project.entry-points."vfl.adversaries"]
     shuffling = "my_package.shuffling:Shuffling"
 
-and tests it with `vfl.testing`:
+The package tests the adversary with `vfl.testing`:
 
     class TestMine(AdversaryContract):
         specs = ["shuffling", "shuffling:share=1"]
 
-`vfl grid --adversary shuffling` then trains every defense against it.
+`vfl grid --adversary shuffling` trains every defense of a grid against this adversary.
 """
 
 import torch
@@ -24,10 +25,10 @@ from vfl.core.seeds import generator
 
 
 class Shuffling(ActiveAdversary):
-    """Exchanges a share of the cuts in a training batch with each other."""
+    """Exchanges a fraction of the cuts in a training batch among each other."""
 
     who = "feature party"
-    spoils = True  # a grid measures how often the network answers wrongly
+    spoils = True  # a grid measures how often the network then predicts wrongly
 
     def __init__(self, share: float = 0.5) -> None:
         self.share = share
@@ -38,7 +39,8 @@ class Shuffling(ActiveAdversary):
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
         if not context.training:
             return cut
-        # Of the step and nothing else: batches in flight are made again after a resume.
+        # The draw depends only on the step, because batches in flight are computed again after a
+        # resume.
         draw = generator(self.key, "shuffling", context.step)
         chosen = torch.nonzero(torch.rand(len(cut), generator=draw) < self.share)[:, 0]
         sent = cut.clone()

@@ -1,16 +1,17 @@
 """An attack from outside the package, in one file: the nearest class mean by Mahalanobis distance.
 
-Registered here for this process; a package of your own declares an entry point instead:
+This file registers the attack in this process. A package declares it in its pyproject.toml instead:
 
     [project.entry-points."vfl.attacks"]
     mahalanobis = "my_package.mahalanobis:Mahalanobis"
 
-and tests it with `vfl.testing`, which knows where it must win and where it must not:
+The package tests the attack with `vfl.testing`, on victims that leak labels and on victims that do
+not:
 
     class TestMine(AttackContract):
         specs = ["mahalanobis", "mahalanobis:shrink=0.5"]
 
-`vfl grid` and `vfl attack` then take it by its spec, like any other.
+`vfl grid` and `vfl attack` accept the attack by its spec, as they accept any other attack.
 """
 
 import torch
@@ -20,7 +21,7 @@ from vfl.attacks import ATTACKS, Attack, Grant, View, make
 
 
 class Mahalanobis(Attack):
-    """Distance of a cut from each class's leaked mean, by the covariance of all cuts."""
+    """Scores classes by the Mahalanobis distance of a cut from each class's leaked mean."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})

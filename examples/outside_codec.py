@@ -1,11 +1,11 @@
 """A codec of your own in one file: half precision in both directions.
 
-Here it registers itself in this process. A package says the same in its pyproject.toml:
+This file registers the codec in this process. A package declares it in its pyproject.toml instead:
 
     [project.entry-points."vfl.codecs"]
     half = "outside_codec:HalfPrecision"
 
-and tests it with `vfl.testing`:
+The package tests the codec with `vfl.testing`:
 
     class TestHalfPrecision(CodecContract):
         specs = ["half"]
@@ -26,12 +26,12 @@ LARGEST = torch.finfo(torch.float16).max
 
 
 def half_bytes(values: Tensor) -> bytes:
-    """Return float16 bytes of a tensor; too large values become float16's maximum."""
+    """Encode a tensor as float16; values that are too large become float16's maximum."""
     return values.clamp(-LARGEST, LARGEST).half().numpy().tobytes()
 
 
 def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
-    """The float32 tensor of axes (rows, width) in a payload of `half_bytes`."""
+    """Decode a payload of `half_bytes` to a float32 tensor of axes (rows, width)."""
     if len(payload) != 2 * rows * width:
         raise TruncatedFrameError(
             "a half-precision payload has the wrong length",
@@ -44,7 +44,7 @@ def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
 
 
 class HalfPrecision(Codec):
-    """Two bytes per value, without options or state."""
+    """Codec with two bytes for each value; it has no options and no state."""
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         return Encoded(half_bytes(cut), None)

@@ -1,6 +1,7 @@
 """A defense from outside the package, in one file: the label party rounds its gradients.
 
-Registered here for this process; a package of your own declares an entry point instead:
+This file registers the defense in this process. A package declares it in its pyproject.toml
+instead:
 
     [project.entry-points."vfl.defenses"]
     rounded_gradient = "my_package.rounded_gradient:RoundedGradient"
@@ -16,10 +17,10 @@ from vfl.defenses import DEFENSES, Defense, PrivacyStatement, Side
 
 
 class RoundedGradient(Defense):
-    """Rounds each value of the gradient to a number of steps up to the batch's largest value."""
+    """Rounds the gradient's values to a number of steps, relative to the batch's largest value."""
 
     side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True  # `gradient` looks at no label
+    label_free: ClassVar[bool] = True  # the method `gradient` does not use the labels
 
     def __init__(self, steps: int = 8) -> None:
         self.steps = steps

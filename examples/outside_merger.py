@@ -1,11 +1,11 @@
 """A merger of your own in one file: attention of every party's cut to all cuts.
 
-Here it registers itself in this process. A package says the same in its pyproject.toml:
+This file registers the merger in this process. A package declares it in its pyproject.toml instead:
 
     [project.entry-points."vfl.mergers"]
     attention = "outside_merger:Attention"
 
-and tests it with `vfl.testing`:
+The package tests the merger with `vfl.testing`:
 
     class TestMine(MergerContract):
         specs = ["attention"]
@@ -26,10 +26,10 @@ from vfl.models.mergers import Sum
 
 
 class Attention(Merger):
-    """Scaled dot-product attention (Vaswani et al. 2017, equation 1) with a query for each party.
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with a query for each party.
 
     Args:
-        heads: number of attention heads; they share the width of a cut.
+        heads: number of attention heads, which divide the width of a cut.
     """
 
     def __init__(self, heads: int = 2) -> None:
@@ -37,7 +37,7 @@ class Attention(Merger):
         self._heads = heads
 
     def width(self, widths: Sequence[int]) -> int:
-        width = Sum().width(widths)  # one width for all
+        width = Sum().width(widths)  # all cuts have the same width
         require_range("heads", self._heads, 1, width)
         return width // self._heads * self._heads * len(widths)
 
@@ -54,7 +54,7 @@ class _Attention(nn.Module):
     def forward(self, *cuts: Tensor) -> Tensor:
         rows = torch.stack(cuts, 1)  # (rows, parties, width)
         made = self.project(rows).unflatten(2, (3, self.heads, self.of_each))
-        query, key, value = made.permute(2, 0, 3, 1, 4)  # (rows, heads, parties, of each)
+        query, key, value = made.permute(2, 0, 3, 1, 4)  # (rows, heads, parties, width of a head)
         found = nn.functional.scaled_dot_product_attention(query, key, value)
         return found.transpose(1, 2).flatten(1)
 

@@ -7,7 +7,8 @@
 Author: the examples of vfl
 Date: 2026-11-25
 
-The two lines above say whose attack this is; the leaderboard names them beside what it reaches.
+The two lines above state the author and the date of this attack; the leaderboard shows them beside
+its results.
 """
 
 import numpy as np
@@ -39,7 +40,7 @@ LEARNERS = {
 
 
 class Pipeline(Attack):
-    """Standardised cuts, their principal components, and a scikit-learn classifier."""
+    """Standardises cuts, computes principal components, and trains a classifier on them."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})
@@ -51,18 +52,19 @@ class Pipeline(Attack):
         scale = make_pipeline(StandardScaler(), PCA(self.components, svd_solver="full"))
         further = scale.fit_transform(view.unlabelled.cuts.numpy())
         rows, labels = scale.transform(view.leaked.cuts.numpy()), view.leaked.labels.numpy()
-        seed = int(torch.randint(2**31, (), generator=draw))  # the same draw, the same score
+        seed = int(torch.randint(2**31, (), generator=draw))  # the same draw gives the same score
         machine = LEARNERS[self.learner](seed)
-        if self.learner in ("spreading", "self_training"):  # -1 is a row without a label
+        if self.learner in ("spreading", "self_training"):  # -1 marks a row without a label
             rows = np.concatenate([rows, further])
             labels = np.concatenate([labels, np.full(len(further), -1)])
         machine.fit(rows, labels)
         answer = machine.decision_function if self.learner == "svm" else machine.predict_proba
         found = answer(scale.transform(view.targets.cuts.numpy()))
-        if found.ndim == 1:  # of two classes a support-vector machine gives the second one's alone
+        # For two classes, a support-vector machine returns only the score of the second.
+        if found.ndim == 1:
             found = np.stack([-found, found], axis=1)
         scores = torch.full((view.targets.rows, view.classes), -1e3)
-        # Of a row that no neighbour leads to, label spreading says nothing, as not a number.
+        # For a row to which no neighbour leads, label spreading returns NaN.
         scores[:, machine.classes_] = torch.from_numpy(np.nan_to_num(found)).float()
         return scores
 

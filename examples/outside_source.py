@@ -1,16 +1,17 @@
 """A data set of your own in one file: two rings of points with noise.
 
-Here it registers itself in this process. A package says the same in its pyproject.toml:
+This file registers the data set in this process. A package declares it in its pyproject.toml
+instead:
 
     [project.entry-points."vfl.sources"]
     rings = "outside_source:Rings"
 
-and tests it with `vfl.testing`:
+The package tests the data set with `vfl.testing`:
 
     class TestMine(SourceContract):
         specs = ["rings", "rings:noise=0.2"]
 
-An experiment then has `source = "rings:noise=0.2"` below [data].
+An experiment can then use it by `source = "rings:noise=0.2"` under [data].
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROWS = 1000
 
 
 class Rings(DataSource):
-    """Points on an inner and on an outer ring, 1,000 rows of two columns.
+    """Points on an inner and an outer ring: 1,000 rows of two columns.
 
     Args:
         noise: standard deviation of the noise on each column.

@@ -1,4 +1,4 @@
-"""A split network in a training loop of your own: SplitModule is an ordinary torch module."""
+"""A split network in your own training loop: a SplitModule is an ordinary torch module."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -4,11 +4,12 @@
     python scripts/attack_permuted_decoder.py --model FOLDER --question "a text"
     python scripts/attack_permuted_decoder.py --model FOLDER --texts 8
 
-Orders and rounding are those of `vfl.llm.two_party`, drawn here; tests/attacks/permuted compares
-them with P1's real view. The decoder is random: 32 numbers a token, 4,000 tokens, one block. With
---model it is a real one, whose weights the attacker knows, and the text is the question. With
---texts the owner has fine-tuned it, and the attacker knows the public weights alone. A table says
-how often it finds a word among others, and the share of a vector's places that it puts in order.
+This program draws permutations and rounds values as `vfl.llm.two_party` does;
+tests/attacks/permuted compares the result with the values that P1 really receives. The decoder is
+random, with width 32, 4,000 tokens and one block. With --model it is a real decoder, whose weights
+the attacker knows, and the text is the question. With --texts the owner has fine-tuned the decoder,
+and the attacker knows only the public weights. A table states how often the attack finds a word
+among others, and which fraction of a vector's positions it puts in order.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from vfl.models.pretrained import load_pretrained
 from vfl.mpc.rules import P0, P1
 
 WIDTH, WORDS, BITS, TEXTS, LENGTH = 32, 4000, 30, 5, 12
-#: Words that an attacker of a real model chooses from.
+#: Number of words among which the attacker of a real model chooses.
 CANDIDATES = 500
-with warnings.catch_warnings(action="ignore"):  # here it is broken
+with warnings.catch_warnings(action="ignore"):  # this program attacks the insecure form
     FLOATS = Form("thesis", sharing="insecure_float")
 
 
 def decoder(layers: int) -> Decoder:
-    """Build a random decoder."""
+    """Build a random decoder with this number of blocks."""
     shape = DecoderShape(
         vocabulary=WORDS,
         width=WIDTH,
@@ -64,7 +65,7 @@ def decoder(layers: int) -> Decoder:
 
 
 def texts_read(layers: int, deviation: float) -> float:
-    """Return the share of words read from noisy permuted vectors after some blocks."""
+    """Return the fraction of words inferred from noisy permuted vectors after some blocks."""
     model, draw = decoder(max(layers, 1)), generator(0, "texts")
     front, right = Front(model.tokens, model.layers[:layers], LENGTH), 0
     for _ in range(TEXTS):
@@ -78,13 +79,13 @@ def texts_read(layers: int, deviation: float) -> float:
 
 
 def question_read(folder: Path, question: str, layers: int, places: int) -> tuple[list[str], int]:
-    """Return the words read from a real model's text after some blocks, and how many are right.
+    """Return the words inferred from a real model's text after some blocks, and how many are right.
 
     Args:
         folder: folder of the model.
-        question: the text; its first tokens are attacked.
-        layers: number of blocks before the attack.
-        places: fraction bits that P1 sees.
+        question: the text to attack.
+        layers: number of blocks before the attacked vectors.
+        places: number of fraction bits that P1 sees.
     """
     model, tokenizer = load_pretrained(folder), read_tokenizer(folder)
     assert isinstance(model, Decoder), "tokens are read"
@@ -99,7 +100,7 @@ def question_read(folder: Path, question: str, layers: int, places: int) -> tupl
 
 
 def fine_tuned(model: Decoder, change: float) -> Decoder:
-    """Return the model with noise in all its blocks, in units of each weight's deviation."""
+    """Return the model with noise on all its blocks, relative to the deviation of each weight."""
     owner = copy.deepcopy(model)
     with scoped(8):
         for layer in owner.layers:
@@ -110,12 +111,13 @@ def fine_tuned(model: Decoder, change: float) -> Decoder:
 
 
 def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: DecoderShape) -> Tensor:
-    """Return the score of a step with every step so far; axes (texts, heads x steps).
+    """Return the attention scores of a step with all steps so far; axes (texts, heads x steps).
 
     Args:
         layer: the block.
-        x: the step's vectors, axes (texts, 1, width).
-        keys: rotated keys of all steps including this one, axes (texts, groups, steps, head width).
+        x: vectors of the step, axes (texts, 1, width).
+        keys: rotated keys of all steps so far, including this step, axes (texts, groups, steps,
+            head width).
         shape: shape of the model.
     """
     made = layer.attention_in(layer.attention_norm(x))[..., : shape.queries]
@@ -129,13 +131,13 @@ def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: Decode
 def seen_values(
     model: Decoder, before: Tensor, words: Tensor, blocks: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return P1's observations of some next words in order; axes (words, values).
+    """Return the ordered values that P1 sees for several next words; axes (words, values).
 
     Args:
-        model: the owner's, or the public one.
-        before: the words before, axes (words before,).
-        words: words of which each may follow, axes (words,).
-        blocks: numbers of blocks before the returned values.
+        model: the owner's model, or the public one.
+        before: the words before the next word, axes (words before,).
+        words: the possible next words, axes (words,).
+        blocks: numbers of blocks after which the values are taken.
     """
     text, x, found = model.tokens(before)[None], model.tokens(words)[:, None], {}
     for index, layer in enumerate(model.layers):
@@ -154,17 +156,17 @@ def seen_values(
 def read_beside_public_weights(
     folder: Path, texts: int, changes: Sequence[float], blocks: Sequence[int]
 ) -> Iterator[tuple[float, str, float, float]]:
-    """Yield for each change and kind of value how many words and positions are found.
+    """Yield, for each change and kind of value, how many words and positions the attack finds.
 
-    The attacker knows the public weights and the words before the one that it looks for, and has
-    `CANDIDATES` words to choose from. The order it finds is that of one who knows the whole text,
-    as the user does.
+    The attacker knows the public weights and the words before the attacked word, and chooses among
+    `CANDIDATES` words. The order of positions is found by an attacker who knows the whole text, as
+    the user does.
 
     Args:
         folder: folder of the model.
-        texts: number of texts of `LENGTH` random tokens.
-        changes: sizes of the change of the owner's weights, see `fine_tuned`.
-        blocks: numbers of blocks below the attacked values.
+        texts: number of texts, each of `LENGTH` random tokens.
+        changes: sizes of the change between the public weights and the owner's; see `fine_tuned`.
+        blocks: numbers of blocks before the attacked values.
     """
     public, draw = load_pretrained(folder), generator(0, "candidates")
     assert isinstance(public, Decoder), "tokens are read"
@@ -190,7 +192,7 @@ def read_beside_public_weights(
 
 
 def left_unknown(change: float, questions: int) -> float:
-    """Return the share of a fine-tuned layer's change that one-word questions leave unknown."""
+    """Return the fraction of a fine-tuned change that one-word questions leave unknown."""
     base, draw = decoder(1), generator(0, "orders")
     owner = copy.deepcopy(base)
     with scoped(8):
@@ -202,7 +204,7 @@ def left_unknown(change: float, questions: int) -> float:
         return F.rms_norm(vectors, (WIDTH,), eps=1e-5)
 
     def maps(model: Decoder) -> tuple[Tensor, Tensor]:
-        """Return maps of attention over one word and of the next layer, axes (inputs, outputs)."""
+        """Return the maps of one-word attention and the next layer, axes (inputs, outputs)."""
         block = model.layers[0]
         value = block.attention_in.weight.double()[2 * WIDTH :].T
         return value @ block.attention_out.weight.double().T, block.mlp_in.weight.double().T
@@ -219,9 +221,9 @@ def left_unknown(change: float, questions: int) -> float:
 
 
 def averaged(times: int) -> tuple[float, float, float]:
-    """Average over float shares: P0's error of word vectors, the words it reads, P1's key error.
+    """Average float shares; return P0's error of word vectors, words it reads, P1's key error.
 
-    Errors are in units of a share's assumed size, 1.
+    Errors are relative to the assumed size of a share, which is 1.
     """
     shape = DecoderShape(
         vocabulary=200, width=WIDTH, layers=1, heads=2, positions="rotary", norm="rms", bias=False
@@ -260,7 +262,8 @@ def main() -> None:
         return
     if options.model is not None:
         for layers in options.blocks:
-            bits = 11 if layers else 16  # `vfl.llm.private_decoder` shows the first norm more
+            # `vfl.llm.private_decoder` shows P1 more bits of the first norm.
+            bits = 11 if layers else 16
             words, right = question_read(options.model, options.question, layers, bits)
             print(f"behind {layers} blocks: {right} of {len(words)} words: {words}", flush=True)
         return

@@ -23,7 +23,7 @@ PAGE = """{% import "macros.html" as ui %}<!doctype html><meta charset="utf-8">
 
 
 def main() -> None:
-    """Write the page: the angles of every defense, and their maps below."""
+    """Write a page with the angles of every defense, and the maps of each below them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="what vfl grid printed")
     parser.add_argument("page", type=Path)

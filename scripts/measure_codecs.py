@@ -2,10 +2,10 @@
 
     python scripts/measure_codecs.py digit_pairs --codec l1:target=6 --codec topk:k=6 --seeds 5
 
-It prints one line of JSON per training. It has the accuracy and the values above zero per row on
-the test rows, at inference; and, for the second half of the training, the bits per row sent in each
-direction. Where every value has a code of its own, it also has the entropy of those codes, and for
-a rate the bits that its model expects.
+The program prints one line of JSON for each training. The line has the accuracy, and the number of
+values above zero per row, on the test rows. For the second half of the training, it has the bits
+per row sent in each direction. If a codec gives each value its own code, the line also has the
+entropy of these codes; for the codec `rate`, it has the bits that the codec's model expects.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ Parts = tuple[np.ndarray, np.ndarray, tuple[int, int, int]]
 
 
 def digit_pairs() -> Parts:
-    """Return two of scikit-learn's digits in one noisy picture.
+    """Return pictures of two of scikit-learn's digits with noise.
 
-    No digit is in two parts. There are 100 classes.
+    No digit is in more than one of the sets for training, validation and test. The pairs of digits
+    form 100 classes.
     """
     digits, draw = read_bundled("digits"), np.random.default_rng(0)
     order, inputs, labels = draw.permutation(digits.rows), [], []
@@ -53,7 +54,7 @@ def digit_pairs() -> Parts:
 
 
 def fm20() -> Parts:
-    """Return MNIST and Fashion-MNIST as 20 classes, 14 x 14."""
+    """Return MNIST and Fashion-MNIST as 20 classes, with 14 x 14 pixels."""
     inputs, labels = [], []
     for first, name in enumerate(("mnist", "fashion_mnist")):
         found = read_bundled(name)
@@ -64,21 +65,21 @@ def fm20() -> Parts:
 
 
 def cifar() -> Parts:
-    """Return CIFAR-10 at 16 x 16."""
+    """Return CIFAR-10 with 16 x 16 pixels."""
     found = read_bundled("cifar10", limit=24_000)
     cuts = [found.rows * 5 // 8, found.rows * 3 // 4]
     return _mixed([_halved(found.cells)], [found.labels], cuts)
 
 
 def _halved(pictures: np.ndarray) -> np.ndarray:
-    """Return pictures of half the height and width on the scale 0..1, flat."""
+    """Return pictures with half the height and width, with values from 0 to 1, as flat rows."""
     rows, channels, height, width = pictures.shape
     blocks = pictures.reshape(rows, channels, height // 2, 2, width // 2, 2)
     return blocks.mean(axis=(3, 5)).reshape(rows, -1) / 255
 
 
 def _mixed(inputs: list[np.ndarray], labels: list[np.ndarray], cuts: list[int]) -> Parts:
-    """Return sets whose rows train, validate and test: before, between and after two cuts."""
+    """Divide rows into training, validation and test sets: before, between and after two cuts."""
     parts = zip(*(np.split(np.arange(len(own)), cuts) for own in inputs), strict=True)
     taken = [list(part) for part in parts]
     rows = [np.concatenate([x[i] for x, i in zip(inputs, part, strict=True)]) for part in taken]
@@ -93,7 +94,7 @@ TASKS = {"digit_pairs": digit_pairs, "fm20": fm20, "cifar": cifar}
 
 
 def parties(task: str) -> dict[str, PartyData]:
-    """Return one party with all columns, and one with the labels."""
+    """Return one party that has all columns, and one party that has the labels."""
     inputs, labels, sizes = TASKS[task]()
     ends = np.cumsum(sizes)
     split = Split(*np.split(np.arange(ends[-1]), ends[:-1]))
@@ -107,7 +108,7 @@ def parties(task: str) -> dict[str, PartyData]:
 
 
 def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
-    """Build 192 and 128 units; a sign code needs no rectifier after the last."""
+    """Build a bottom with layers of 192 and 128 units; a sign code needs no ReLU at the end."""
     norms = [nn.BatchNorm1d(192), nn.BatchNorm1d(WIDTH)] if batch_norm else [nn.Identity()] * 2
     first = [nn.Linear(inputs, 192), norms[0], nn.ReLU(), nn.Dropout(0.2)]
     last = [nn.Linear(192, WIDTH), norms[1]]
@@ -115,7 +116,7 @@ def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
 
 
 class Watch(Adversary):
-    """An honest party that counts its sent bytes in the second half of training and in the test."""
+    """An honest party that counts its sent bytes, in training (second half) and test."""
 
     def __init__(self) -> None:
         self.session: LocalSession | None = None
@@ -127,7 +128,7 @@ class Watch(Adversary):
         self.wire_bytes: dict[str, int] = defaultdict(int)
 
     def follow(self, session: LocalSession) -> None:
-        """Find the steps at which the second half of a session and its test begin."""
+        """Find the steps at which the second half of a session's training begins, and its test."""
         self.session = session
         schedule = list(rules.schedule(session.terms, session.label.data.split, 0))
         trained = [exchange.step for exchange in schedule if exchange.trains]
@@ -161,7 +162,7 @@ class Watch(Adversary):
             self.wire_bytes[direction] += frame.wire_bytes
 
     def figures(self) -> Iterator[tuple[str, float]]:
-        """Yield the counts by name."""
+        """Yield each count with its name."""
         rows = self.rows["training"]
         for direction, total_bytes in self.wire_bytes.items():
             yield f"bits_{direction}", 8 * total_bytes / rows
@@ -174,7 +175,7 @@ class Watch(Adversary):
 
 
 def entropy(codes: np.ndarray) -> float:
-    """Return bits per code, if each is coded by its share alone."""
+    """Return the entropy in bits per code, from the codes' frequencies."""
     shares = np.bincount(codes.reshape(-1)) / codes.size
     shares = shares[shares > 0]
     return float(-(shares * np.log2(shares)).sum())
@@ -188,7 +189,7 @@ def measure(
     batch_size: int = 128,
     batch_norm: bool = True,
 ) -> dict[str, Any]:
-    """Train once, and return the figures that this module's docstring lists."""
+    """Train once, and return the results that this module's docstring lists."""
     train = {"epochs": epochs, "batch_size": batch_size}
     client = {"client": {"width": WIDTH}}
     experiment = Experiment.model_validate(
@@ -223,7 +224,7 @@ def measure(
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line, and run the trainings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--codec", action="append", required=True)

@@ -1,10 +1,10 @@
-"""Tokens that a round of speculative decoding yields, with drafts from the text itself.
+"""Number of tokens per round of speculative decoding, with drafts taken from the text itself.
 
     python scripts/measure_drafts.py --model FOLDER
 
-A draft repeats what followed the last three, two or one tokens at their latest earlier place in
-question and answer (prompt lookup). A round yields the drafted tokens that the model itself takes,
-and one more (Leviathan et al. 2023, algorithm 1, greedy).
+A draft is the text that followed the latest earlier occurrence of the last three, two or one tokens
+in question and answer (prompt lookup). A round yields the drafted tokens that the model itself
+would choose, and one more token (Leviathan et al. 2023, algorithm 1, greedy).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 3
 
 
 def draft(text: Sequence[int], length: int) -> list[int]:
-    """Return the tokens that followed the text's last tokens at their latest earlier place.
+    """Return the tokens that followed the latest earlier occurrence of the text's last tokens.
 
     >>> draft([7, 8, 9, 1, 7, 8], 2)
     [9, 1]
@@ -46,7 +46,7 @@ def draft(text: Sequence[int], length: int) -> list[int]:
 
 
 def rounds(question: Sequence[int], answer: Sequence[int], length: int) -> int:
-    """Return the number of rounds for an answer.
+    """Return the number of rounds that an answer needs.
 
     >>> rounds([7, 8, 9, 1], [7, 8, 9, 1], 2)
     2

@@ -1,11 +1,11 @@
-"""Distance correlation and neighbours of P2's view while a private network learns MNIST.
+"""Distance correlation and neighbours of P2's values while a private network learns MNIST.
 
     python scripts/measure_permuted.py --data FOLDER --steps 300
     python scripts/measure_permuted.py --data FOLDER --pictures neighbours.png
 
-Figures 5.4 and 5.5 of the thesis (2025): 784-128-10, sigmoid, 128 rows a step. One line of JSON a
-checkpoint. Beside the thesis' evidence stands the effect of sorting, because a permutation hides
-only the order.
+The program repeats figures 5.4 and 5.5 of the thesis (2025): a network 784-128-10 with sigmoid, and
+128 rows in a step. It prints one line of JSON for each checkpoint. Beside the measures of the
+thesis, it reports the effect of sorting the values, because a permutation hides only their order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEIGHBOURS = 5
 
 
 def main() -> None:
-    """Train in private, and observe P2's view."""
+    """Train a private network, and measure the values that P2 sees."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds MNIST")
     parser.add_argument("--mode", choices=("thesis", "fast"), default="thesis")
@@ -58,17 +58,18 @@ def main() -> None:
 
 
 def digits(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
-    """Return pixels between 0 and 1, one axis a row, and classes."""
+    """Return pixels between 0 and 1 as flat rows, and classes."""
     data = read_bundled("mnist", folder, limit=rows)
     pixels = torch.tensor(data.cells[:rows]).double().flatten(1) / 255  # type: ignore[index]
     return permuted.on_grid(pixels), torch.tensor(data.labels[:rows])
 
 
 def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> dict[str, Tensor]:
-    """Return the first hidden layer of some rows, raw and as P2 sees it; axes (rows, 128) each.
+    """Return some rows of the first hidden layer, raw and as P2 sees them; axes (rows, 128) each.
 
-    "permuted" are the values of a batch of 128 rows, each row given those at its own place. "alone"
-    are those of a row that is evaluated by itself, and "alone, sorted" the same in order.
+    "permuted" are the values of a batch of 128 rows; each row of the result has the values that P2
+    receives at the row's position. "alone" are the values of a row that is evaluated alone, and
+    "alone, sorted" the same values in ascending order.
     """
     raw = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     batches = [victim.infer(batch)[1][0] for batch in inputs.split(BATCH_ROWS)]
@@ -81,7 +82,7 @@ def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> d
 def look(
     victim: permuted.Victim, inputs: Tensor, classes: Tensor, alone_rows: int = ALONE
 ) -> dict[str, Any]:
-    """Return all measurements of one checkpoint."""
+    """Return all measurements for one checkpoint."""
     outputs, _ = victim.infer(inputs)
     found: dict[str, Any] = {"accuracy": share(outputs.argmax(1) == classes)}
     for name, seen in views(victim, inputs, alone_rows).items():
@@ -94,7 +95,7 @@ def look(
 
 
 def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> dict[str, Any]:
-    """Measure the thesis' harder case: all rows of a batch have one class."""
+    """Measure the harder case of the thesis, in which all rows of a batch have the same class."""
     groups = [
         (digit, group)
         for digit in range(10)
@@ -113,7 +114,7 @@ def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> di
 
 
 def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
-    """Find the rows of a batch, for a P2 that knows the first layer's weights."""
+    """Find the rows of a batch, as a P2 that knows the weights of the first layer can."""
     seen = victim.infer(inputs[:BATCH_ROWS])[1][0]
     sums = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     if victim.rules.mode == "fast":
@@ -124,7 +125,7 @@ def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
 
 
 def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, path: Path) -> None:
-    """Draw one test picture per digit, then its nearest neighbour by each party's values."""
+    """Draw a test picture for each digit, and its nearest neighbour by each party's values."""
     from PIL import Image
 
     found = views(victim, inputs[:ALONE])
@@ -141,7 +142,7 @@ def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, pa
 
 
 def share(hits: Tensor) -> float:
-    """Return the share of correct rows, to four decimals."""
+    """Return the fraction of correct rows, rounded to four decimals."""
     return round(float(hits.double().mean()), 4)
 
 

@@ -1,4 +1,4 @@
-"""``python -m vfl``."""
+"""Program of ``python -m vfl``, the same as the command `vfl`."""
 
 from __future__ import annotations
 

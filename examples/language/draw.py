@@ -1,4 +1,4 @@
-"""The curves of docs/results/language_models.md out of the file that invert.py wrote, each an SVG.
+"""Draw the curves of docs/results/language_models.md, from the file that invert.py wrote, as SVG.
 
 python examples/language/draw.py docs/results/inversion.csv docs
 """

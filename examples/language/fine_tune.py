@@ -1,9 +1,9 @@
-"""The decoder of pretrain.py, fine-tuned on reviews in one place and in three parts.
+"""Fine-tune the decoder of pretrain.py on reviews, in one process and split into three parts.
 
     python examples/language/fine_tune.py --out fine_tuning.csv
 
-In one place it is a plain loop of PyTorch over the same rows. Without a codec the parts end in its
-weights bit for bit, and the program stops if they do not.
+In one process, the training is a plain PyTorch loop over the same rows. Without a codec, both
+trainings must end with the same weights bit for bit; if they do not, the program stops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vfl.training.run import load_data
 
 NAMES = ["trained", "codec", "middle_codec", "accuracy", "auc", "guess", "cut_bytes",
          "output_bytes", "cut_gradient_bytes", "output_gradient_bytes", "seconds"]  # fmt: skip
-#: Codecs of the user's cut and of the server's output.
+#: Codecs to measure, for the user's cut and for the server's output.
 CODECS = (
     ("none", "none"),
     ("quantise:values=8", "quantise:values=8"),
@@ -37,7 +37,7 @@ CODECS = (
 
 
 def parts_of(experiment: Experiment, words: int) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Front, middle and head with the same first weights every time."""
+    """Return front, middle and head; every call returns the same initial weights."""
     user, middle = experiment.parties["user"], experiment.middle
     with scoped(experiment.seed):
         return (
@@ -48,7 +48,7 @@ def parts_of(experiment: Experiment, words: int) -> tuple[nn.Module, nn.Module, 
 
 
 def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.Module) -> None:
-    """Train as one model, in the batches of that session's schedule."""
+    """Train the whole as one model, on the batches of a session's schedule."""
     learned = [one for one in whole.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=session.terms.train.learning_rate)
     for exchange in rules.schedule(session.terms, session.label.data.split):
@@ -60,7 +60,7 @@ def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.M
 
 
 def main() -> None:
-    """Write a line for each training when it ends; skip trainings that the file already has."""
+    """Write a line for each training when it ends; skip trainings that are already in the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fine_tuning.csv"))
     parser.add_argument("-s", "--set", action="append", default=[], help="a setting's change")

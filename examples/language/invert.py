@@ -1,13 +1,13 @@
-"""Text that the owner of a split language model recovers from its user's cuts: thesis 6.2.2.
+"""Recover text from the cuts of a split language model's user, as its owner: thesis 6.2.2.
 
     python examples/language/invert.py --out inversion.csv
     python examples/language/invert.py --model smollm2 --texts 5 --out inversion_smollm2.csv
 
-It takes the decoder of pretrain.py, or a published one. Texts come from reviews that the decoder of
-pretrain.py never saw: sentences (short) and whole reviews (long). Two numbers accompany each
-accuracy: the guess (the most frequent word everywhere), and the task's accuracy (how often the
-model ranks the next word first). A line of the file is a cell, written when the cell is done. Cells
-in the file are not computed again.
+The program attacks the decoder of pretrain.py, or a published decoder. The texts come from reviews
+that the decoder of pretrain.py has never seen: sentences (short) and whole reviews (long). Two
+numbers accompany each accuracy. The guess is the accuracy of always answering the most frequent
+word; the task's accuracy is how often the model ranks the right next word first. A line of the
+output file is a cell, written when the cell is done; cells in the file are not computed again.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ CODECS = ("quantise:values=4", "quantise:values=2", "quantise:values=1", "topk:k
 
 
 def noise(deviation: float) -> str:
-    """Equation 6-4 as a spec."""
+    """Return the noise of equation 6-4 as a spec."""
     return f"clipped_noise:norm=inf,sigma={deviation}"
 
 
 def cells() -> Iterator[Cell]:
-    """Every figure of the page."""
+    """Yield the cells for all numbers of the page."""
     for front, texts in ((f, t) for f in range(1, LAYERS + 1) for t in ("reviews", "sentences")):
         strong = (SEARCH, NETWORK) if front in (2, 4) and texts == "reviews" else ()
         for attack in (INVERSION, REFINED, *strong):
@@ -106,7 +106,7 @@ def cells() -> Iterator[Cell]:
 
 
 DEEP = (10, 20)
-#: Defenses that replace words before the front reads them.
+#: Defenses that replace words before the front model reads them.
 SANITISED = ("santext", "custext")
 DEEP_INVERSION = "text_inversion:steps=150"
 DEEP_REFINED = "token_search:candidates=50,steps=150"
@@ -114,7 +114,7 @@ TWO_STAGES = "two_stage_inversion:steps=60,network_steps=150,hidden=256"
 
 
 def deep_cells() -> Iterator[Cell]:
-    """Figures of a published model, behind a third and two thirds of its blocks (thesis 6.2.2)."""
+    """Yield cells for a published model, after a third and two thirds of its blocks."""
     for front in DEEP:
         for attack in (TWO_STAGES, DEEP_INVERSION, DEEP_REFINED):
             yield Cell("depth", "reviews", front, 16, False, "none", "none", attack)
@@ -136,11 +136,12 @@ def deep_cells() -> Iterator[Cell]:
 
 
 class Bench:
-    """The decoder, and texts that it never saw.
+    """The decoder to attack, and texts that it has never seen.
 
     Attributes:
-        leaked: texts that an attacker knows with their cuts.
-        by_token: whether a codec's row, with its own scale, is a token; otherwise it is a text.
+        leaked: texts that an attacker knows together with their cuts.
+        by_token: whether a codec's row, which has its own scale, is a token; if not, it is a whole
+            text.
     """
 
     leaked = 600
@@ -161,12 +162,12 @@ class Bench:
 
     @classmethod
     def of_published(cls, name: str, count: int) -> Bench:
-        """A published decoder, and reviews as its tokens; the last 400 are attacked."""
+        """Return a published decoder and reviews as its tokens; the last 400 are attacked."""
         made = cls.__new__(cls)
         form = SetFormat(length=1000, tokenizer=name)
         cells = read_bundled("review_polarity", form=form).cells
         rows = torch.from_numpy(cells.rows(np.arange(0)))
-        # A row numbers tokens from 1 on, and these fronts take the tokens themselves.
+        # A row counts tokens from 1 on, but this front takes the token ids themselves.
         made.known, made.texts = (rows[:1600] - 1).clamp(0), {"reviews": (rows[1600:] - 1).clamp(0)}
         made.by_token = True
         made.count, made.model = count, load_pretrained(existing_model(name), "body")
@@ -189,7 +190,7 @@ class Bench:
         ).eval()  # fmt: skip
         attack = attacks.make(cell.attack)
         if Grant.LEAKED_INPUTS not in attack.needs:
-            known = known[:1]  # what it does not read is not computed
+            known = known[:1]  # values that the attack does not read are not computed
         with torch.no_grad():
             front.to(torch.float16 if cell.half else torch.float32)
             below = self.sanitised(front, cell.defense, width)
@@ -215,7 +216,7 @@ class Bench:
         )
 
     def sanitised(self, front: Front, defense: str, width: int) -> nn.Module:
-        """Return the front, or one that reads substitutes of the words."""
+        """Return the front model; if a defense replaces words, one that reads substitutes."""
         if not defense.startswith(SANITISED):
             return front
         law = defenses.make(defense)
@@ -224,9 +225,9 @@ class Bench:
         return made
 
     def task(self, front: int, cuts: Tensor, rows: Tensor) -> tuple[float, float]:
-        """Return the share of next words that the model ranks first, and the perplexity.
+        """Return the fraction of next words that the model ranks first, and the perplexity.
 
-        Both are NaN if there is one word.
+        Both are NaN for texts of a single word.
         """
         if rows.shape[1] < 2:
             return math.nan, math.nan
@@ -239,15 +240,15 @@ class Bench:
 
 
 def copied(model: Decoder, front: int) -> tuple[nn.Embedding, list[nn.Module]]:
-    """Return embedding and first blocks as a copy that an attacker may change."""
+    """Return the embedding and the first blocks as a copy that an attacker may change."""
     return copy.deepcopy(model.tokens), [copy.deepcopy(one) for one in model.layers[:front]]
 
 
 def numbered_sentences(reviews: Tensor, train: Tensor, test: Tensor) -> Tensor:
-    """Sentences of the test reviews, a line each in the file, by the numbers of known words."""
+    """Return the sentences of the test reviews (lines of the file) as numbers of known words."""
     found: dict[tuple[str, str], str] = {}
     with tarfile.open(data_folder(None) / REVIEWS) as archive:
-        for member in archive:  # in the file's order, which is not that of the rows
+        for member in archive:  # in the order of the file, which differs from the order of the rows
             side, _, name = member.name.removeprefix("txt_sentoken/").partition("/")
             if side in ("neg", "pos") and name:
                 found[name, side] = archive.extractfile(member).read().decode("latin-1")
@@ -260,7 +261,7 @@ def numbered_sentences(reviews: Tensor, train: Tensor, test: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Run the cells that the file lacks."""
+    """Run the cells that are not in the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
     parser.add_argument("--model", help="a published decoder, such as smollm2; else pretrain.py's")

@@ -1,7 +1,8 @@
-"""Pretrain the decoder of this folder's files; takes a minute of one core.
+"""Pretrain the decoder that the programs in this folder use; it takes a minute on one core.
 
-It learns to name the next word on the training rows of reviews.toml, up to 1,000 words of each,
-and sees no other row. `VFL_MODELS` says where the weights go, ``~/.cache/vfl/models`` if not.
+The decoder learns to predict the next word on the training rows of reviews.toml, with up to 1,000
+words of each row, and sees no other row. The weights are written to the folder in `VFL_MODELS`, or
+else to ``~/.cache/vfl/models``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PADDING = 0
 
 
 def training_rows(file: Path) -> torch.Tensor:
-    """Word numbers of the reviews an experiment trains on."""
+    """Return the word indices of the reviews on which an experiment trains."""
     experiment = read_experiment(file)
     data = load_data(experiment)
     party = data[experiment.feature_parties[0]]
@@ -31,7 +32,7 @@ def training_rows(file: Path) -> torch.Tensor:
 
 
 def main() -> None:
-    """Train, and store the weights under the name."""
+    """Train, and store the weights under the given name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="reviews")
     parser.add_argument("--layers", type=int, default=6)

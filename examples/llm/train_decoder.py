@@ -1,11 +1,12 @@
-"""Train a small decoder on film reviews, for `vfl llm demo`: tokenizer and weights in minutes.
+"""Train a small decoder and its tokenizer on film reviews, for `vfl llm demo`, within minutes.
 
     VFL_DATA=folder_with_review-polarity python examples/llm/train_decoder.py --minutes 8
 
-Byte-pair encoding of 1,024 tokens (Sennrich et al. 2016), and a decoder of LLaMA's parts with one
-million weights. Both go to the user's cache, where the demo looks for them. Every fiftieth review
-is kept apart, in apart.txt; the loss printed is on those. The learning rate falls with the time
-that is left, so that a slow machine ends in time, with a model that is worse.
+The tokenizer is a byte-pair encoding with 1,024 tokens (Sennrich et al. 2016), and the decoder has
+LLaMA's components and one million weights. Both are written to the user's cache, where the demo
+looks for them. Every fiftieth review is held out and written to apart.txt; the printed loss is on
+these reviews. The learning rate falls with the remaining time, so that a slow machine ends in time
+too, with a worse model.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CONTEXT, BATCH, RATE = 96, 12, 3e-3
 
 
 def reviews(archive: Path) -> list[str]:
-    """Return the texts, one per review, in the order of their names."""
+    """Return the texts of the reviews, in the order of their file names."""
     with tarfile.open(archive) as tar:
         files = sorted((one for one in tar if one.name.endswith(".txt")), key=lambda one: one.name)
         found = []
@@ -76,7 +77,7 @@ def learn_pairs(texts: list[str], vocabulary: int, words: int = 20_000) -> ByteP
 
 
 def loss_of(model: Decoder, rows: Tensor) -> Tensor:
-    """Return the loss of the next token; `rows` has axes (texts, steps + 1)."""
+    """Return the loss of predicting each next token; `rows` has axes (texts, steps + 1)."""
     logits = model(rows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
@@ -125,7 +126,7 @@ def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decode
 
 
 def main() -> None:
-    """Train, and store the model."""
+    """Train the decoder, and store it."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data", type=Path, default=Path(os.environ.get("VFL_DATA", ".")))
     options.add_argument("--minutes", type=float, default=8.0)

@@ -1,12 +1,12 @@
-"""CIFAR-10 under differential privacy behind public convolutions: Abadi et al. 2016, section 5.3.
+"""Train on CIFAR-10 with DP-SGD behind public convolutions: Abadi et al. 2016, section 5.3.
 
     python examples/private/cifar.py --epsilon 8 --seeds 0 --out cifar.jsonl
 
-The source trains its convolutions on CIFAR-100, which counts as public; here they are trained on
-20,000 pictures of Tiny-ImageNet, halved to 32 x 32 pixels. They stay as they are, and the two dense
-layers of 384 behind them are trained under privacy, on the middle 24 x 24 pixels. Convolutions and
-features are kept in --state, and a training that was killed goes on. Reads both sets below the
-folder in VFL_DATA.
+The paper trains its convolutions on CIFAR-100, which counts as public. Here they are trained on
+20,000 pictures of Tiny-ImageNet, reduced to 32 x 32 pixels. They then stay fixed, and the two dense
+layers of width 384 behind them are trained with DP-SGD, on the middle 24 x 24 pixels. Convolutions
+and features are stored in the folder --state, so that a training that was killed can continue. Both
+data sets are read from the folder that VFL_DATA names.
 """
 
 import argparse
@@ -22,27 +22,27 @@ from torch import nn
 from vfl.core.seeds import generator, use_one_thread
 from vfl.datasets.sources import SetFormat, read_bundled
 
-#: Rows of a lot by epsilon, noise, and the clip norm of a layer, as the source has them.
+#: Number of rows of a lot, noise, and clip norm of a layer for each epsilon, as in the paper.
 LOTS, NOISE, CLIP = {2.0: 2000, 4.0: 4000, 8.0: 4000}, 6.0, 3.0
 SIDE, CHANNELS, DENSE = 24, 64, 384
 WIDTH = CHANNELS * (SIDE // 4) ** 2
 
 
 def pictures(source):
-    """Pictures in bytes, axes (rows, 3, 32, 32), and labels."""
+    """Return pictures in bytes, axes (rows, 3, 32, 32), and their labels."""
     found = read_bundled(source, form=SetFormat(side=32))
     return torch.from_numpy(np.asarray(found.cells)), torch.from_numpy(found.labels)
 
 
 def scaled(pixels):
-    """Every picture with mean 0 and deviation 1, as the source's framework does."""
+    """Scale every picture to mean 0 and deviation 1, as the paper's framework does."""
     rows = pixels.float()
     mean, deviation = rows.mean((1, 2, 3), keepdim=True), rows.std((1, 2, 3), keepdim=True)
     return (rows - mean) / deviation.clamp(min=1.0)
 
 
 def convolutions():
-    """Two convolutions of 5 x 5 and 64 channels, each halved."""
+    """Return two convolutions of 5 x 5 with 64 channels, each followed by pooling."""
     layers = []
     for channels in (3, CHANNELS):
         layers += [nn.Conv2d(channels, CHANNELS, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
@@ -50,7 +50,7 @@ def convolutions():
 
 
 def public_convolutions(pixels, labels, epochs, seed=0):
-    """Train convolutions on public pictures, randomly cropped and mirrored."""
+    """Train the convolutions on public pictures, which are randomly cropped and mirrored."""
     draw = generator(seed, "public pictures")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -76,14 +76,14 @@ def public_convolutions(pixels, labels, epochs, seed=0):
 
 @torch.no_grad()
 def features(front, pixels):
-    """Return features of the middle of every picture, each of norm 1, row by row."""
+    """Return features of the middle of every picture; the features of a row have norm 1."""
     middle = pixels[:, :, 4 : 4 + SIDE, 4 : 4 + SIDE]
     found = torch.cat([front(scaled(rows)).half() for rows in middle.split(500)])
     return found / found.float().norm(dim=1, keepdim=True).clamp(min=1e-6).half()
 
 
 def kept(state, epochs):
-    """Return features of the 60,000 pictures and their labels; compute them once."""
+    """Return the features and labels of all 60,000 pictures; they are computed only once."""
     path = state / f"features_{epochs}.npz"
     if not path.exists():
         front = public_convolutions(*pictures("tiny_imagenet"), epochs)
@@ -95,7 +95,7 @@ def kept(state, epochs):
 
 
 def main():
-    """Read the arguments and train."""
+    """Read the arguments and run the trainings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, choices=LOTS, default=8.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -1,11 +1,11 @@
-"""MNIST under differential privacy as Abadi et al. 2016 trained it, section 5.2, in one process.
+"""Train on MNIST with DP-SGD in one process, as in Abadi et al. 2016, section 5.2.
 
     python examples/private/mnist.py --level medium --seeds 0 1 2 --out medium.jsonl
 
-Reads MNIST below the folder in VFL_DATA. Every epoch is one line of --out; a run that was killed
-goes on from its last epoch in --state. Settings are the source's unless others are given; --choose
-trains on 50,000 of the training rows and calls the other 10,000 "test", so that settings of one's
-own are chosen on no test row.
+MNIST is read from the folder that VFL_DATA names. Every epoch is one line of the file --out; a run
+that was killed continues from its last epoch in the folder --state. Settings are those of the paper
+unless others are given. With --choose, the program trains on 50,000 of the training rows and uses
+the other 10,000 as "test" rows, so that settings can be chosen without test rows.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove
 from vfl.privacy.projection import private_projection
 
-#: Noise of the training, noise of the projection (section 5.2); the last has neither.
+#: Noise of the training and noise of the projection (section 5.2) by level; "none" adds no noise.
 LEVELS = {"small": (2.0, 4.0), "medium": (4.0, 7.0), "large": (8.0, 16.0), "none": (0.0, 0.0)}
 DELTA = 1e-5
 
 
 @dataclass
 class Setting:
-    """One training; the defaults are the source's."""
+    """Settings of one training; the defaults are those of the paper."""
 
     level: str = "medium"
     width: int = 60
@@ -48,23 +48,23 @@ class Setting:
     by: str = "layer"
     median: bool = False
     noise: float | None = None
-    projection: str = "pca"  # or "random" or "none", which cost nothing
+    projection: str = "pca"  # or "random" or "none", which cost no privacy
     choose: bool = False
 
     def rate(self, epoch):
-        """Return a learning rate that decays linearly and is then constant."""
+        """Return the learning rate of an epoch, which first falls linearly and is then constant."""
         left = max(0.0, 1 - epoch / self.decay_epochs)
         return self.last_rate + left * (self.first_rate - self.last_rate)
 
     @property
     def noises(self):
-        """Noise of the training and of the projection."""
+        """Return the noise of the training and of the projection."""
         training, projection = LEVELS[self.level]
         return training if self.noise is None else self.noise, projection
 
 
 def mnist(choose=False):
-    """Return rows of 784 pixels in 0..1 and labels: the training rows, and 10,000 others."""
+    """Return rows of 784 pixels from 0 to 1 with labels: training rows, and 10,000 other rows."""
     found = read_bundled("mnist")
     rows = torch.from_numpy(found.cells.reshape(len(found.labels), -1) / np.float32(255))
     labels, last = torch.from_numpy(found.labels), 60_000 if choose else 70_000
@@ -73,7 +73,7 @@ def mnist(choose=False):
 
 
 class Training:
-    """One network with its secret and its progress."""
+    """A network in training, with its secret and its progress."""
 
     def __init__(self, setting, seed, train, test):
         self.setting, self.test, self.step = setting, test, 0
@@ -109,7 +109,7 @@ class Training:
         )
 
     def epoch(self):
-        """One pass of lots."""
+        """Train one pass over the lots."""
         rate = self.setting.rate(self.step // self.a_epoch)
         weights = list(self.model.parameters())
         for _ in range(self.a_epoch):
@@ -131,7 +131,7 @@ class Training:
             self.step += 1
 
     def cost(self):
-        """Return the epsilon of projection and steps together, by accountant."""
+        """Return the epsilon of projection and steps together, by name of the accountant."""
         noise, of_projection = self.setting.noises
         if not noise:
             return {}
@@ -142,12 +142,12 @@ class Training:
 
     @torch.no_grad()
     def accuracy(self, part):
-        """Return the accuracy on a part's first 10,000 rows."""
+        """Return the accuracy on the first 10,000 rows of one of the two sets."""
         inputs, labels = (each[:10_000] for each in getattr(self, part))
         return round(float((self.model(inputs).argmax(1) == labels).float().mean()), 4)
 
     def save(self, path):
-        """Save the state, so that a later run can continue."""
+        """Save the state, so that a later run can continue it."""
         state = {name: one.numpy() for name, one in self.model.state_dict().items()}
         norms = [] if self.half is None else self.half.state()
         beside = path.with_suffix(".new.npz")
@@ -155,7 +155,7 @@ class Training:
         beside.replace(path)
 
     def load(self, path):
-        """Continue from the result of `save`."""
+        """Continue from a state that `save` has written."""
         with np.load(path, allow_pickle=False) as saved:
             self.step = int(saved["step"])
             names = self.model.state_dict()
@@ -165,7 +165,7 @@ class Training:
 
 
 def run(setting, seed, most_epsilon, most_epochs, data, out, state, until=math.inf):
-    """Train until the budget is spent by the newer accountant, or the epochs are over."""
+    """Train until the budget is spent by the newer accountant, or until the last epoch."""
     name = "_".join(str(one) for one in vars(setting).values())
     path = state / f"{name}_{seed}.npz"
     state.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def run(setting, seed, most_epsilon, most_epochs, data, out, state, until=math.i
 
 
 def main():
-    """Read the arguments and train."""
+    """Read the arguments and run the trainings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--level", choices=LEVELS, default="medium")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

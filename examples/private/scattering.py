@@ -1,11 +1,12 @@
-"""MNIST and scattering features under differential privacy, at one party or at two.
+"""Train on scattering features of MNIST with differential privacy, at one party or at two.
 
     python examples/private/scattering.py --epsilons 8 2 .5 --seeds 0 1 2 --out goals.jsonl
 
-A scattering transform (Bruna and Mallat 2013) is fixed, so that it costs no privacy; a linear model
-on it is what [dp] trains (Tramer and Boneh 2021). With one party the label party has all columns;
-with two each has the features of its half of every picture. Rates come from --choose, which trains
-on 50,000 of the training rows and looks at the other 10,000, never at test rows.
+A scattering transform (Bruna and Mallat 2013) is fixed, so it costs no privacy; [dp] trains a
+linear model on its outputs (Tramer and Boneh 2021). With one party, the label party has all
+columns; with two parties, each has the features of its half of every picture. The learning rates
+were found with --choose, which trains on 50,000 of the training rows and tests on the other 10,000,
+never on test rows.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove
 from vfl.training.local import LocalSession
 
-#: Learning rate by epsilon, at one party and at two: the best of those --choose tried.
+#: Learning rate for each epsilon, at one party and at two; --choose found these to be the best.
 RATES = {0.5: (100.0, 50.0), 2.0: (300.0, 100.0), 3.0: (300.0, 100.0), 8.0: (300.0, 300.0)}
 EPOCHS, LOT, ANGLES = 30, 4096, 4
 DELTA, CLIP, BOTTOM = 1e-5, 0.1, "mlp:hidden=none"
@@ -41,7 +42,7 @@ noise_of = cache(noise_for)
 
 
 def wavelets(height, width, angles):
-    """Morlet wavelets of two scales and some angles, as transfer functions."""
+    """Return Morlet wavelets of two scales and several angles, as transfer functions."""
     axes = (np.fft.fftfreq(size) * size for size in (height, width))
     ys, xs = np.meshgrid(*axes, indexing="ij")
 
@@ -62,7 +63,7 @@ def wavelets(height, width, angles):
 
 
 def scattering(pictures, angles=ANGLES):
-    """Orders 0, 1 and 2 of pictures, averaged over blocks of 4 x 4; axes (rows, columns)."""
+    """Return scattering orders 0, 1 and 2, averaged over blocks of 4 x 4; axes (rows, columns)."""
     rows, _, _ = pictures.shape
     whole = pad(pictures[:, None], (4, 4, 4, 4), mode="reflect")[:, 0]
     filters = wavelets(*whole.shape[1:], angles)
@@ -76,7 +77,8 @@ def scattering(pictures, angles=ANGLES):
     deeper = modulus(first, filters[1])
     parts = [whole[:, None], first, second, deeper.flatten(1, 2)]
     found = [smooth(each).unflatten(0, (rows, -1)) for each in parts]
-    # Groups of a row's own channels have mean 0 and deviation 1 together: no row needs another.
+    # Groups of channels are normalised within a row to mean 0 and deviation 1, so no row depends on
+    # another row.
     groups = [each.unflatten(1, (-1, min(angles, each.shape[1]))) for each in found]
     scaled = [
         (each - each.mean((2, 3, 4), keepdim=True)) / (each.std((2, 3, 4), keepdim=True) + 1e-4)
@@ -87,7 +89,7 @@ def scattering(pictures, angles=ANGLES):
 
 
 def features(parties, angles, folder):
-    """Return features of each party's part of 70,000 pictures (kept in a folder), and labels."""
+    """Return the features of each party's part of 70,000 pictures, and the labels."""
     found = read_bundled("mnist")
     pictures = torch.from_numpy(found.cells[:, 0] / np.float32(255))
     width = pictures.shape[2] // parties
@@ -104,7 +106,7 @@ def features(parties, angles, folder):
 
 
 def data_of(parts, labels, split):
-    """Return each party's data; a single party is the label party itself."""
+    """Return the data of each party; a single party is the label party itself."""
     names = ["label"] if len(parts) == 1 else ["left", "right"]
     classes = Classes(tuple(map(str, range(10))))
     rows = {}
@@ -117,7 +119,7 @@ def data_of(parts, labels, split):
 
 
 def central(part, labels, split, epsilon, rate, epochs, seed, clip):
-    """Train a linear model at one party; return accuracy on the split's test rows."""
+    """Train a linear model at one party, and return its accuracy on the split's test rows."""
     train = torch.from_numpy(split.train)
     q, steps = LOT / len(train), epochs * poisson_steps(len(train), LOT)
     secret = Secret.of_simulation(seed, "central")
@@ -143,7 +145,7 @@ def central(part, labels, split, epsilon, rate, epochs, seed, clip):
 
 
 def split_training(parts, labels, split, epsilon, rate, epochs, seed, clip):
-    """Train two feature parties and a label party with separate noise; return test accuracy."""
+    """Train two feature parties and a label party with separate noise; return the accuracy."""
     experiment = Experiment.model_validate(
         {
             "seed": seed,
@@ -163,7 +165,7 @@ def split_training(parts, labels, split, epsilon, rate, epochs, seed, clip):
 
 
 def main():
-    """Read the arguments and train."""
+    """Read the arguments and run the trainings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parties", type=int, nargs="+", choices=[1, 2], default=[1, 2])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 3.0, 2.0, 0.5])

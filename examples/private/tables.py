@@ -1,10 +1,11 @@
-"""Three tables under epsilon 1, 3, 8: private split training, plain, and logistic regression.
+"""Train on three tables: split training with epsilon 1, 3, 8 and without, and logistic regression.
 
     python examples/private/tables.py --seeds 0 1 2 --out tables.jsonl
 
-Reads adult, credit-default and bank-marketing below the folder in VFL_DATA, and the experiments of
-examples/value. Each line of --out is a training: AUC, expected calibration error, and the AUC of
-the worst group of one column, of test rows. A training whose line is there is not repeated.
+The tables adult, credit-default and bank-marketing are read from the folder that VFL_DATA names;
+the experiments are those of examples/value. Each line of the file --out is a training, with metrics
+of the test rows: AUC, expected calibration error, and the AUC of the worst group by one column. A
+training that has a line in the file is not repeated.
 """
 
 import argparse
@@ -33,23 +34,25 @@ ADULT = (
     "age,workclass,fnlwgt,education,education_num,marital,occupation,relationship,race,sex,"
     "gain,loss,hours,country,label"
 )
-#: By table: its file below VFL_DATA, and the column that divides the test rows into groups.
+#: For each table, its file below VFL_DATA, and the column that divides the test rows into groups.
 TABLES = {
     "adult": ("adult/adult.data.gz", "race"),
     "credit_default": ("credit-default/UCI_Credit_Card.csv.gz", "EDUCATION"),
     "bank_marketing": ("bank-marketing/bank-full.csv.gz", "job"),
 }
 EPSILONS, DELTA, LOT, EPOCHS = (1.0, 3.0, 8.0), 1e-5, 1024, 20
-#: Learning rate of Adam, and clip norm of a row at all parties together. Both were chosen on
-#: validation rows of two seeds of two tables, and are the same for every table and epsilon.
+#: Learning rate of Adam, and clip norm of a row's gradients at all parties together. Both were
+#: chosen on validation rows of two tables with two seeds, and are the same for all tables and
+#: epsilons.
 RATE, CLIP = 2e-3, 30.0
-#: Under noise the split network is a sum of linear bottoms: fewer weights, less noise.
+#: With noise, the split network is a sum of linear bottom models, because fewer weights need less
+#: noise.
 BOTTOM = "mlp:hidden=none"
-SMALLEST = 100  # test rows of a reported group
+SMALLEST = 100  # least number of test rows of a reported group
 
 
 def source(name, folder):
-    """Return the file of a table; join Adult's two parts into one with names."""
+    """Return the file of a table; the two files of Adult are joined into one with column names."""
     root = Path(os.environ["VFL_DATA"])
     path = root / TABLES[name][0]
     if name != "adult":
@@ -67,10 +70,11 @@ def source(name, folder):
 
 
 def clips_of(data, clip):
-    """Return each party's clip norm, by the root of its columns; the joint norm is `clip`.
+    """Return each party's clip norm, in proportion to the root of its columns; they join to `clip`.
 
-    The gradient norm of a row grows as the root of its number of columns. Equal norms would clip
-    most of the gradient of the party with the most columns, and nothing of the others.
+    The gradient norm of a row is in proportion to the square root of its number of columns. Equal
+    clip norms would clip most of the gradient at the party with the most columns, and nothing at
+    the others.
     """
     columns = {name: own.inputs[0].numel() for name, own in data.items()}
     whole = sum(columns.values())
@@ -78,7 +82,7 @@ def clips_of(data, clip):
 
 
 def experiment_of(name, folder, seed, dp=None, rate=None, clips=None):
-    """Return the table's experiment; private ones have linear bottoms and all epochs."""
+    """Return a table's experiment; with privacy, it has linear bottoms and trains all epochs."""
     content = tomllib.loads((Path(__file__).parents[1] / "value" / f"{name}.toml").read_text())
     content.pop("value", None)
     content["seed"] = seed
@@ -93,7 +97,7 @@ def experiment_of(name, folder, seed, dp=None, rate=None, clips=None):
 
 
 def split_outputs(experiment, data):
-    """Probabilities of the second class, of validation and test rows."""
+    """Return the probabilities of the second class, for validation and test rows."""
     label = experiment.label.party
     session = LocalSession(experiment, data, outputs=data[label].outputs).run()
     tested = torch.cat(session.label.tested).softmax(1)[:, 1].numpy()
@@ -102,7 +106,7 @@ def split_outputs(experiment, data):
 
 
 def logistic_outputs(experiment, data, epsilon, rate, clip, seed):
-    """Return the outputs of a logistic regression on all columns in one place."""
+    """Return the outputs of a logistic regression on all columns in one process."""
     label = experiment.label.party
     split, labels = data[label].split, data[label].labels
     inputs = torch.cat([data[name].inputs.flatten(1) for name in experiment.parties], 1)
@@ -132,7 +136,7 @@ def logistic_outputs(experiment, data, epsilon, rate, clip, seed):
 
 
 def figures(scores, labels, groups):
-    """AUC, calibration error of ten bins of equal size, and the group with the least AUC."""
+    """Return AUC, calibration error of ten equal bins, and the smallest AUC of a group."""
     order = np.array_split(np.argsort(scores), 10)
     gaps = [abs(scores[part].mean() - labels[part].mean()) * len(part) for part in order]
     whole = roc_auc_score(labels, scores)
@@ -148,7 +152,7 @@ def figures(scores, labels, groups):
 
 
 def main():
-    """Read the arguments and train."""
+    """Read the arguments and run the trainings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

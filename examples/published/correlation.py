@@ -1,12 +1,13 @@
-"""Numeric simulation of section 5.4.4 (thesis, 2025), figure 5.2.
+"""Numeric simulation of section 5.4.4 and figure 5.2 (thesis, 2025).
 
     python examples/published/correlation.py
 
-Rows of 100 numbers from four distributions, Y = A X with a normal A of some width, and every row of
-Y in an order of its own. Distance correlation as in eq 5-9, that is without the root, from unbiased
-distances (Szekely & Rizzo 2014); beside it eq 5-19 with a and b in the places that its proof gives
-them. 2,000 rows where the source has 10,000, and three draws of A. A width that is in the file is
-not computed again.
+The program draws rows of 100 numbers from four distributions. It computes Y = A X with a normal
+matrix A of several widths, and permutes every row of Y separately. It measures the distance
+correlation of eq 5-9, without the square root, from unbiased distances (Szekely & Rizzo 2014). It
+also computes eq 5-19, with a and b in the positions that its proof gives them. There are 2,000 rows
+(the thesis has 10,000) and three draws of A. A width that is already in the file is not computed
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FIELDS = ("distribution", "width", "projected", "estimated", "permuted")
 
 
 def subspace(draw: torch.Generator) -> Tensor:
-    """Rows near a subspace of 20 dimensions; the shapes as printed do not multiply."""
+    """Return rows near a subspace of 20 dimensions; the matrix shapes in the thesis do not fit."""
     inside = torch.randn(ROWS, 20, generator=draw) @ torch.randn(20, NUMBERS, generator=draw) / 20
     return inside + 0.1 * torch.randn(ROWS, NUMBERS, generator=draw)
 
@@ -44,18 +45,19 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Generator], Tensor]] = {
 
 
 def permuted(rows: Tensor, draw: torch.Generator) -> Tensor:
-    """Permute each row separately."""
+    """Permute the values of each row separately."""
     return rows.gather(1, torch.rand(rows.shape, generator=draw).argsort(1))
 
 
 def estimate(rows: Tensor, width: int, draw: torch.Generator) -> float:
-    """Eq 5-19; S_1 to S_3 from all pairs, S'_3 from triples of rows and of normal vectors.
+    """Estimate eq 5-19: S_1 to S_3 from all pairs, S'_3 from triples of rows and normal vectors.
 
     Only the covariance of two lengths is drawn: a length's mean `a` is known.
     """
     away = torch.cdist(rows.double(), rows.double())
     count, squares, sums = len(rows), away.square().sum(1), away.sum(1)
-    # Distinct rows only; their diagonal of zeros would bias a small difference of large sums.
+    # Only pairs of distinct rows count; zeros from equal rows would bias a small difference of
+    # large sums.
     s1 = squares.sum() / (count * (count - 1))
     s2 = (sums.sum() / (count * (count - 1))).square()
     s3 = (sums.square() - squares).sum() / (count * (count - 1) * (count - 2))
@@ -73,7 +75,7 @@ def estimate(rows: Tensor, width: int, draw: torch.Generator) -> float:
 
 
 def main() -> None:
-    """Append the missing results."""
+    """Append the missing results to the file."""
     use_one_thread()
     done = set()
     if OUT.exists():

@@ -1,11 +1,11 @@
-"""Times, bytes and errors of chapters 5 and 6, PEA and PySyft at the lines of the papers.
+"""Measure times, bytes and errors of chapters 5 and 6, PEA and PySyft with the papers' networks.
 
     python examples/published/runs.py
 
-Each line of docs/results/published_runs.jsonl is one result with its command. A command that has
-lines there is not run again, so the program goes on where it stopped; remove its lines to repeat
-it. A line of 80 Mbit/s and 40 ms needs the right to make network namespaces (`--network tun`), and
-the choice of a score as printed needs ``vfl[he]``.
+Each line of docs/results/published_runs.jsonl is one result, with the command that measured it. A
+command that has lines in the file is not run again, so the program continues where it stopped;
+remove its lines to repeat it. A network link of 80 Mbit/s and 40 ms needs the right to make network
+namespaces (`--network tun`), and the choice of a score as in the thesis needs ``vfl[he]``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BYTES = ("bytes_online", "bytes_offline")
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Name of the line and command, by cost."""
+    """Yield the network link and the command, the cheapest command first."""
     yield "model", f"benchmarks.mpc --workload relu-100k --wan {LINE} --network model"
     yield "loopback", "benchmarks.tensors"
     every = ",".join(WORKLOADS)
@@ -45,13 +45,13 @@ def commands() -> Iterator[tuple[str, str]]:
         terms = f"--prompts 0 --wan {line}"
         forms = "--form thesis --form fast"
         yield line, f"benchmarks.decoder --elements 1000,100000 --widths 64 {terms} {forms}"
-        # One form at a time: a layer of 4096 takes 8 GB.
+        # Each form is measured alone, because a layer of width 4096 takes 8 GB.
         for form in ("thesis", "fast"):
             yield line, f"benchmarks.decoder --elements 32 --widths 768,4096 {terms} --form {form}"
 
 
 def records(line: str, command: str, output: str) -> Iterator[dict[str, object]]:
-    """Yield the rows that a command printed, as records."""
+    """Yield the rows that a command printed as records."""
     bench, day = command.split()[0].removeprefix("benchmarks."), datetime.now(UTC).date()
     for row in json.loads(output):
         sent = [row.get(name) for name in _BYTES]
@@ -67,7 +67,7 @@ def records(line: str, command: str, output: str) -> Iterator[dict[str, object]]
 
 
 def main() -> None:
-    """Run the missing commands."""
+    """Run the commands that have no lines in the file."""
     done = set()
     if OUT.exists():
         done = {json.loads(text)["command"] for text in OUT.read_text().splitlines()}

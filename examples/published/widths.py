@@ -1,8 +1,9 @@
-"""Bytes by hidden width: figure 5.3 (thesis, 2025), in the thesis' form and in fast mode.
+"""Bytes by hidden width: figure 5.3 (thesis, 2025), with the thesis' protocol and in fast mode.
 
     python examples/published/widths.py
 
-One step of training of 1000-h-1 on 64 rows over lines of 80 Mbit/s and 40 ms that are computed.
+The program measures one training step of a network 1000-h-1 on 64 rows, over computed network links
+of 80 Mbit/s and 40 ms.
 """
 
 from __future__ import annotations

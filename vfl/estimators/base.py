@@ -1,4 +1,4 @@
-"""Common parts of classifier and regressor: settings, tables, sessions in this process, outputs."""
+"""Common code of classifier and regressor: settings, tables, in-process sessions, outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Columns = Sequence[str] | Sequence[int]
 
 
 class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base of estimators that run all parties in this process."""
+    """Base class of estimators that run all parties in this process."""
 
     _task: ClassVar[str]
     _form: ClassVar[TableFormat] = TableFormat()
@@ -48,15 +48,15 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
     random_state: int | None
 
     def _output_count(self) -> int:
-        """Number of outputs of the top."""
+        """Return the number of outputs of the top model."""
         raise NotImplementedError
 
     def _settings(self, seed: int) -> Experiment:
-        """The experiment that the estimator's arguments describe."""
+        """Return the experiment that the estimator's arguments describe."""
         raise NotImplementedError
 
     def _weights(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """Trained weights by party."""
+        """Return the trained weights of each party."""
         raise NotImplementedError
 
     def _start(self, frame: pd.DataFrame) -> None:
@@ -68,7 +68,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
         self._experiment = self._settings(int(seed))
 
     def _outputs(self, X: Any) -> torch.Tensor:
-        """Outputs at the label party for each row; axes (rows, outputs)."""
+        """Return the top model's outputs for each row; axes (rows, outputs)."""
         check_is_fitted(self)
         frame = frame_of(self, X, reset=False)
         none = np.empty(0, dtype=np.int64)
@@ -120,7 +120,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False)
 class VFLEstimator(InProcessEstimator):
-    """Trains and queries parties in this process; arguments as in `VFLClassifier`."""
+    """Base class that runs parties in this process; see `VFLClassifier` for its arguments."""
 
     parties: Mapping[str, Columns] | int = 2
     _: KW_ONLY
@@ -145,11 +145,11 @@ class VFLEstimator(InProcessEstimator):
     random_state: int | None = None
 
     def _class_weight(self) -> str:
-        """Class weights for the label party."""
+        """Return the label party's class weights."""
         return "none"
 
     def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """Train all epochs from new weights; labels as in `PartyData`, axes (rows,)."""
+        """Train all epochs from new weights; labels have the form of `PartyData`, axes (rows,)."""
         self._start(frame)
         split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
         data = self._data(split, self._fit_inputs(frame, split), labels, weights)
@@ -158,10 +158,11 @@ class VFLEstimator(InProcessEstimator):
     def _train_epoch(
         self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        """Train one epoch on these rows, and continue from the last step if there was one.
+        """Train one epoch on these rows, after the last step of an earlier epoch if there was one.
 
         Raises:
-            ConfigError: the settings need held-out rows, but all rows are training rows.
+            ConfigError: the settings need validation rows, but `partial_fit` uses all rows for
+                training.
         """
         calibration = getattr(self, "calibration", "none")
         if self.patience or self.keep == "best" or calibration != "none":
@@ -189,7 +190,7 @@ class VFLEstimator(InProcessEstimator):
         return hasattr(self, "_states")
 
     def _keep(self, session: LocalSession) -> None:
-        """Store the state for predictions and later epochs, and the training's results."""
+        """Store the state for predictions and later epochs, and the results of the training."""
         self._states = session.training_states()
         self._step = session.next_step
         self.history_: list[EpochRecord] = session.label.history
@@ -225,14 +226,15 @@ class VFLEstimator(InProcessEstimator):
 def frame_of(
     estimator: BaseEstimator, X: Any, y: Any = None, *, reset: bool, training: bool | None = None
 ) -> pd.DataFrame:
-    """Convert X to a frame; scikit-learn checks arrays, our encoders check frames.
+    """Convert X to a frame; scikit-learn checks arrays, and vfl's encoders check frames.
 
     Args:
-        estimator: estimator that stores the names and number of columns, or must match them.
+        estimator: estimator that stores the names and number of columns, or whose stored ones X
+            must match.
         X: a frame, or an array of axes (rows, columns).
-        y: labels, checked with X in training.
-        reset: whether the estimator stores the columns again.
-        training: whether y is required; by default if columns are learned.
+        y: labels, which are checked together with X in a training.
+        reset: whether the estimator stores the names and number of columns anew.
+        training: whether y is required; by default, it is required if columns are stored anew.
     """
     training = reset if training is None else training
     if isinstance(X, pd.DataFrame):
@@ -251,7 +253,8 @@ def frame_of(
         frame: pd.DataFrame = X.reset_index(drop=True)
         return frame
     names = None if reset else getattr(estimator, "feature_names_in_", None)
-    if names is not None and np.shape(X)[1:] == (len(names),):  # rows of the frame it was fitted on
+    # The rows of the frame on which the estimator was fitted.
+    if names is not None and np.shape(X)[1:] == (len(names),):
         warnings.warn(
             f"X does not have valid feature names, but {type(estimator).__name__} was fitted with "
             "feature names: its columns are taken in that order",
@@ -267,11 +270,12 @@ def frame_of(
 
 
 def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[str, list[str]]:
-    """Names of columns by party.
+    """Return the names of the columns of each party.
 
     Args:
-        parties: names, globs or positions by party, or a number of parties with equal shares.
-        columns: all names, in the table's order.
+        parties: names, patterns or positions by party, or a number of parties that get equally many
+            columns.
+        columns: names of all columns, in the table's order.
 
     Raises:
         MissingColumnError, SharedColumnError, DataError: see `vfl.datasets.table`.
@@ -306,7 +310,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
 
 
 def weights_of(sample_weight: Any, frame: pd.DataFrame) -> np.ndarray | None:
-    """Return the weights of the rows as float64, axes (rows,); None stays None."""
+    """Return row weights as float64, axes (rows,); None stays None."""
     if sample_weight is None:
         return None
     weights = column_or_1d(sample_weight, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A classifier and a regressor with scikit-learn's contract."""
+"""A classifier and a regressor with the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -21,37 +21,41 @@ from vfl.estimators.base import VFLEstimator, frame_of, weights_of
 class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     """Classifier that several parties train together in this process.
 
-    Every cut and gradient travels as a real frame, so accuracy and bytes are those of a federation
+    Every cut and gradient is sent as a real frame, so accuracy and bytes are those of a federation
     with the same settings.
 
     Args:
-        parties: columns by party (names, globs or positions), or a number of parties with equal
-            shares of the columns in order.
-        label_party: party with the labels; if it is one of `parties`, it has columns too.
-        codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
-        merge: spec of a merger of the cuts, such as "sum".
-        secure: "sum" or "beaver" as in a federation; the label party then only learns the sum.
+        parties: columns by party (names, patterns or positions), or a number of parties that get
+            equally many columns, in the table's order.
+        label_party: party with the labels; if it is one of `parties`, it also has columns.
+        codec, defense: specs of the codec and the defense, such as "randtopk:k=4,alpha=0.1" and
+            "layer_norm".
+        merge: spec of the merger that combines the cuts, such as "sum".
+        secure: "sum" or "beaver", as in a federation; the label party then learns only the sum of
+            the cuts.
         width: width of each party's cut.
         bottom, top: model specs.
-        epochs, batch_size: number of epochs, and rows of a batch.
+        epochs, batch_size: number of epochs, and number of rows in a batch.
         optimizer, schedule, learning_rate, momentum, weight_decay: settings of every party's
             optimiser.
-        class_weight: "balanced", or weights by class, with 1 for missing classes; they multiply the
-            weights of rows.
-        calibration: "isotonic" or "platt" corrects probabilities by the validation rows at the end
-            of `fit`.
-        patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
-        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last
-            ones.
-        validation: share of held-out rows, for metrics and model selection in each epoch.
+        class_weight: "balanced", or weights by class (1 for classes without a weight); they
+            multiply the weights of rows.
+        calibration: "isotonic" or "platt" corrects the probabilities with the validation rows at
+            the end of `fit`.
+        patience: number of epochs without a lower validation loss after which `fit` stops; 0 means
+            that it never stops early.
+        keep: "best" keeps the weights with the lowest validation loss at the end of `fit`, "last"
+            the last weights.
+        validation: fraction of rows that are held out for metrics and model selection in each
+            epoch.
         random_state: an integer makes the fit repeatable.
 
     Attributes:
         classes_: sorted labels.
-        history_: one record for each epoch.
-        ledger_: traffic of the training.
-        wire_ratio_: training bytes over dense float32 in both directions.
-        parties_: columns by party, as used.
+        history_: one record of metrics for each epoch.
+        ledger_: traffic ledger of the training.
+        wire_ratio_: training bytes divided by the bytes of dense float32 in both directions.
+        parties_: the columns of each party, as they were used.
     """
 
     _task: ClassVar[str] = "classification"
@@ -60,13 +64,13 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     calibration: str = "none"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLClassifier:
-        """Train on a table from new weights.
+        """Train on a table, starting from new weights.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
             y: labels, one for each row.
-            sample_weight: weight of each row in the training loss, not negative, axes (rows,); None
-                weighs all alike. A batch's loss is sum(w * loss) / sum(w).
+            sample_weight: weight of each row in the training loss, not negative, axes (rows,); with
+                None, all rows have the same weight. The loss of a batch is sum(w * loss) / sum(w).
         """
         frame = frame_of(self, X, y, reset=True)
         labels = labels_of(y)
@@ -79,20 +83,22 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> VFLClassifier:
-        """Train one epoch on these rows, continuing from the current weights and optimiser.
+        """Train for one epoch on these rows, starting from the current weights and optimiser state.
 
-        The first call, unless `fit` came before, initialises weights and fixes columns, their
-        scales and every setting. `epochs` calls with the same rows give the result of `fit`.
+        If `fit` was not called before, the first call initialises the weights, and fixes the
+        columns, their scales and all settings. Calling it `epochs` times with the same rows gives
+        the same result as `fit`.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
             y: labels, one for each row.
-            classes: all labels of all calls; required in the first call.
+            classes: all labels that occur in any call; required in the first call.
             sample_weight: see `fit`.
 
         Raises:
-            DataError: the classes are missing, or differ from earlier ones.
-            ConfigError: balanced class weights need all rows at once.
+            DataError: the classes are missing in the first call, or differ from those of the first
+                call.
+            ConfigError: balanced class weights cannot be computed without all rows.
         """
         if self.class_weight == "balanced":
             raise ConfigError(
@@ -112,13 +118,13 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most likely label of each row; axes (rows,)."""
+        """Return the most probable label of each row; axes (rows,)."""
         likeliest = self._outputs(X).argmax(dim=1).numpy()
         answer: np.ndarray = self.classes_[likeliest]
         return answer
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class; axes (rows, classes)."""
+        """Return the probability of each class; axes (rows, classes)."""
         answer: np.ndarray = torch.softmax(self._outputs(X).double(), dim=1).numpy()
         return answer
 
@@ -139,7 +145,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         return codes.astype(np.int64)
 
     def _weighted(self, codes: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-        """Weights of rows, multiplied by those of their classes."""
+        """Return the weights of rows, multiplied by the weights of their classes."""
         if not isinstance(self.class_weight, Mapping):
             return weights
         strange = len(set(self.class_weight) - set(self.classes_.tolist()))
@@ -153,59 +159,64 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
     """Regressor that several parties train together in this process.
 
-    The label party trains on standardised numbers, so that any unit is possible; predictions and
-    metrics are in the unit of `y`.
+    The label party trains on standardised numbers, so that any unit works; predictions and metrics
+    are in the unit of `y`.
 
     Args:
-        parties: columns by party (names, globs or positions), or a number of parties with equal
-            shares of the columns in order.
-        label_party: party with the numbers; if it is one of `parties`, it has columns too.
-        codec, defense: specs, such as "randtopk:k=4,alpha=0.1" and "layer_norm".
-        merge: spec of a merger of the cuts, such as "sum".
-        secure: "sum" or "beaver" as in a federation; the label party then only learns the sum.
+        parties: columns by party (names, patterns or positions), or a number of parties that get
+            equally many columns, in the table's order.
+        label_party: party with the numbers to predict; if it is one of `parties`, it also has
+            columns.
+        codec, defense: specs of the codec and the defense, such as "randtopk:k=4,alpha=0.1" and
+            "layer_norm".
+        merge: spec of the merger that combines the cuts, such as "sum".
+        secure: "sum" or "beaver", as in a federation; the label party then learns only the sum of
+            the cuts.
         width: width of each party's cut.
         bottom, top: model specs.
-        epochs, batch_size: number of epochs, and rows of a batch.
+        epochs, batch_size: number of epochs, and number of rows in a batch.
         optimizer, schedule, learning_rate, momentum, weight_decay: settings of every party's
             optimiser.
-        patience: epochs without a lower validation loss after which `fit` stops; 0 never does.
-        keep: "best" ends `fit` with the weights of the lowest validation loss, "last" with the last
-            ones.
-        validation: share of held-out rows, for metrics and model selection in each epoch.
+        patience: number of epochs without a lower validation loss after which `fit` stops; 0 means
+            that it never stops early.
+        keep: "best" keeps the weights with the lowest validation loss at the end of `fit`, "last"
+            the last weights.
+        validation: fraction of rows that are held out for metrics and model selection in each
+            epoch.
         random_state: an integer makes the fit repeatable.
 
     Attributes:
-        history_: one record for each epoch.
-        ledger_: traffic of the training.
-        wire_ratio_: training bytes over dense float32 in both directions.
-        parties_: columns by party, as used.
+        history_: one record of metrics for each epoch.
+        ledger_: traffic ledger of the training.
+        wire_ratio_: training bytes divided by the bytes of dense float32 in both directions.
+        parties_: the columns of each party, as they were used.
     """
 
     _task: ClassVar[str] = "regression"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
-        """Train on a table from new weights.
+        """Train on a table, starting from new weights.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
-            y: numbers, one for each row.
-            sample_weight: weight of each row in the training loss, not negative, axes (rows,); None
-                weighs all alike. A batch's loss is sum(w * loss) / sum(w).
+            y: numbers to predict, one for each row.
+            sample_weight: weight of each row in the training loss, not negative, axes (rows,); with
+                None, all rows have the same weight. The loss of a batch is sum(w * loss) / sum(w).
         """
         frame = frame_of(self, X, y, reset=True)
         self._train(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
-        """Train one epoch on these rows, continuing from the current weights and optimiser.
+        """Train for one epoch on these rows, starting from the current weights and optimiser state.
 
-        The first call, unless `fit` came before, initialises weights and fixes columns, the scales
-        of columns and numbers, and every setting. `epochs` calls with the same rows give the result
-        of `fit`.
+        If `fit` was not called before, the first call initialises the weights, and fixes the
+        columns, the scales of columns and numbers, and all settings. Calling it `epochs` times with
+        the same rows gives the same result as `fit`.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
-            y: numbers, one for each row.
+            y: numbers to predict, one for each row.
             sample_weight: see `fit`.
         """
         frame = frame_of(self, X, y, reset=not self._has_begun(), training=True)
@@ -213,7 +224,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predicted number of each row, in the unit of `y`; axes (rows,)."""
+        """Return the predicted number of each row, in the unit of `y`; axes (rows,)."""
         answer: np.ndarray = self._outputs(X)[:, 0].numpy()
         return answer
 
@@ -222,7 +233,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
 
 
 def labels_of(y: Any) -> np.ndarray:
-    """Labels of a classification, axes (rows,).
+    """Return the labels of a classification, axes (rows,).
 
     Raises:
         DataError: some labels are missing.
@@ -252,7 +263,7 @@ def at_least_two(classes: np.ndarray) -> np.ndarray:
     """The classes.
 
     Raises:
-        DataError: there are fewer than two classes.
+        DataError: there are fewer than two classes in the labels.
     """
     if len(classes) < 2:
         raise DataError("the labels have only one class", got="1 class", want="at least 2 classes")
@@ -260,7 +271,7 @@ def at_least_two(classes: np.ndarray) -> np.ndarray:
 
 
 def numbers_of(y: Any) -> np.ndarray:
-    """Numbers of a regression, float32, axes (rows,).
+    """Return the numbers to predict in a regression, float32, axes (rows,).
 
     Raises:
         DataError: some values are not numbers, or are not finite.
