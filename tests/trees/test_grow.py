@@ -71,39 +71,56 @@ def test_trees_are_those_of_xgboost(objective, growth):
         xgboost.DMatrix(cells, labels),
         ROUNDS,
     )  # fmt: skip
-    dumped = [json.loads(one) for one in theirs.get_dump(dump_format="json", with_stats=True)]
+    dumped = theirs.get_dump(dump_format="json", with_stats=True)
+    trees = [json.loads(one.replace("-inf", "-Infinity")) for one in dumped]
     start = {"binary:logistic": 0.0, "count:poisson": np.log(0.5)}.get(objective, 0.5)
     margins = np.full((ROWS, loss.outputs), np.float32(start))
     source = Local(bins, Layout((BINS,) * COLUMNS, (False,) * COLUMNS))
+    ties = 0
     for number in range(ROUNDS):
         first, second = loss.derivatives(margins, labels.astype(margins.dtype if loss.outputs == 1
                                                                 else int))  # fmt: skip
+        wanted = theirs.predict(xgboost.DMatrix(cells), output_margin=True,
+                                iteration_range=(0, number + 1)).reshape(ROWS, -1)  # fmt: skip
         for output in range(loss.outputs):
             gradients = np.stack([first[:, output], second[:, output]], 1).astype(np.float32)
             source.start(gradients, np.arange(ROWS))
             tree = grow(Growth(**growth), source)
-            assert_equal(tree, 0, dumped[number * loss.outputs + output])
+            if tied := ties_between(tree, 0, trees[number * loss.outputs + output]):
+                ties += tied
+                continue
             for leaf in tree.leaves:
                 margins[source._rows[leaf], output] += np.float32(tree.values[leaf])
-    assert np.abs(theirs.predict(xgboost.DMatrix(cells), output_margin=True).reshape(ROWS, -1)
-                  - margins).max() < 1e-5  # fmt: skip
+            assert np.abs(wanted[:, output] - margins[:, output]).max() < 1e-5
+        margins = wanted  # the next trees start from equal margins, whatever a tie gave
+    assert ties <= 1, "of some 150 splits"
 
 
-def assert_equal(tree, node, theirs):
+def ties_between(tree, node, theirs):
+    """Compare two trees; returns the number of splits that differ and gain the same.
+
+    Sums of another order can turn such a tie, so that another version of XGBoost decides otherwise.
+    """
     split = tree.splits[node]
     if split is None:
         assert tree.values[node] == pytest.approx(theirs["leaf"], abs=1e-6)
-        return
-    assert f"f{split.column}" == theirs["split"]
-    last = split.left == range(BINS)  # XGBoost puts that threshold above the largest cell
-    assert last or len(split.left) == max(0, round(theirs["split_condition"]))
-    assert split.missing_left == (theirs["missing"] == theirs["yes"])
-    assert tree.gains[node] == pytest.approx(theirs["gain"], rel=1e-4, abs=1e-4)
+        return 0
     assert tree.weights[node] == pytest.approx(theirs["cover"], rel=1e-5)
+    last = split.left == range(BINS)  # XGBoost puts that threshold above the largest cell
+    threshold = max(0, theirs["split_condition"])  # below all cells, in 3.3 at -inf
+    if (
+        f"f{split.column}" != theirs["split"]
+        or not (last or len(split.left) == round(threshold))
+        or split.missing_left != (theirs["missing"] == theirs["yes"])
+    ):
+        assert tree.gains[node] == pytest.approx(theirs["gain"], rel=1e-6)
+        return 1
+    assert tree.gains[node] == pytest.approx(theirs["gain"], rel=1e-4, abs=1e-4)
     children = {one["nodeid"]: one for one in theirs["children"]}
     left, right = tree.children[node]
-    assert_equal(tree, left, children[theirs["yes"]])
-    assert_equal(tree, right, children[theirs["no"]])
+    return ties_between(tree, left, children[theirs["yes"]]) + ties_between(
+        tree, right, children[theirs["no"]]
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 601])
