@@ -266,7 +266,9 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
             )
         if "Failed to activate SuperNode" in service.said():
             problem.got = "the SuperLink still treats it as online"
-            problem.fix = "stop the other one with this key; after a kill, the key is free in 60 s"
+            problem.fix = (
+                "stop the SuperNode that uses this key; after a kill, the key is free in 60 s"
+            )
         raise
     return service
 

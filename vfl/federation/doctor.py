@@ -388,7 +388,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
 def stream_port(host: str, port: int, router: Path) -> Check:
     """Check the SuperLink's port for the streams of sessions."""
     if port == 0:
-        found = "0: a free one at each start"
+        found = "0: a free port at each start"
         cure = "set federation.stream_port if a firewall must allow it"
         return Check("stream port", "OK", found, cure)
     if port_is_free(host, port):

@@ -224,7 +224,7 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
         (*then, *_afresh(label, change.checked)),
         (
             "its identity, ledger and log continue; runs can be read: vfl status, report and log",
-            f"earlier runs name {old}: to predict and serve with one, train anew",
+            f"earlier runs name {old} and can no longer predict or serve: train anew",
         ),
     )
 

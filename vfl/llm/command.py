@@ -144,7 +144,7 @@ def deal(
     for kind, count in user.left().items():
         prompt, _, answer = kind.partition("-")
         answer, _, beside = answer.partition("x")
-        more = f", {beside} side by side" if beside else ""
+        more = f", {beside} asked together" if beside else ""
         print(f"questions of {prompt} tokens, answers of up to {answer}{more}: {count} left")
 
 
@@ -154,7 +154,7 @@ def ask(
     questions: Annotated[
         list[str] | None,
         argument(
-            "The text, or several texts. A shell keeps them: - reads one from the standard input.",
+            "The text, or several texts; - reads one from the standard input.",
             "[QUESTION...]",
         ),
     ] = None,
@@ -329,7 +329,7 @@ def _file(folder: Path, *parties: str) -> LlmFile:
 def _questions(given: list[str], files: list[Path]) -> list[str]:
     """Return the texts of the questions, from the command line, the standard input and files."""
     if given.count("-") > 1:
-        raise typer.BadParameter("the standard input is one question")
+        raise typer.BadParameter("only one question can come from the standard input")
     texts = [sys.stdin.read().strip() if text == "-" else text for text in given]
     texts += [path.read_text(encoding="utf-8").strip() for path in files]
     if not texts:

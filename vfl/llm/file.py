@@ -82,7 +82,7 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
             if isinstance(problem, VFLError)
             else "the file has a setting that no file of this kind has"
         )
-        yield f"shape is no transformer's: {why}"
+        yield f"shape is not that of a transformer: {why}"
     if terms.first_bytes < terms.shown_bytes:
         yield f"first_bytes = {terms.first_bytes} is less than shown_bytes = {terms.shown_bytes}"
 

@@ -477,8 +477,8 @@ class Party:
                     refusal.where = str(Address(host, port))
                     refusal.fix = (
                         f"compare peers/{peer}.token of the {self.name} with "
-                        f"peers/{self.name}.token of the {peer}, which are alike; or end another "
-                        "process of this folder"
+                        f"peers/{self.name}.token of the {peer}, which must be equal; or end "
+                        "another process of this folder"
                     )
                     raise
             time.sleep(pause_s)
@@ -515,7 +515,7 @@ class Party:
         ):
             if got != want:
                 raise DisagreementError(
-                    f"the other end {what}",
+                    f"the other party {what}",
                     where="[terms]",
                     got=got,
                     want=want,
@@ -1183,7 +1183,7 @@ def _blank(asked: Talk) -> list[list[int]]:
 
 
 def _sizes(asked: Talk) -> str:
-    what = "a question" if asked.texts == 1 else f"{asked.texts} questions side by side"
+    what = "a question" if asked.texts == 1 else f"{asked.texts} questions asked together"
     return f"{what}, {asked.prompt_tokens} tokens and {asked.count} answered"
 
 

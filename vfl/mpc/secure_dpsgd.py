@@ -623,7 +623,7 @@ def shared_columns(
     for owner, width in enumerate(columns):
         short, length = None, None
         if owner == member.role and width:
-            assert inputs is not None, "who has columns has inputs"
+            assert inputs is not None, "a holder with columns passes inputs"
             short = _shortened(inputs, longest)
             length = _square(short)
         if width:
@@ -634,7 +634,7 @@ def shared_columns(
     parts.append(member.public(ones, 1.0).share)
     truth = None
     if member.role == labels_of:
-        assert labels is not None, "their owner has the labels"
+        assert labels is not None, "the holder of the labels passes them"
         truth = _one_hot(terms, labels)
     return _opened(
         member,

@@ -443,7 +443,10 @@ def _differences(
     # Consent to disclose to the label party which of its rows this party has.
     yield from _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
-        yield f"branches of '{branched[0]}'", "all rows of each party at one place in a federation"
+        yield (
+            f"branches of '{branched[0]}'",
+            "in a federation, all rows of each party on one machine",
+        )
     if more := [name for name in terms.tasks if name not in consent.label_parties]:
         allowed = ", ".join(consent.label_parties) or "none"
         wanted = f"label parties beside '{terms.label_party}': {', '.join(more)}"

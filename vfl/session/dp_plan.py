@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _noise_for, _steps_for = cache(noise_for), cache(steps_for)
 _ASSUMES = (
-    "every party clips and adds noise to its half as agreed",
+    "every party clips gradients of its model part and adds noise as agreed",
     "the parties' secrets stay secret (in one process they follow from the run's seed)",
     "encoders, validation rows, training metrics and the choice of settings are not counted",
 )
@@ -168,7 +168,7 @@ class PrivacyPlan:
             () if exact else ("no one outside the session knows the rows of a batch",)
         )
         hidden += (
-            ("a person is at one branch, and all parties agree on it",) if self.clients else ()
+            ("a person belongs to one branch, and all parties agree on it",) if self.clients else ()
         )
         hidden += () if self.shuffled else ("the number of rows is public", EMPTY_PLACE)
         return PrivacyStatement(
@@ -348,7 +348,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
         if any(True for end in ends for _ in end.parameters()):
             got = "layers that it trains"
         elif type(codec).local_loss is not compression.Codec.local_loss:
-            got = "a separate loss, over the batch"
+            got = "a separate loss over all rows of the batch"
         elif _mixes_rows(spec, codec.wire_width(width)):
             got = "a scale that the rows of a batch share"
         if got:

@@ -272,7 +272,7 @@ class Member(BitEngine):
         number, bits = self.next_number(), self.bits if bits < 0 else bits
         own = None
         if owner == self.role:
-            assert values is not None, "the owner has the values"
+            assert values is not None, "the owner passes the values"
             own = encode(values, bits, where, SIGN - 1 - bits, _FIX)
         return self._share(number, owner, shape, own, bits)
 

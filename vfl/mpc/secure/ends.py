@@ -92,7 +92,7 @@ def require_frame(size_bytes: int, content: str) -> None:
     """
     if size_bytes + TAG_BYTES > LIMIT_BYTES:
         raise ProtocolError(
-            f"{content} fit no frame",
+            f"{content} do not fit into a frame",
             got=f"{size_bytes} bytes",
             want=f"at most {LIMIT_BYTES} bytes",
             fix="fewer rows or columns",

@@ -76,7 +76,7 @@ class Ring:
                 "out of range",
                 where="option 'fraction'",
                 got=f"{ring.fraction} of {bits} bits, {parties} parties",
-                want=f"0 to {most}, which leaves values of 1 room" if most >= 0 else "more bits",
+                want=f"0 to {most}, so that a value of 1 fits" if most >= 0 else "more bits",
             )
         return ring
 
@@ -162,7 +162,7 @@ class Ring:
             where=f"step {step}",
             got=f"{needed} bits needed, {self.fraction} of them behind the point",
             want=f"{self.bits} bits, for the sum of {self.parties} parties",
-            fix="a bottom that ends bounded (layer_norm, tanh), a lower learning rate, "
+            fix="a bottom with bounded outputs (layer_norm, tanh), a lower learning rate, "
             "fewer fraction bits, or more bits",
         )
 

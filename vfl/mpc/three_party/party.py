@@ -251,7 +251,7 @@ class Party(Engine, ABC):
             require_integer_bits(values.double(), rules.magnitude_bits, bits, where, fix)
         number, own = self.next_number(), None
         if owner == self.role:
-            assert values is not None, "the owner has the values"
+            assert values is not None, "the owner passes the values"
             own = encode(values, bits, where)
         return self._share(number, owner, shape, own, bits)
 

@@ -42,7 +42,7 @@ _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
 _SOFTMAX = "leave it out: the receiver of the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
 _NORM = "fold it into the nn.Linear before it: torch.nn.utils.fusion.fuse_linear_bn_eval"
-_FEATURES = "keep it at the owner of the columns, as a bottom, and share what it gives"
+_FEATURES = "keep it at the owner of the columns, as a bottom, and share its outputs"
 _INSTEAD: Mapping[str, str] = {
     "Softmax": _SOFTMAX,
     "LogSoftmax": _SOFTMAX,
@@ -128,12 +128,12 @@ def private(
     for path in members_of("vfl.mpc.private").values():
         member = named(path)
         if isinstance(module, member.computes):
-            require("rules", rules, "none for a transformer, which has a form", rules is None)
+            require("rules", rules, "none for a transformer: use form", rules is None)
             return member(module, form or mode, timeout_s, folder)
     require(
-        "folder", folder, "no argument: only a transformer is dealt for in advance", folder is None
+        "folder", folder, "no argument: only a transformer has offline material", folder is None
     )
-    require("form", form, "no argument: only a transformer has one", form is None)
+    require("form", form, "no argument: only a transformer has a form", form is None)
     return PrivateModule(module, rules or Rules(mode), timeout_s)
 
 
@@ -436,7 +436,7 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
                 name,
                 f"weights of {_where(before)}",
                 "weights of its own for every nn.Linear",
-                "copy.deepcopy the layer where it comes again; functions may come again",
+                "a copy.deepcopy of the layer where it occurs again; functions may occur again",
             )
 
 
@@ -453,7 +453,7 @@ def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
         want = "weights of real numbers, such as float32"
         raise _refused(what, name, f"weights of {linear.weight.dtype}", want)
     if before not in (None, linear.in_features):
-        want = f"{before}, as the layer before it gives"
+        want = f"{before}, as the layer before it returns"
         raise _refused(what, name, f"{linear.in_features} inputs", want)
 
 

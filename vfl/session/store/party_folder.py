@@ -599,7 +599,10 @@ def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
     elif name in terms.parties:
         role, half = "feature party", "a bottom"
     else:
-        role, half = "party in the middle", "the model between bottoms and head"
+        role, half = (
+            "party in the middle",
+            "the middle of the model, between the bottoms and the head",
+        )
     mode = secure_mode.make(terms.secure)
     if mode.reveals_model:
         return role, "the whole model, which every holder has"
