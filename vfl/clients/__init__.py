@@ -1,4 +1,4 @@
-"""Feature parties: they hold columns and bottom models."""
+"""Feature parties, which have columns and bottom models."""
 
 from __future__ import annotations
 

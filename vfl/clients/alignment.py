@@ -1,4 +1,4 @@
-"""A feature party's part in a session that aligns."""
+"""A feature party in a session that aligns rows."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from vfl.session.terms import AlignTerms
 def take_part_in_alignment(
     message: SessionMessage, terms: AlignTerms, party: PartyFile, say: Callable[[str], None]
 ) -> PartyReport:
-    """Run one feature party: check its consent, answer every frame, store the positions.
+    """Run a feature party: check its consent, answer every frame, store the row positions.
 
     Args:
-        message: session message from Flower.
-        terms: terms in the message.
+        message: session message that Flower delivered.
+        terms: terms that the message contains.
         party: the party's own file.
-        say: writes a line to the party's own log, the only place with these counts.
+        say: function that writes a line to the party's own log, the only place where these counts
+            appear.
 
     Raises:
-        ConsentError: the session asks for more than the file allows; without a count, if it
-            concerns common ids.
-        VFLError: the error that ended the session, if it is none of those above; the label party
-            received it.
+        ConsentError: the session exceeds what the party's file allows; if this is about common ids,
+            the error has no count.
+        VFLError: any other error that ended the session; the label party has received it.
     """
     began, name = time.perf_counter(), party.party
     if name not in terms.feature_parties or party.data is None:

@@ -27,10 +27,10 @@ from vfl.session import SessionMessage, for_others, rules, unexpected
 
 
 def client_app() -> ClientApp:
-    """Make the one ClientApp that serves all projects; a file of the party sets its limits.
+    """Return the ClientApp for all projects; the party's own file sets the limits.
 
-    A SuperNode names that file in its ``--node-config 'party-file="..."'``. A simulation, where
-    nodes have no configuration of their own, names the project's folder in ``party-files`` instead.
+    A SuperNode names this file in its ``--node-config 'party-file="..."'``. In a simulation, nodes
+    have no configuration of their own; there, ``party-files`` names the project's folder.
     """
     app = ClientApp()
 
@@ -48,7 +48,7 @@ def client_app() -> ClientApp:
 
 
 def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
-    """Run one party's whole session; returns its report, or its error."""
+    """Run one party's whole session; return its report, or its error."""
     failure: dict[str, str | None] = {}
     report, name = "", f"of node {context.node_id}"
     try:

@@ -1,4 +1,4 @@
-"""The feature party: its columns, its bottom, and the loop through a session."""
+"""A feature party: its columns, its bottom model, and its loop through a session."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ class FeatureParty:
 
     Args:
         data: aligned rows of the party.
-        terms: the session's terms.
-        link: stream to the label party.
-        own: private state of the party; the bottom's initial weights also follow from its secret.
-        bottom: a model or spec in place of the one in the terms.
+        terms: terms of the session.
+        link: network link to the label party.
+        own: private state of the party; its secret also determines the bottom model's initial
+            weights.
+        bottom: model or spec that replaces the bottom model of the terms.
         weights: trained weights, for evaluation and prediction.
 
     Raises:
         DataError: the party has no columns.
         UserError: the device does not exist.
-        SpecError: the codec, defense or bottom cannot be built or does not fit.
-        ExposedCutError: a secure sum would not hide this party's cut.
+        SpecError: codec, defense or bottom cannot be built, or does not fit.
+        ExposedCutError: a secure sum would not protect this party's cut.
 
     Attributes:
-        inputs: inputs of all aligned rows; float32, axes (rows, ...); NaN for rows that it lacks.
-        half: the party's part of the round.
-        stopping: early stopping: when to stop, and the best weights.
+        inputs: inputs of all aligned rows; float32, axes (rows, ...); NaN for rows that this party
+            lacks.
+        end: this party's side of each exchange, with its model and optimiser.
+        stopping: early stopping, with the best weights so far.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class FeatureParty:
     def _private(
         self, name: str, terms: Terms, own: Own, shape: tuple[int, ...]
     ) -> Callable[[nn.Module, Forward], PrivateHalf] | None:
-        """DP-SGD of this party's half, if agreed."""
+        """Return DP-SGD for this party's model, if the terms have [dp]."""
         plan = None if self._train is None else PrivacyPlan.of(terms, len(self._train))
         if plan is None:
             return None
@@ -130,31 +132,31 @@ class FeatureParty:
         return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
-        """Send the message for this exchange, after saving a checkpoint if one is due."""
+        """Send the message for this exchange; save a checkpoint before if one is due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains and self._steps.changes:
             self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
-            return  # this party has none of these rows, which the label party knows
+            return  # this party has none of these rows, and the label party knows it
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step, rows)
         else:
             self.end.send_query(inputs, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer the messages of other feature parties, if there are any."""
+        """Answer messages of other feature parties, if there are any."""
         self.end.answer(exchange.step)
 
     def finish(self, exchange: Exchange) -> None:
-        """Receive the gradient or receipt of a cut.
+        """Receive the gradient of a cut, or the receipt for it.
 
         With m cuts in flight, this is the cut of m - 1 steps before.
 
-        Cut t is therefore sent right after gradient t - m was applied, independently of the
-        network. No cut is in flight at the end of an epoch's training, or if the party has sent
-        none.
+        Cut t is therefore always sent right after gradient t - m was applied, whatever the
+        network's delay. No cut is in flight at the end of an epoch's training, or if the party has
+        sent no cut.
         """
         if exchange.trains:
             sent = self._held is None or len(own_rows(exchange, self._held))
@@ -165,11 +167,11 @@ class FeatureParty:
             self.stopping.obey(self.end.take_receipt(exchange.step), exchange)
 
     def resume(self, step: int, before: Iterable[Exchange]) -> None:
-        """Return to the state before exchange `step`; 0 is the state of a new party.
+        """Return to the state before exchange `step`; 0 stands for the state of a new party.
 
         Args:
             step: next exchange.
-            before: exchanges that may have been in flight at that time.
+            before: exchanges whose cuts may have been in flight at that time.
 
         Raises:
             RunFolderError: the checkpoint does not exist.
@@ -182,55 +184,55 @@ class FeatureParty:
             self.load_training_state(self._ranks.spread(self.training_state()))
 
     def start(self) -> None:
-        """Prepare the training once, before its first step."""
+        """Prepare the training, once and before its first step."""
         if self._train is not None:
             train = self._train if self._held is None else self._train[self._held[self._train]]
             self.end.fit(lambda: self._fitted(torch.from_numpy(train)))
 
     def _fitted(self, rows: Tensor) -> Tensor:
-        """Inputs that a defense may use before the first step."""
+        """Return the inputs of training rows, for defenses that use them before the first step."""
         known = self.inputs.index_select(0, rows)
         return known if self._unaligned is None else torch.cat([known, self._unaligned])
 
     def training_state(self) -> dict[str, Any]:
-        """State for an exact resume of training."""
+        """Return the state from which a training resumes exactly."""
         return self.end.training_state() | {"course": self.stopping.state()}
 
     def load_training_state(
         self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
     ) -> None:
-        """Restore the state of `training_state`; `before` are the exchanges in flight then."""
+        """Restore the state of `training_state`; cuts of `before` were in flight then."""
         rows = {exchange.step: exchange for exchange in before}
         self.end.load_training_state(saved, lambda step: self._rows(rows[step]))
         self.stopping.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Run a session; `stopping.follow` makes a schedule that may stop early."""
+        """Run a session; `stopping.follow` yields a schedule that may stop early."""
         for exchange in schedule:
             self.begin(exchange)
             self.answer(exchange)
             self.finish(exchange)
 
     def cut(self, rows: Tensor) -> Tensor:
-        """Return the cut of some rows as a query would send it; axes (rows, width on the wire).
+        """Return the cuts of rows as a query would send them; axes (rows, width on the wire).
 
         Args:
-            rows: positions in the aligned rows, int64.
+            rows: positions of the rows among the aligned rows, int64.
         """
         parts = torch.split(rows, QUERY_ROWS)
         return torch.cat([self.end.query_cut(self.inputs.index_select(0, one)) for one in parts])
 
     def weights(self) -> dict[str, Tensor]:
-        """This party's own weights; they never leave it."""
+        """Return this party's own weights, which never leave the party."""
         codecs = {"codec": self.end.codec} if isinstance(self.end, FeatureEnd) else {}
         return lasting(self.end.state_dict(), codecs)
 
     def weights_digest(self) -> str:
-        """SHA-256 of the weights; only this value about them is disclosed."""
+        """Return the SHA-256 of the weights, the only value about them that is disclosed."""
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor, np.ndarray]:
-        """The inputs of an exchange, and their positions in the aligned rows."""
+        """Return the inputs of an exchange, and their positions among the aligned rows."""
         rows = exchange.rows if self._ranks.alone else self._ranks.share(exchange).rows
         if exchange.trains and self._at_branches.branches is not None:
             self._at_branches.expect(exchange.step, rows)
@@ -240,12 +242,12 @@ class FeatureParty:
 
 
 def bottom_step(data: PartyData, terms: Terms, bottom: str | None) -> Callable[[], None]:
-    """Make a trial of a step of a party's bottom, for `use_threads`.
+    """Return a function that runs a trial step of a party's bottom model, for `use_threads`.
 
     Args:
-        data: its aligned rows.
-        terms: the session's terms.
-        bottom: the party's own bottom; None is that of the terms.
+        data: aligned rows of the party.
+        terms: terms of the session.
+        bottom: spec of the party's own bottom model; None uses the one of the terms.
     """
     asked = terms.parties[data.name]
     assert data.inputs is not None, "a party with a bottom has columns"
@@ -259,9 +261,9 @@ def bottom_step(data: PartyData, terms: Terms, bottom: str | None) -> Callable[[
 
 
 def own_bottom(text: str) -> models.Bottom:
-    """Make a bottom from the party's own file: a spec, or ``package.module:Class`` of its own code.
+    """Build a bottom model from the party's own file: a spec, or ``package.module:Class``.
 
-    Only the party's own file may name code to import; the terms of a session never do.
+    Only the party's own file may name code to import; the terms of a session cannot.
     """
     is_path = ":" in text and "=" not in text
     return models.bring(text) if is_path else models.make_bottom(text)

@@ -1,12 +1,12 @@
-"""The party in the middle: it has no data, and computes between the bottoms and the head.
+"""The party in the middle, without data; it computes between bottom models and head.
 
     cuts -> merge -> middle model -> output -> label party
     gradient of the output -> backward -> each feature party's gradient
 
-It is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
-To the feature parties, it acts like the label party of a session without a middle; to the label
-party, it acts like the only feature party. It therefore uses the same two ends of a round as they
-do.
+This is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
+For the feature parties, it acts like the label party of a session without a middle party; for the
+label party, it acts like the only feature party. It therefore uses the same code for both sides of
+an exchange as these parties.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vfl.session.exchange import (
 
 
 class _Model(nn.Module):
-    """The modules that the party trains: model, merger, and its ends of trained codecs."""
+    """The modules that the middle party trains: model, merger, its part of trained codecs."""
 
     def __init__(
         self, model: nn.Module, merger: nn.Module, adapters: Mapping[str, nn.Module]
@@ -49,7 +49,7 @@ class _Model(nn.Module):
         self.model, self.merger, self.adapters = model, merger, nn.ModuleDict(adapters)
 
     def forward(self, merged: Tensor) -> Tensor:
-        """Compute the output; the adapters have already processed the received cuts."""
+        """Compute the output from merged cuts; codecs have already processed the received cuts."""
         output: Tensor = self.model(merged)
         return output
 
@@ -58,21 +58,21 @@ class MiddleParty:
     """Runs the party in the middle through the exchanges of a session.
 
     Args:
-        terms: the session's terms, which name a middle.
-        links: streams to each feature party.
-        link: stream to the label party.
-        own: private state of the party; its model's initial weights follow from its secret.
-        model: a module from the merged cut to the output, in place of the spec in the terms.
+        terms: terms of the session, which name a middle party.
+        links: network links to the feature parties, by party.
+        link: network link to the label party.
+        own: private state of the party; its secret determines the model's initial weights.
+        model: module from the merged cut to the output, which replaces the spec in the terms.
         weights: trained weights, for evaluation and prediction.
-        ledger: ledger of the links.
+        ledger: ledger of the traffic on the links.
 
     Raises:
-        SpecError: a codec or the model cannot be built or does not fit.
+        SpecError: a codec or the model cannot be built, or does not fit.
 
     Attributes:
-        ends: the party's ends of the round, one for each feature party.
-        end: the party's end of the round with the label party.
-        stopping: early stopping: when to stop, and the best weights.
+        ends: this party's side of the exchanges with each feature party, by party.
+        end: this party's side of the exchanges with the label party.
+        stopping: early stopping, with the best weights so far.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class MiddleParty:
         self._cuts = CutAggregator(self.ends, ledger or Ledger(), self.stopping)
 
     def begin(self, exchange: Exchange) -> None:
-        """Receive every party's cut and send the output; first save a checkpoint if due."""
+        """Receive every party's cut and send the output; save a checkpoint before if one is due."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         set_training(self.end.model, exchange.trains)
@@ -144,7 +144,7 @@ class MiddleParty:
         """Do nothing, because this party relays no messages."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Receive the output's gradient; send each party its cut's gradient, or a receipt."""
+        """Receive the output's gradient; send each party the gradient of its cut, or a receipt."""
         if not exchange.trains:
             answer = self.end.take_receipt(exchange.step)
             self.stopping.obey(answer, exchange)
@@ -159,13 +159,13 @@ class MiddleParty:
                 end.drained()
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Run a session; `stopping.follow` makes a schedule that may stop early."""
+        """Run a session; `stopping.follow` yields a schedule that may stop early."""
         for exchange in schedule:
             self.begin(exchange)
             self.finish(exchange)
 
     def resume(self, step: int) -> None:
-        """Return to the state before exchange `step`; 0 is the state of a new party.
+        """Return to the state before exchange `step`; 0 stands for the state of a new party.
 
         Raises:
             RunFolderError: the checkpoint does not exist.
@@ -174,7 +174,7 @@ class MiddleParty:
             self.load_training_state(self.checkpoints.load(step))
 
     def training_state(self) -> dict[str, Any]:
-        """State for an exact resume of training, with sent gradients that parties still await."""
+        """Return the state for an exact resume, with gradients that parties may still await."""
         return {
             "end": self.end.training_state(),
             "state": self._state(),
@@ -191,20 +191,20 @@ class MiddleParty:
             end.send_again(saved["gradients"][name])
 
     def weights(self) -> dict[str, Tensor]:
-        """The party's own weights, and the state of every codec; they never leave it."""
+        """Return the party's own weights and all codec states, which never leave the party."""
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """The whole state, including state that only training needs."""
+        """Return the whole state, including state that only training needs."""
         state = gather(self.end.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore the weights of `weights`."""
+        """Restore the result of `weights`."""
         restore(self.end.model, self._stateful(), weights)
 
     def weights_digest(self) -> str:
-        """SHA-256 of the weights, the only value about them that is disclosed."""
+        """Return the SHA-256 of the weights, the only value about them that is disclosed."""
         return weights_digest(self.weights())
 
     def _stateful(self) -> dict[str, compression.Codec]:
@@ -212,7 +212,7 @@ class MiddleParty:
         return {"codec": self.end.codec, **codecs}
 
 
-#: The party has no labels, and its processing of a gradient uses none.
+#: Task of a party without labels, whose processing of a gradient uses none.
 _NO_LABELS = torch.empty(0)
 
 

@@ -1,4 +1,4 @@
-"""Parties that answer requests while a run is served, one after another."""
+"""Parties that answer one request after another while a run is served."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _SAY_EVERY_S = 60.0
 
 
 class _Served:
-    """Receives requests from one link, and counts them.
+    """Receives requests from one network link, and counts them.
 
     Args:
         name: name of the party.
-        link: link to the requesting label party.
-        requests: checks and counts its requests.
-        drift: counts the queried rows of the party's own inputs; only its own log and folder
-            receive the counts.
-        askers: number of label parties that send requests, each with separate steps; see `Askers`.
+        link: network link to the label party that sends requests.
+        requests: object that checks and counts requests.
+        drift: counts of the queried rows by value range of the party's own inputs; only the party's
+            own log and folder receive them.
+        askers: number of label parties that send requests, each with its own step numbers; see
+            `Askers`.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class _Served:
         self._steps = dict[int, int]()
 
     def answer(self) -> bool:
-        """Wait for one request and answer it; returns False when the session is over."""
+        """Wait for one request and answer it; return False when the session is over."""
         raise NotImplementedError
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Serve until the session is over; report the counts of requests from time to time."""
+        """Serve until the session is over; report the number of requests from time to time."""
         said, at = "", time.monotonic()
         try:
             while self.answer():
@@ -61,16 +62,18 @@ class _Served:
         say(f"party {self._name} {self._summary()}")
 
     def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:
-        """Return the next request and the answer of `Requests`, or None after the last request.
+        """Return the next request and the answer of `Requests`; None after the last request.
 
         Raises:
-            ProtocolError: the message is unexpected, or names rows that this session does not have.
+            ProtocolError: the message is unexpected, or requests rows that this session does not
+                have.
         """
         frame = self._link.receive()
         if frame.kind is Kind.DONE:
             return None
         asker = frame.step % self._askers
-        step = self._steps.get(asker, frame.step)  # a returning label party may be at a later step
+        # a label party that returned may be at a later step
+        step = self._steps.get(asker, frame.step)
         if frame.kind is not Kind.ASK or frame.step != step:
             raise ProtocolError(
                 "an unexpected message from the label party",
@@ -91,7 +94,7 @@ class _Served:
 
 
 class AnsweringEnd(Protocol):
-    """A feature party's part of a round while it serves."""
+    """A feature party's methods that a service needs."""
 
     link: Link
 
@@ -110,14 +113,14 @@ class Answering(Protocol):
         """Send the values of some rows."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer the messages of other parties."""
+        """Answer messages of other parties."""
 
 
 class ServedParty(_Served):
-    """A feature party that answers queries; see `vfl.session.serving`.
+    """A feature party that answers queries of a service; see `vfl.session.serving`.
 
     Args:
-        feature: the party, with its trained weights.
+        feature: the feature party, with its trained weights.
         requests, drift, askers: see `_Served`.
     """
 
@@ -147,10 +150,10 @@ class ServedParty(_Served):
 
 
 class ServedMiddle(_Served):
-    """The party in the middle, which queries the feature parties and answers with its output.
+    """The party in the middle in a service: queries feature parties, sends its output.
 
     Args:
-        middle: the party, with its trained weights.
+        middle: the middle party, with its trained weights.
         requests: see `_Served`.
     """
 
@@ -168,7 +171,7 @@ class ServedMiddle(_Served):
         return True
 
     def ask(self) -> bool:
-        """Wait for one request and pass it on; returns False when the session is over."""
+        """Wait for one request and pass it on; return False when the session is over."""
         self._asked, asked = None, self._admit()
         if asked is None:
             for link in self._links.values():
@@ -176,15 +179,17 @@ class ServedMiddle(_Served):
             return False
         self._asked = asked[0].step, asked[1]
         payload = b"" if isinstance(asked[1], Refused) else asked[0].payload
-        for link in self._links.values():  # an empty one too: all parties count alike
+        # also passed on without rows, so that all parties count the same requests
+        for link in self._links.values():
             link.send(Frame(Kind.ASK, asked[0].step, payload))
         return True
 
     def give(self) -> None:
-        """Answer the request, once every feature party has answered.
+        """Answer the request, after every feature party has answered.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: a feature party's message is no valid answer.
+            ProtocolError, FrameError, NonFiniteError: a feature party's message is not a valid
+                answer.
         """
         assert self._asked is not None, "a request was passed on"
         (step, asked), why = self._asked, b""

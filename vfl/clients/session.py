@@ -1,4 +1,4 @@
-"""A party's part in one session: it checks, connects, works, stores the weights and reports."""
+"""A party in one session: checks the terms, connects, computes, stores and reports."""
 
 from __future__ import annotations
 
@@ -78,29 +78,29 @@ from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
-#: Time that an attempt waits for an earlier one without a stream, which is still writing its
-#: records.
+#: Time in seconds that an attempt waits for an earlier attempt, which has no stream any more but
+#: still writes its records.
 _HANDOVER_S = 10.0
 
 
 def take_part(
     message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
 ) -> PartyReport:
-    """Run one party through a whole session: a feature party, or a third party such as a dealer.
+    """Run one party through a session: a feature party, or a third party such as a dealer.
 
     Args:
-        message: session message from Flower.
+        message: session message that Flower delivered.
         party: the party's own file.
-        say: receives the largest possible size of a trace, before recording starts.
+        say: callback that receives the largest possible size of a trace, before the recording
+            starts.
 
     Raises:
-        ConsentError: the session asks for more than the file allows, and nothing was sent; or the
-            party has sent as much as it allows.
-        DisagreementError: the party's file has another role, or the name is bound to another
-            session here, and nothing was sent; or the training would send other contents than
-            before, which were not sent.
-        VFLError: the error that ended the session, if it is none of those above; the label party
-            received it.
+        ConsentError: the session exceeds what the party's file allows, and nothing was sent; or the
+            party has already sent as much as the file allows.
+        DisagreementError: the party's file has another role, or the run's name belongs to another
+            session at this party, and nothing was sent; or a resumed training would send other
+            contents than before, which were not sent.
+        VFLError: any other error that ended the session; the label party has received it.
     """
     ledger = own_ledger(party)
     if isinstance(message.terms, AlignTerms):
@@ -118,7 +118,7 @@ def play_rank(order: Order) -> None:
     which has also checked the session.
 
     Raises:
-        VFLError: the error that ended the session; the label party's rank received it.
+        VFLError: the error that ended the session; the label party's rank has received it.
     """
     party = read_party_file(order.party_file)
     message = SessionMessage.model_validate(order["message"])
@@ -130,8 +130,8 @@ def play_rank(order: Order) -> None:
     with attached(message, introduction, limits) as stream:
         link = Observed(stream, party.party, "feature", [meter])
         device = device_of(party.device, order.local_rank)
-        # Its own secret is never used: weights come from rank 0, and anything that draws is
-        # refused.
+        # The rank's own secret is never used: weights come from rank 0, and settings that draw
+        # random numbers are refused.
         ranks = order.join_group(device, data)
         own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
@@ -147,7 +147,7 @@ def play_rank(order: Order) -> None:
 
 
 class _PartySession:
-    """One party in a session, with the session's requests and the party's private state."""
+    """One party in a session, with the session's terms and the party's private state."""
 
     def __init__(
         self, message: SessionMessage, party: PartyFile, say: Callable[[str], None]
@@ -167,7 +167,7 @@ class _PartySession:
             return
         if self._in_the_middle:
             _check_role(party, "middle", "be in the middle")
-            check_rows(self.name, message.rows, party.consent)  # before allocating memory
+            check_rows(self.name, message.rows, party.consent)  # checked before memory is allocated
             self.split = self.terms.split_of(message.rows)
             check_middles_consent(self.terms, self.name, party.consent, self.split)
             return
@@ -203,7 +203,7 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Remove rows that others have erased from the alignment; note this party's erased rows."""
+        """Remove rows that others have erased from the alignment; note rows erased here."""
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):
@@ -216,7 +216,7 @@ class _PartySession:
         return self.terms.middle is not None and self.name == self.terms.middle.party
 
     def play(self) -> PartyReport:
-        """Attach, and run the party's part."""
+        """Connect to the label party, and run this party's role."""
         helps = self.split is None and not self.mode.whole_network
         with (
             nullcontext()  # a helper stores nothing
@@ -259,7 +259,7 @@ class _PartySession:
         self._standing.admit(name, Announcement.parse(stream.terms.get("standing"), name))
 
     def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
-        """Return links to other parties through the label party, encrypted end to end."""
+        """Return links to other parties, relayed by the label party and encrypted end to end."""
         terms = self.terms
         seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
         links = SealedLinks(link, seals, rules.peers(terms), rules.window_frames(terms))
@@ -267,7 +267,7 @@ class _PartySession:
         return links
 
     def _mediate(self, link: Link, own: Own, meter: Meter) -> PartyReport:
-        """Run the party in the middle: it receives every cut, and sends its output."""
+        """Run the party in the middle, which receives every cut and sends its output."""
         terms, start, split = self.terms, self.message.start, self.split
         assert split is not None, "the message has the number of rows"
         links = self._sealed(link, terms.feature_parties)
@@ -287,18 +287,18 @@ class _PartySession:
         return self._conclude(middle.weights_digest(), links.direct)
 
     def _weights(self) -> dict[str, Tensor] | None:
-        """Return initial weights: from this run, from an earlier one, or None for new weights."""
+        """Return initial weights: of this run, of an earlier run, or None for new weights."""
         folder = earlier_folder(self.party, self.terms) if self.trains else self.folder
         return None if folder is None else folder.weights()
 
     def _outputs(self, data: PartyData) -> int:
-        """Number of outputs of a further label party's top."""
+        """Return the number of outputs of an additional label party's top."""
         labelled = self.terms.mode in ("train", "evaluate")
         classes = data.classes if labelled else self.folder.classes()
         return 1 if classes is None else len(classes)
 
     def _label_party(self, ends: Mapping[str, Link], own: Own, ledger: Ledger) -> LabelParty:
-        """Make a further label party, which learns its own task from the cuts."""
+        """Build an additional label party, which learns its own task from the cuts."""
         assert self.data is not None, "it has labels, or rows"
         return LabelParty(
             self.data,
@@ -313,9 +313,10 @@ class _PartySession:
         )
 
     def _learn(self, link: Link, own: Own, meter: Meter) -> PartyReport:
-        """Run a further label party, which learns its own task from the cuts.
+        """Run an additional label party, which learns its own task from the cuts.
 
-        Metrics and predictions are stored in its own part of the run, and not disclosed to others.
+        Metrics and predictions are stored in its own part of the run, and not disclosed to other
+        parties.
         """
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has labels"
@@ -345,7 +346,7 @@ class _PartySession:
         return self._conclude(digest, links.direct)
 
     def _answer(self, stream: TcpLink, own: Own, meter: Meter) -> PartyReport:
-        """Run a further label party that answers its own clients, at its own address."""
+        """Run an additional label party that answers its own clients at its own address."""
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has rows"
         observed = ObservedPoll(stream, name, "feature", [meter])
@@ -382,7 +383,7 @@ class _PartySession:
         return self._conclude(label.weights_digest(), links.direct)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
-        """Run a feature party, and start its further ranks if the session uses several."""
+        """Run a feature party, and start its further ranks if the session uses several ranks."""
         size = 1 + len(self.message.ranks)
         if size == 1:
             return self._play_rank_0(stream, link, own, meter, None)
@@ -396,7 +397,7 @@ class _PartySession:
                 order = {"side": "feature", "party_file": str(self.party.path), "message": message}
                 ranks.start(rank, order)
             own = replace(own, device=device, ranks=ranks.join_group(self.data))
-            link = Observed(watched, self.name, "feature", [meter])  # ranks record no trace
+            link = Observed(watched, self.name, "feature", [meter])  # further ranks record no trace
             return self._play_rank_0(stream, link, own, meter, ranks)
 
     def _play_rank_0(
@@ -439,7 +440,7 @@ class _PartySession:
                 self.folder.save_served(drift)
             return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
-        if (layers := feature.end.layers) is not None:  # its frames' sizes are known only now
+        if (layers := feature.end.layers) is not None:  # the sizes of its frames are known only now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
             limits = self._limits({self.name: layers})
             stream.agree(limits)
@@ -475,7 +476,7 @@ class _PartySession:
         """Run a party of a secret-shared network, with columns or as the dealer."""
         data, folder, consent = self.data, self.folder, self.party.consent
         split = None if data is None else data.split
-        # A resumed training sends some messages and its setup again.
+        # A resumed training repeats the setup and some messages.
         before = entry.spent["train"] if self.trains else Spent()
 
         def agreed(layers: Mapping[str, Layers]) -> None:
@@ -565,12 +566,12 @@ class _PartySession:
         )
 
     def _count(self) -> int:
-        """Counter of the party's store, for its report."""
+        """Return the counter of the party's store, for the report."""
         return self._standing.announce().count
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:
-    """Refuse a session that requests the cut of a party that is not its feature party."""
+    """Raise an error if a session requests cuts of a party that is not its feature party."""
     if party.party not in terms.feature_parties:
         raise DisagreementError(
             f"party '{party.party}' is not part of this experiment",
@@ -585,7 +586,7 @@ def _check_asked(party: PartyFile, terms: Terms) -> None:
 
 
 def _check_role(party: PartyFile, role: str, does: str) -> None:
-    """Refuse a session that gives the party a different role than its own file does."""
+    """Raise an error if a session gives the party a role that its own file does not have."""
     if party.role != role:
         raise DisagreementError(
             f"party '{party.party}' has another role, but the session asks it to {does}",

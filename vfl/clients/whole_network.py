@@ -1,4 +1,4 @@
-"""A party of a secret-shared network: a holder of shares, or a dealer."""
+"""A party of a secret-shared network: it holds shares, or it is the dealer."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, Revealed,
 
 
 class WholeNetworkParty:
-    """Runs a party through a session; the same class for a party with columns and for a dealer.
+    """Runs a party of a secret-shared network, with columns or as dealer, through a session.
 
     Args:
         party: name of the party.
         data: aligned rows; None for a dealer.
-        terms: the session's terms.
-        keys: its part in the key agreement.
-        stream: stream to the label party.
+        terms: terms of the session.
+        keys: the party's keys for the key agreement.
+        stream: network stream to the label party.
         own: private state of the party.
-        bottom: a custom bottom model, which this mode refuses.
-        weights: its shares, for evaluation and prediction.
+        bottom: bottom model of the party's own file, which this mode rejects.
+        weights: stored shares of the weights, for evaluation and prediction.
         agreed, spend: see `OwnRows`.
 
     Raises:
         DataError: the party has no columns.
-        ExposedCutError: a setting is not supported here.
+        ExposedCutError: this mode does not support a setting.
     """
 
     def __init__(
@@ -86,14 +86,16 @@ class WholeNetworkParty:
         check: Callable[[], None] = lambda: None,
         count: Callable[[], int] = lambda: 0,
     ) -> PartyReport:
-        """Run a session from exchange `start` on; returns the party's report.
+        """Run a session from exchange `start` on; return the party's report.
 
         Args:
-            start: first exchange of a resumed training; its checkpoint is read if it is not 0.
-            through: wraps the schedule, and sees every exchange.
-            keep: called when all is done, before the party's report.
-            check: called after every exchange; raises if the party must not continue.
-            count: returns the counter of the party's store for its report.
+            start: number of the first exchange; if it is not 0, a training resumes from its
+                checkpoint.
+            through: function that wraps the schedule, and sees every exchange.
+            keep: callback before the party's report, when all other work is done.
+            check: callback after every exchange, which raises an error if the party must not
+                continue.
+            count: function that returns the counter of the party's store, for the report.
 
         Raises:
             VFLError: the error that ended the session.
@@ -135,15 +137,15 @@ class WholeNetworkParty:
         self.network.end(report.frame())
         return report
 
-    # While serving; see `vfl.clients.serving.Answering`.
+    # Methods for a service; see `vfl.clients.serving.Answering`.
 
     @property
     def end(self) -> AnsweringNetwork:
-        """The party's part of the network."""
+        """Return the party's part of the network."""
         return cast(AnsweringNetwork, self.network)
 
     def get_ready(self) -> None:
-        """Get ready to answer rows."""
+        """Prepare for answering rows."""
         self.network.begin(self._weights)
 
     def begin(self, exchange: Exchange) -> None:
@@ -151,28 +153,28 @@ class WholeNetworkParty:
         self.end.answer_rows(exchange)
 
     def answer(self, exchange: Exchange) -> None:
-        """Do nothing, because no message follows."""
+        """Do nothing, because no further message follows."""
 
     def weights(self) -> dict[str, Tensor]:
-        """This party's shares; they never leave it."""
+        """Return this party's shares of the weights, which never leave the party."""
         return self.network.weights()
 
     def weights_digest(self) -> str:
-        """SHA-256 of the shares."""
+        """Return the SHA-256 of the shares."""
         return weights_digest(self.weights())
 
     def column_values(self) -> np.ndarray | None:
-        """Contributions of the party's own columns; see `WholeNetwork.column_values`."""
+        """Return Shapley values of the party's own columns; see `WholeNetwork.column_values`."""
         return self.network.column_values()
 
     def figures(self) -> dict[str, Any]:
-        """Metrics of this party's part of the trained model."""
+        """Return metrics of this party's part of the trained model."""
         return self.network.figures()
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Privacy statements of the training for the owners of its rows."""
+        """Return the training's privacy statements for the owners of its rows."""
         return self.network.privacy()
 
     def revealed(self) -> list[Revealed]:
-        """Values this party has learned: kinds and sizes."""
+        """Return kinds and sizes of the values that this party has learned."""
         return self.network.revealed()

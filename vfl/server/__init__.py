@@ -1,4 +1,4 @@
-"""The label party: it holds labels and the top model."""
+"""The label party, which has the labels and the top model."""
 
 from __future__ import annotations
 

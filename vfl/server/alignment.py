@@ -1,4 +1,4 @@
-"""The label party's part in a session that aligns: its own role, and the relay of messages."""
+"""The label party in a session that aligns rows: its own role, and a relay of messages."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def run_alignment(
     say: Callable[[str], None],
     simulation: bool = False,
 ) -> None:
-    """Align with every feature party, and store the label party's positions.
+    """Align with every feature party, and store the label party's row positions.
 
     Raises:
-        ConsentError: a party refused; only its own log contains the reason.
-        VFLError: the error that ended the session, if it is not a refusal.
+        ConsentError: a party refused; only that party's log contains the reason.
+        VFLError: any other error that ended the session.
     """
     check_alignment(terms, party.party, party.consent)
     own, ledger = OwnAlignment(party, terms), Ledger()
@@ -79,7 +79,7 @@ def run_alignment(
 
 
 def _carry(own: OwnAlignment, links: dict[str, ObservedPoll], say: Callable[[str], None]) -> None:
-    """Query every party in turn, until all have their result."""
+    """Query every party in turn, until all parties have their results."""
     terms, me = own.terms, own.party.party
     posts = {name: Post(terms.everybody, own.most_bytes, own.place) for name in links}
     while True:

@@ -1,4 +1,4 @@
-"""The label party's Flower app: one run of `flwr run` is one session."""
+"""The label party's Flower app: one call of `flwr run` is one session."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 
 
 def server_app(folder: Path) -> ServerApp:
-    """Make the ServerApp of a project.
+    """Return the ServerApp of a project.
 
     Args:
         folder: folder of the bundled ``experiment.toml``.
 
-    The environment variable VFL_PARTY_FILE of the SuperLink names the label party's own file, so
-    that the run contains no path of the label party.
+    The SuperLink's environment variable VFL_PARTY_FILE names the label party's own file, so that a
+    Flower run contains no path of the label party.
     """
     app = ServerApp()
 
@@ -53,7 +53,7 @@ def server_app(folder: Path) -> ServerApp:
 
 
 def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
-    """Run the session that a run's configuration requests."""
+    """Run the session that a Flower run's configuration requests."""
     overrides = json.loads(str(config["overrides"]))
     party = read_party_file(_own_file(str(config["label-file"])))
     mode, run = str(config["mode"]), str(config["run"])
@@ -62,7 +62,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         named(added.plays)(grid, experiment, party, overrides, run)
         return
     told: Sequence[str] = ()
-    if mode in ("evaluate", "predict"):  # these have no separate settings
+    if mode in ("evaluate", "predict"):  # these modes have no separate settings
         told, overrides = overrides, []
     today = experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
@@ -87,7 +87,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Let only our own errors out, without causes: Flower logs the text of all causes."""
+    """Let only vfl's own errors leave the block, without causes: Flower logs all causes."""
     try:
         yield
     except VFLError as error:
@@ -102,7 +102,7 @@ def without_data() -> Iterator[None]:
 
 
 def _as_trained(experiment: Experiment, run: Path) -> Experiment:
-    """Return the settings of a run's training, with the present addresses and time limits."""
+    """Return the settings of a run's training, with the current addresses and time limits."""
     trained = RunFolder.open(run).experiment()
     return trained.model_copy(update={"federation": experiment.federation})
 

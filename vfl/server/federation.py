@@ -1,7 +1,7 @@
-"""The control plane at the label party: find the nodes, send messages, watch for replies.
+"""Connection to Flower at the label party: finds nodes, sends messages, watches replies.
 
-Flower delivers one session message to each node and one reply back; everything else is on the
-stream.
+Flower delivers one session message to each node, and one reply back; all other messages use vfl's
+own stream.
 """
 
 from __future__ import annotations
@@ -61,25 +61,26 @@ from vfl.transport.certificates import ServerCertificate
 
 MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
-_LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops replies of longer-lived messages
+_LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops replies to messages that live longer
 _POLL_S = 0.2
-_RETURN_S = 2.0  # between two checks for parties that went away
+_RETURN_S = 2.0  # seconds between two checks for parties that went away
 _SERVING_REJOIN_S = 2.0
-_AGAIN_S = 30.0  # before a party that could not attach is invited again
+_AGAIN_S = 30.0  # seconds before a party that could not connect is invited again
 _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
 #: Flower's error codes of a node that may come back; all others end the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 
 
-#: Opens the further streams by party, from the session's certificate and node ids by party.
+#: Function that opens further streams by party, given the session's certificate and the node ids by
+#: party.
 OpenRanks = Callable[[ServerCertificate, Mapping[str, int]], Mapping[str, tuple[RankStream, ...]]]
 
 
 class ErasedRowsError(MisalignedError):
-    """A party has erased rows that the session still has; the session restarts without them.
+    """Error: a party has erased rows of the session; the session restarts without these rows.
 
     Attributes:
-        places: positions of those rows in the alignment; see `Withdrawn`.
+        places: positions of these rows in the alignment; see `Withdrawn`.
     """
 
     def __init__(self, party: str, places: Sequence[int]) -> None:
@@ -91,26 +92,27 @@ class ErasedRowsError(MisalignedError):
 
 
 class Federation:
-    """One session over Flower; a context manager that closes the hub and reports errors to parties.
+    """One session over Flower; as a context manager, closes the hub and reports errors.
 
     Args:
         grid: Flower's connection to the nodes.
         terms: terms of the session.
-        settings: addresses, and time limits for attached parties.
-        own: the label party's aligned rows, for comparison with all parties' rows.
-        join_timeout_s: time limit for parties to attach.
-        say: receives one line about each stage.
-        attempt: number of restarts of the session.
-        waiting: receives the missing parties from time to time.
-        simulation: whether nodes have no names, so that their positions name the parties. In a
-            deployment, a node's registered name is its party's name; a node without a name is not a
-            party.
-        partial: whether to continue with the parties that attached in time, so that others attach
+        settings: addresses, and time limits for connected parties.
+        own: the label party's aligned rows, which are compared with all parties' rows.
+        join_timeout_s: time limit in seconds for parties to connect.
+        say: callback that receives one line of text about each stage.
+        attempt: number of restarts of the session so far.
+        waiting: callback that receives the missing parties from time to time.
+        simulation: whether this is a simulation, in which nodes have no names and positions
+            identify parties. In a deployment, a node's registered name is its party's name; a node
+            without a name belongs to no party.
+        partial: whether to start with the parties that connected in time; other parties may connect
             later.
-        standing: counters of the label party's store and of the parties' stores; an alignment has
-            none, because it spends no budget.
-        alignment: the label party's own alignment with the order of the rows, if any.
-        gone: parties that have left the project; the session does not wait for them.
+        standing: counters of the label party's store and of the parties' stores; None for an
+            alignment, because it spends no budget.
+        alignment: the label party's own alignment, which determines the order of the rows, if there
+            is one.
+        gone: parties that have left the project, for which the session does not wait.
     """
 
     def __init__(
@@ -156,21 +158,22 @@ class Federation:
     def join(
         self, observers: list[Observer], start: int = 0, open_ranks: OpenRanks | None = None
     ) -> dict[str, ObservedPoll]:
-        """Attach every party, including a dealer; returns the links by name.
+        """Wait until every party, including a dealer, has connected; return the links by name.
 
-        In a partial session, only the parties that attached in time, at least one.
+        If `partial` is set, return the links of the parties that connected in time, at least one.
 
         Args:
-            observers: called with every frame of these links.
-            start: first exchange of all parties.
-            open_ranks: opens the streams of further ranks, before the first party is invited.
+            observers: callbacks that receive every frame of these links.
+            start: number of the first exchange, which is the same for all parties.
+            open_ranks: function that opens the streams of further ranks, before the first party is
+                invited.
 
         Raises:
             MissingPartyError: too few nodes are online, or a party did not open its stream.
             PeerFailedError: a party refused or failed; the error contains that party's text.
             DisagreementError, MisalignedError: a party has different rows or a different
                 experiment.
-            ErasedRowsError: a party has erased rows that are part of the session.
+            ErasedRowsError: a party has erased rows that belong to the session.
         """
         self._start, self._observers = start, observers
         self._nodes = self._wait_for_nodes()
@@ -204,22 +207,22 @@ class Federation:
         }
 
     def lost(self, party: str) -> None:
-        """Record that a party no longer answers; the session continues until it is back."""
+        """Record that a party no longer answers; the session continues until it returns."""
         self._node_of.pop(party, None)
         self._invited.pop(party, None)
         self._pending = {asked: name for asked, name in self._pending.items() if name != party}
         self.say(f"party {party} went away; the session continues without it")
 
     def returned(self, parties: Collection[str]) -> dict[str, ObservedPoll]:
-        """Links of those parties that are back; the others are invited again.
+        """Return the links of those parties that have returned; invite the others again.
 
-        A party is invited when its node comes online, and again after its token has expired or it
-        could not attach.
+        A party is invited when its node comes online, and again if its token has expired or the
+        party could not connect.
         """
         now, found = time.monotonic(), dict[str, ObservedPoll]()
         for party in parties:
             if party in self._node_of:
-                with suppress(MissingPartyError):  # it is admitted, and attaches now
+                with suppress(MissingPartyError):  # the party was admitted, and connects now
                     found[party] = self._link(party)
         if now - self._returned_at > _RETURN_S:
             self._returned_at = now
@@ -236,15 +239,15 @@ class Federation:
 
     @property
     def _token_s(self) -> float:
-        """Validity of a token before its first use, in seconds; Flower frees a node in a minute."""
+        """Seconds for which an unused token is valid; Flower needs a minute to free a node."""
         rest = self.settings.restart_timeout_s if self._partial else 0.0
         return max(self.join_timeout_s, rest)
 
     @property
     def _rejoin_window_s(self) -> float:
-        """Longest repair time of a broken stream.
+        """Largest number of seconds for restoring a broken stream.
 
-        A service restarts soon, because it loses nothing.
+        A service restarts soon instead, because it loses nothing.
         """
         most = _SERVING_REJOIN_S if self.terms.mode == "serve" else math.inf
         return min(self.settings.rejoin_window_s, most)
@@ -255,10 +258,10 @@ class Federation:
         return ObservedPoll(link, party, "label", self._observers)
 
     def agree(self, layers: Mapping[str, Layers]) -> list[LinkLimits]:
-        """Allow frames for layers of these sizes, by party, from now on.
+        """From now on, allow frames for layers of these sizes, by party.
 
         Returns:
-            Limits of every stream.
+            The frame limits of every stream.
         """
         assert self._hub is not None, "all parties have joined"
         limits = {
@@ -270,9 +273,9 @@ class Federation:
         return list(limits.values())
 
     def collect(self, timeout_s: float) -> None:
-        """Wait for the replies that end each party's message, so that no node stays busy.
+        """Wait for the replies that end each party's Flower message, so that no node stays busy.
 
-        Every party has already reported its end on the stream; a reply adds no information.
+        Every party has already reported its end on its stream, so a reply adds no information.
         """
         for _ in looks(timeout_s, _POLL_S):
             if not self._pending:
@@ -289,7 +292,7 @@ class Federation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """End the streams; every party receives an error of ours."""
+        """End the streams; if vfl raised an error, every party receives it."""
         if self._hub is None:
             return
         if error is None:
@@ -299,9 +302,9 @@ class Federation:
             self._hub.fail(for_others(told, self.own.name))
 
     def _wait_for_nodes(self) -> dict[str, int]:
-        """Node ids by registered name.
+        """Return the node ids by registered name, when all expected nodes are online.
 
-        In a simulation an invented name is used, because nodes have none.
+        In a simulation nodes have no names, so names are made up.
         """
         wanted = [name for name in rules.peers(self.terms) if name not in self._gone]
         deadline = time.monotonic() + self.join_timeout_s
@@ -331,12 +334,13 @@ class Federation:
             time.sleep(_POLL_S)
 
     def _invite(self, name: str) -> None:
-        """Send a node its message, with a new token; the earlier token becomes invalid."""
+        """Send a node the session message with a new token; an earlier token becomes invalid."""
         assert self._hub is not None
         node = self._nodes[name]
         credential = Credential(str(node), secrets.token_urlsafe(32))
         for party in [party for party, of in list(self._node_of.items()) if of == name]:
-            del self._node_of[party]  # in place, because the others are joining meanwhile
+            # changed in place, because other parties are connecting meanwhile
+            del self._node_of[party]
         self._hub.replace(name, credential)
         message = SessionMessage(
             session=self.session,
@@ -368,12 +372,12 @@ class Federation:
         self.say(f"invited {name} to the session")
 
     def _in_the_middle(self, name: str) -> bool:
-        """Return whether a node belongs to a party in the middle; in a simulation any may."""
+        """Return whether a node belongs to a party in the middle; any node may in a simulation."""
         middle = self.terms.middle
         return middle is not None and (self.simulation or name == middle.party)
 
     def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Admit a party; the hub calls it at the party's first stream."""
+        """Admit a party; the hub calls this method when the party opens its first stream."""
         introduction = Introduction.parse(dict(about))
         party = introduction.party
         if party in self._node_of or (party != name and not self.simulation):
@@ -400,7 +404,7 @@ class Federation:
         return answer
 
     def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
-        """Compare the counter of a party's store with the largest known one; announce our own."""
+        """Compare the counter of a party's store with the largest known; send the own counter."""
         if self._standing is None:
             return {}
         if introduction.standing is None:
@@ -410,12 +414,12 @@ class Federation:
         return {"standing": self._standing.answer().model_dump()}
 
     def _limits(self, name: str) -> LinkLimits:
-        """Limits of the frames of the party that a node was admitted as."""
+        """Return the frame limits of the party as which a node was admitted."""
         party = next(party for party, node in self._node_of.items() if node == name)
         return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
-        """Read Flower's replies at intervals, and invite a returned node once more."""
+        """Read Flower's replies at intervals, and invite a node that has returned once more."""
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
@@ -431,7 +435,7 @@ class Federation:
                     self._invite(name)
 
     def _hear(self, name: str, reply: Message) -> None:
-        """Handle a reply before its party has joined; the session waits for a lost party."""
+        """Handle a reply before its party has joined; wait for a party that was lost."""
         if reply.has_error():
             why = _AWAY.get(reply.error.code)
             if why is None:
@@ -451,7 +455,7 @@ class Federation:
 
 
 def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
-    """Ids of Flower's nodes by registered name.
+    """Return the ids of Flower's nodes by registered name.
 
     Raises:
         DisagreementError: two nodes have the same name.
@@ -469,10 +473,10 @@ def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
 
 
 def _failure_in(reply: Message, where: str) -> dict[str, str]:
-    """The error in a party's reply; empty if it contains none.
+    """Return the error in a party's reply; empty if the reply contains no error.
 
     Raises:
-        ProtocolError: vfl's ClientApp did not send the reply.
+        ProtocolError: the reply was not sent by vfl's ClientApp.
     """
     try:
         text = reply.content["session"]["failure"]

@@ -1,9 +1,8 @@
-"""A further rank of the label party: the session's exchanges with its share of every batch.
+"""A further rank of the label party: processes its share of every batch of the session.
 
-It listens at a separate port for the same rank of every feature party, under the session's
-certificate. On another machine, it makes its own certificate, so that no key has to be sent. It
-stores and reports nothing, because rank 0 does that. It does not import Flower, which only rank 0
-needs.
+It listens at its own port for the same rank of every feature party, with the session's certificate.
+On another machine, it makes its own certificate, so that no private key has to be sent. It stores
+and reports nothing, because rank 0 does so. It does not import Flower, which only rank 0 needs.
 """
 
 from __future__ import annotations
@@ -51,20 +50,20 @@ def start_ranks(
     certificate: ServerCertificate,
     nodes: Mapping[str, int],
 ) -> dict[str, tuple[RankStream, ...]]:
-    """Start the further ranks; returns their streams by feature party, once all of them listen.
+    """Start the further ranks; return their streams by feature party when all listen.
 
     Args:
         ranks: the further ranks to start.
         party: the label party's own file.
-        experiment: experiment to train.
+        experiment: the experiment to train.
         terms: terms of the session.
-        session: identifier of the session on the stream.
+        session: identifier of the session on the streams.
         start: first exchange.
-        certificate: certificate of rank 0's stream; ranks on this machine use the same.
-        nodes: Flower's node ids by feature party.
+        certificate: certificate of rank 0's stream; ranks on this machine use the same certificate.
+        nodes: Flower's node ids, by feature party.
 
     Raises:
-        LostRankError: a rank did not get ready.
+        LostRankError: a rank was not ready in time.
     """
     settings = experiment.federation
     tokens = {(name, rank): secrets.token_urlsafe(32) for name in nodes for rank in ranks.further}
@@ -98,10 +97,10 @@ def start_ranks(
 
 
 def play_rank(order: Order) -> None:
-    """Run one further rank through a training.
+    """Run one further rank of the label party through a training.
 
     Raises:
-        VFLError: the error that ended the session; the feature parties' ranks received it.
+        VFLError: the error that ended the session; the feature parties' ranks have received it.
     """
     party, terms = read_party_file(order.party_file), Terms.model_validate(order["terms"])
     settings = FederationSettings.model_validate(order["settings"])
@@ -115,7 +114,7 @@ def play_rank(order: Order) -> None:
         certificate = session_certificate([host])
         at = {"host": host, "ca_pem": certificate.ca_pem.decode()}
     listener = None
-    if pems:  # behind this machine's router, if there is one
+    if pems:  # the address outside of this machine's router, if there is a router
         listener = routed_listener(order["session"], host, settings.stream_port, order.rank)
     hub = _hub(order, terms, settings, data, host, certificate, listener)
     with errors_reported(hub, data.name):
@@ -177,7 +176,8 @@ def _train(
         for name in rules.peers(terms)
     }
     device = device_of(party.device, order.local_rank)
-    # Its own secret is never used: weights come from rank 0, and anything that draws is refused.
+    # The rank's own secret is never used: weights come from rank 0, and settings that draw random
+    # numbers are refused.
     ranks = order.join_group(device, data)
     own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
     objective, records = Objective.of(label, data.outputs), Records(ledger)

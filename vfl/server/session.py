@@ -1,4 +1,4 @@
-"""The label party's part in one session: it joins, works, restarts after a loss, and ends."""
+"""The label party in one session: it connects, works, restarts after a loss, and ends."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ from vfl.transport import ObservedPoll, local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
-#: Added to the time limit of a party's frame, because this party's ranks wait for the rank that
-#: receives it.
+#: Seconds that are added to the time limit of a party's frame, because this party's ranks wait for
+#: the rank that receives the frame.
 _RANKS_S = 15.0
-_MOST_ATTEMPTS = 1000  # limit of the number in a message; each has a new session
+_MOST_ATTEMPTS = 1000  # limit of the attempt number in messages; each attempt has a new session
 
 
 def run_session(
@@ -95,22 +95,22 @@ def run_session(
     settings: Sequence[str] = (),
     today: Collection[str] | None = None,
 ) -> None:
-    """Run one session at the label party, with its run folder.
+    """Run one session at the label party, and write its run folder.
 
     Args:
         grid: Flower's connection to the nodes.
-        experiment: experiment to train.
+        experiment: the experiment to train.
         party: the label party's own file.
         terms: terms of the session.
-        resume: whether the run's folder exists already.
+        resume: whether the run's folder already exists.
         simulation: whether Flower simulates the nodes; see `Federation`.
-        front: service that receives requests; None opens one for a serving session.
-        settings: changes to the project's experiment, for the record.
-        today: present feature parties of the project; None means those of the terms.
+        front: HTTP service that receives requests; None opens one for a serving session.
+        settings: overrides of the project's experiment, for the record of the run.
+        today: current feature parties of the project; None stands for those of the terms.
 
     Raises:
-        VFLError: the error, which all present parties have received, and which is in the run
-            folder.
+        VFLError: the error that ended the session; all present parties have received it, and the
+            run folder contains it.
     """
     if terms.mode == "serve" and front is None:
         _serve(grid, experiment, party, terms, simulation, today)
@@ -146,13 +146,14 @@ def run_session(
                 _say(redacted_traceback(error))
             _say(str(problem))
             if front is None:
-                with suppress(StorageError):  # a full disk cannot store its own error
+                with suppress(StorageError):  # a full disk cannot store the error about itself
                     folder.fail(problem)
-            raise problem from None  # Flower logs the error; its causes may quote a cell
+            # Flower logs the error, and the error's causes may quote a cell
+            raise problem from None
 
 
 def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
-    """Return parties of a run that have left the project since then.
+    """Return the parties of a run that have left the project since its training.
 
     Raises:
         MissingPartyError: the session cannot run without these parties.
@@ -172,11 +173,11 @@ def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
 
 
 def parties_of_today(party: PartyFile, told: Collection[str] | None) -> Collection[str] | None:
-    """The feature parties of a project, which may have changed since a service began.
+    """Return the feature parties of a project, which may have changed since a service began.
 
     Args:
-        party: the label party's own file, in the same folder as the project's experiment.
-        told: parties that the session was submitted with; None means those of the run.
+        party: the label party's own file, which is in the folder of the project's experiment.
+        told: parties with which the session was submitted; None stands for those of the run.
     """
     file = party.path.parent / "app" / "experiment.toml"
     return read_experiment(file).feature_parties if told is not None and file.exists() else told
@@ -190,7 +191,7 @@ def _serve(
     simulation: bool,
     today: Collection[str] | None,
 ) -> None:
-    """Serve a run, then each requested other run; if that fails, the present run stays."""
+    """Serve a run, then each requested further run; if a switch fails, keep the current run."""
     first = RunFolder.open(party.run_path(terms.run))
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
@@ -224,14 +225,14 @@ def _serve(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One attempt at a session whose parties have joined.
+    """One attempt at a session, after its parties have joined.
 
     Attributes:
         number: number of restarts before this attempt.
         start: number of the first exchange of this attempt.
         federation: connection to the parties.
         links: links to the present parties.
-        meter, ledger: counters of what this party sends, and of what all parties send.
+        meter, ledger: traffic that this party sends, and traffic that all parties send.
     """
 
     number: int
@@ -243,7 +244,7 @@ class _Attempt:
 
 
 class LabelSession:
-    """The label party's part in one session, including restarts after lost parties."""
+    """The label party's part in one session, including restarts after a party was lost."""
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ class LabelSession:
             self.say(front.welcome)
 
     def _load(self) -> None:
-        """Load the rows, and pass them to the service."""
+        """Load the rows, and pass them to the HTTP service if there is one."""
         party, terms, front = self.party, self.terms, self.front
         self.alignment = own_alignment(party, terms)
         self.data = own_data(party, terms, self.experiment.label.task)
@@ -294,20 +295,20 @@ class LabelSession:
 
     @property
     def _partial(self) -> bool:
-        """Return whether rows are answered without absent parties."""
+        """Return whether rows may be answered without absent parties."""
         return self.front is not None and (self.front.partial or bool(self.data.held))
 
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
 
     def _waits(self, parties: Sequence[str]) -> None:
-        """Report the parties that the session waits for."""
+        """Report the parties for which the session waits."""
         self._waiting_for(parties)
         if self.front is not None:
             self.front.waits_for(parties)
 
     def _watched(self, schedule: Iterable[Exchange], split: Split) -> Iterator[Exchange]:
-        """Yield the same exchanges; their progress is written to the run's folder."""
+        """Yield the same exchanges, and write the progress to the run's folder."""
         return SessionProgress(self.terms, split, self._tell).through(schedule)
 
     def say(self, line: str) -> None:
@@ -317,10 +318,10 @@ class LabelSession:
     def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Run the session to its end.
 
-        A training continues from its last checkpoint after the loss of a party.
+        A training continues from its last checkpoint after a party was lost.
 
         Raises:
-            DisagreementError: this name belongs to another session at this party.
+            DisagreementError: the run's name belongs to another session at this party.
             VFLError: the error that ended the session.
         """
         with self.ledger.session(self.terms) as (entry, meter, sent):
@@ -348,14 +349,15 @@ class LabelSession:
     def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
-        # A resumed run may have lost a party too; Flower frees its node in a minute.
+        # A resumed run may have lost a party before; Flower needs a minute to free that party's
+        # node.
         resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
         most: int | None = None
         said = ""
         for attempt in count():
             again = resumed or attempt > 0
             attempt = min(attempt, _MOST_ATTEMPTS)
-            again = again and not self._partial  # the others need not wait for this
+            again = again and not self._partial  # other parties need not wait for this
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
@@ -393,7 +395,7 @@ class LabelSession:
         raise AssertionError("the number of attempts is unlimited")
 
     def _load_new_rows(self, changed: MisalignedError, said: str) -> str:
-        """Load the rows again, because a returned party has those of a newer alignment."""
+        """Load the rows again, because a party returned with the rows of a newer alignment."""
         what = f"{changed.what}; serving continues with the rows of the present tables"
         try:
             self._load()
@@ -406,17 +408,17 @@ class LabelSession:
         return what
 
     def _goes_on(self, error: VFLError, said: str) -> str:
-        """Report why a service waits, unless the last report was the same, as with a full disk."""
+        """Report why a service waits, unless the last report was the same (as with a full disk)."""
         if error.what != said:
             self.say(f"{error.what}; serving continues when all parties are back")
         return error.what
 
     def _start(self, most: int | None) -> int:
-        """The first exchange: that of the newest checkpoint that is intact here.
+        """Return the first exchange: the one after the newest checkpoint that is intact here.
 
         Args:
-            most: newest checkpoint that the other parties may have intact; None for the committed
-                one.
+            most: newest checkpoint that may be intact at the other parties; None stands for the
+                committed one.
         """
         if self.checkpoints is None:
             return 0
@@ -463,9 +465,9 @@ class LabelSession:
             return self._play_top(attempt, own, ranks, recorders)
 
     def _counted(self, ledger: Ledger) -> Observer:
-        """Count relayed frames: each cut once for a middle, none for other label parties.
+        """Count relayed frames: a cut once for a middle party, not for further label parties.
 
-        If no party has a layer, all frames count.
+        In a secret-shared network, all relayed frames count.
         """
         carried = self.terms.feature_parties if self.terms.middle is not None else ()
         if secure_mode.make(self.terms.secure).whole_network:
@@ -478,7 +480,7 @@ class LabelSession:
         return count
 
     def _model(self, ledger: Ledger) -> tuple[Objective, dict[str, Any]]:
-        """Return the session's objective: the label party's records and initial weights."""
+        """Return the session's objective (the label party's records), and initial weights."""
         trains, folder = self.terms.mode == "train", own_folder(self.party, self.terms)
         classes = self.data.classes if trains else folder.classes()
         objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
@@ -490,7 +492,7 @@ class LabelSession:
     def _play_whole_network(
         self, attempt: _Attempt, own: Own
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Run a session whose network no single party has."""
+        """Run a session of a secret-shared network, which no single party has."""
         federation, links, meter = attempt.federation, attempt.links, attempt.meter
         objective, more = self._model(attempt.ledger)
         named, ends = (federation.session, attempt.number), self._with_absent(links)
@@ -512,7 +514,7 @@ class LabelSession:
     def _play_top(
         self, attempt: _Attempt, own: Own, ranks: FurtherRanks, recorders: Sequence[Recorder]
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Run a session in which the label party has the top."""
+        """Run a session in which the label party has the top model."""
         terms, data, party = self.terms, self.data, self.party
         federation, meter, start = attempt.federation, attempt.meter, attempt.start
         objective, more = self._model(attempt.ledger)
@@ -545,7 +547,7 @@ class LabelSession:
         return self._end(label, federation, ends if terms.takers else ended)
 
     def _ends_of(self, links: Mapping[str, ObservedPoll]) -> Mapping[str, Link]:
-        """The link to every party, through a switchboard if parties send messages to each other."""
+        """Return a link to every party, through a switchboard if parties exchange messages."""
         terms = self.terms
         if not terms.takers:
             return self._with_absent(links)
@@ -561,7 +563,7 @@ class LabelSession:
         return board.links | {name: Carried(board, name, links, behind) for name in names}
 
     def _with_absent(self, links: Mapping[str, ObservedPoll]) -> dict[str, Link]:
-        """The link to every party; the link of an absent party leads nowhere."""
+        """Return a link to every party; nothing receives what is sent to an absent party."""
         return {n: links.get(n) or local_pair()[0] for n in rules.peers(self.terms)}
 
     def _serve(
@@ -571,7 +573,7 @@ class LabelSession:
         attempt: _Attempt,
         ends: Mapping[str, Link],
     ) -> Mapping[str, Link]:
-        """Let the front answer rows until it ends; returns the links of the present parties."""
+        """Let the HTTP service answer until it ends; return the links of the present parties."""
         terms = self.terms
         absent = [name for name in rules.peers(terms) if name not in attempt.links]
         for name in absent:
@@ -601,7 +603,7 @@ class LabelSession:
         federation: Federation,
         links: Mapping[str, Link],
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Receive the reports of all present parties, and send ours."""
+        """Receive the reports of all present parties, and send the label party's own report."""
         reports = [PartyReport.of(link.receive(), name) for name, link in links.items()]
         for link in [*links.values(), *label.aggregator.helpers]:
             link.send(Frame(Kind.DONE))
@@ -618,7 +620,7 @@ def _conclude(
     reports: list[PartyReport],
 ) -> None:
     digests = [(report.party, report.weights_sha256) for report in reports]
-    if secure_mode.make(terms.secure).helps_to_train:  # the helper has no part of the model
+    if secure_mode.make(terms.secure).helps_to_train:  # a helper has no part of the model
         digests = [one for one in digests if one[0] != rules.dealer(terms)]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
     everybody = {name for name, _ in digests} >= {*terms.feature_parties, *terms.tasks}
@@ -655,7 +657,7 @@ def _conclude(
 
 
 def _into_log_of(folder: RunFolder) -> Callable[[str], None]:
-    """Make a function that logs a line and adds it to the run's folder, ignoring a full disk."""
+    """Return a function that logs a line and appends it to the run's folder if it can."""
 
     def say(line: str) -> None:
         _say(line)

@@ -1,4 +1,4 @@
-"""The label party of a secret-shared network: it learns the outputs and evaluates them."""
+"""The label party of a secret-shared network, which learns and evaluates the outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from vfl.session.secure_mode import (
 )
 
 _TASK, _SHARE = "task.", "share."
-#: Training rows of a block whose loss is computed.
+#: Number of training rows whose loss is computed at a time.
 _MEASURED_ROWS = 1 << 14
 
 
@@ -49,19 +49,20 @@ class WholeNetworkLabel(AnyLabelParty):
     """Runs the label party of a secret-shared network through a session.
 
     Args:
-        data: labels (not needed to predict) and own columns, aligned with the rows of all parties.
-        terms: the session's terms.
+        data: labels (not needed for predictions) and own columns, aligned with the rows of all
+            parties.
+        terms: terms of the session.
         attempt: identifier of the session, and number of its restarts.
-        streams: streams to the two others, by name.
-        receive_any: returns the next frame from any party, and its name.
+        streams: network streams to the two other parties, by name.
+        receive_any: function that returns the next frame from any party, and the party's name.
         own: private state of the party.
         objective: learning objective.
-        weights: stored shares of the training, for evaluation and prediction.
-        records: destination of metrics and progress.
+        weights: stored shares of the trained weights, for evaluation and prediction.
+        records: object that receives metrics and progress.
         agreed: see `SecureMode.outer_network`.
 
     Raises:
-        SpecError: a setting is not supported here, or the top cannot be computed on shares.
+        SpecError: this mode does not support a setting, or the top cannot be computed on shares.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
-        self.aggregator = CutAggregator({}, self.ledger, stopping)  # no party sends a cut
+        # in this mode, parties send no cuts
+        self.aggregator = CutAggregator({}, self.ledger, stopping)
         self.reports: list[PartyReport] = []
         self._shares: dict[str, Tensor] | None = None
         if terms.mode != "train":
@@ -115,7 +117,7 @@ class WholeNetworkLabel(AnyLabelParty):
             for frame, name in zip(frames, rules.peers(self.terms), strict=True)
         ]
 
-    # While serving; see `vfl.session.label.asking.Asking`.
+    # Methods for a service; see `vfl.session.label.asking.Asking`.
 
     @property
     def ends(self) -> Mapping[str, ServedEnd]:
@@ -127,7 +129,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return cast(AskingNetwork, self.network)
 
     def begin(self) -> None:
-        """Get ready for queries."""
+        """Prepare for queries."""
         self.network.begin(self._shares)
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
@@ -135,7 +137,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return {SUM: self._asking.answered(exchange, inputs, self.aggregator.without).float()}
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """The outputs from `query`."""
+        """Return the outputs that `query` computed."""
         return cuts[SUM]
 
     @property
@@ -146,21 +148,21 @@ class WholeNetworkLabel(AnyLabelParty):
         return self.network.remarks()
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
-        """The Shapley value of each party for each output of a row of the last query."""
+        """Return each party's Shapley value for each output, for a row of the last query."""
         return self._asking.contributions(row)
 
     @property
     def split(self) -> Split:
-        """Split of all parties' rows, once a session has begun."""
+        """Split of all parties' rows; known once a session has begun."""
         return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
-        """The label party's own shares, if it has any, and its task's state fitted to labels."""
+        """Return the label party's own shares, if any, and its task's state fitted to labels."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
     def revealed(self) -> list[Revealed]:
-        """Values the label party has learned: kinds and sizes."""
+        """Return kinds and sizes of the values that the label party has learned."""
         return self.network.revealed()
 
     def traffic(self) -> list[dict[str, Any]]:
@@ -179,7 +181,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return (*self._defense.privacy(), *self.network.privacy())
 
     def training_state(self) -> dict[str, Any]:
-        """State for a resume of training: shares and counters."""
+        """Return the state from which a training resumes: shares and counters."""
         return {
             "network": self.network.training_state(),
             "stopping": self.stopping.state(),
@@ -208,13 +210,13 @@ class WholeNetworkLabel(AnyLabelParty):
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
-        # Not earlier: the last frame of an exchange shows that both others have started and thus
-        # saved it.
+        # Not earlier: the last frame of an exchange shows that both other parties have started the
+        # exchange, and therefore saved the checkpoint.
         if kept is not None:
             kept.commit(exchange.step)
 
     def _aligned(self, exchange: Exchange) -> Exchange:
-        """The same exchange, with rows as positions in the aligned rows."""
+        """Return the same exchange, with rows as positions among the aligned rows."""
         phase = "test" if exchange.phase == "predict" else exchange.phase
         return replace(exchange, rows=getattr(self.data.split, phase)[exchange.rows])
 
@@ -239,7 +241,7 @@ def task_and_rows(
     agreed: Callable[[Mapping[str, Layers]], object],
     defense: Defense,
 ) -> tuple[Task, OwnRows]:
-    """Return the label party's task and inputs, with labels as its defense changes them.
+    """Return the label party's task and inputs, with labels as the defense changes them.
 
     Raises:
         ExposedCutError: see `_check_objective`.
@@ -280,10 +282,10 @@ def task_and_rows(
 
 
 def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -> None:
-    """Refuse weights and losses that the protocol does not have.
+    """Raise an error for row weights and losses that the protocol does not support.
 
     Raises:
-        ExposedCutError: rows or classes have weights, which would need a fraction of shares, or the
+        ExposedCutError: rows or classes have weights, which would need fractions of shares; or a
             loss is named.
     """
     weighted = {
@@ -305,6 +307,6 @@ def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Select the entries with a prefix, and remove it from their names."""
+    """Return the entries whose names begin with a prefix, under the rest of the name."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}

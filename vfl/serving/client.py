@@ -1,4 +1,4 @@
-"""A client of `vfl serve`: it queries rows over HTTP, in requests of accepted size.
+"""Client of `vfl serve`: queries rows over HTTP, in requests of an accepted size.
 
 It only needs this package, without torch or a run: the address, a file with the token, and the
 authority's certificate if the service has a private one.
@@ -30,11 +30,11 @@ from vfl.core.errors import (
 from vfl.core.text import printable
 from vfl.transport.stream import require_loopback
 
-#: Shortest and longest pause between two attempts.
+#: Shortest and longest pause in seconds between two attempts.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
-#: Largest answer of a service to a request.
+#: Largest size in bytes of a service's answer to a request.
 _MOST_BYTES = 1 << 28
-#: Temporary refusals: a rate, a party's rate, an absent party.
+#: Error codes of temporary refusals: too many requests, too many rows at a party, an absent party.
 _PASSES = ("rate", "party", "away")
 _ERRORS: Mapping[int, type[VFLError]] = {
     401: AuthenticationError,
@@ -48,23 +48,24 @@ _ERRORS: Mapping[int, type[VFLError]] = {
 
 
 class Client:
-    """Client of one service; a context manager.
+    """Client of one service; usable as a context manager.
 
     Args:
-        address: address, such as "https://score.lender.example:8080"; http on this machine only.
-        token: file with the client's token on its first line.
+        address: address of the service, such as "https://score.lender.example:8080"; http only on
+            this machine.
+        token: file whose first line is the client's token.
         ca: PEM file of the authority that signed the service's certificate; None trusts the
-            authorities of the operating system.
-        certificate: PEM file with the client's own certificate and key, if the service requires
-            one.
-        timeout_s: time limit for an answer, for each attempt.
-        attempts: largest number of attempts for a request whose refusal may be temporary: an absent
-            party (503), too many requests a second (429), no connection.
-        sleep: waits this many seconds.
+            operating system's authorities.
+        certificate: PEM file with the client's own certificate and key, if the service requires a
+            client certificate.
+        timeout_s: time limit in seconds for the answer to each attempt.
+        attempts: largest number of attempts for a request that failed for a reason that may be
+            temporary: an absent party (503), too many requests per second (429), or no connection.
+        sleep: function that waits for a number of seconds.
 
     Raises:
-        UserError: the address is invalid, or is another machine's without TLS; or the file has no
-            token.
+        UserError: the address is invalid, or belongs to another machine and has no TLS; or the file
+            has no token.
     """
 
     def __init__(
@@ -105,25 +106,27 @@ class Client:
         columns: Mapping[str, Sequence[Any]] | None = None,
         explain: bool = False,
     ) -> list[dict[str, Any]]:
-        """Get the service's answers for rows, in order.
+        """Return the service's answers for rows, in order.
 
         Args:
-            ids: ids of the rows, in any spelling that the run's alignment normalises to the same.
-            columns: the label party's own columns of these rows, by name, in place of those in its
-                table.
-            explain: whether to get each party's contribution as well, with one row in each request.
+            ids: ids of the rows, in any spelling that the run's alignment treats as the same id.
+            columns: the label party's own columns for these rows, by name, which replace the values
+                in its table.
+            explain: whether to request each party's contribution as well; then each request has one
+                row.
 
         Returns:
-            For each row `prediction`, `probabilities` for a classification, `missing` if parties
-            may be missing, `version` (the run that answered), and `contributions` if requested.
+            For each row, a record with `prediction`, `probabilities` for a classification,
+            `missing` if parties may be missing, `version` (the run that answered), and
+            `contributions` if requested.
 
         Raises:
             AuthenticationError: the token is wrong or has expired.
-            ConsentError: the budget of the token is used up, or a party does not consent.
+            ConsentError: the token's budget is used up, or a party does not consent.
             DataError: the service does not know an id.
-            MissingPartyError: the named party did not answer any attempt.
+            MissingPartyError: the named party did not answer in any attempt.
             LostPeerError: the service did not answer in any attempt.
-            ProtocolError: the answer does not come from a service of vfl.
+            ProtocolError: the answer is not from a vfl service.
         """
         return [row for part in self.parts(ids, columns, explain) for row in part]
 
@@ -154,7 +157,7 @@ class Client:
 
     @property
     def most_ids(self) -> int:
-        """Most rows of a request."""
+        """Largest number of rows per request."""
         if self._most_ids is None:
             most = self.model().get("max_ids")
             if not isinstance(most, int) or most < 1:
@@ -163,20 +166,21 @@ class Client:
         return self._most_ids
 
     def close(self) -> None:
-        """Close the connection; the next request opens another."""
+        """Close the connection; the next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """JSON of an answer, after at most the allowed number of attempts."""
+        """Send a request, with at most the allowed number of attempts; return the answer's JSON."""
         content = None if body is None else json.dumps(body).encode()
         problem: VFLError | None = None
         pause_s = 0.0
         for attempt in range(self._attempts):
             if attempt:
                 self._sleep(pause_s)
-            # An idle connection may have been closed, so another one is tried immediately.
+            # The service may have closed an idle connection, so a new connection is tried
+            # immediately.
             rested = self._connection is not None
             pause_s = 0.0 if rested else min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
             try:
@@ -202,7 +206,7 @@ class Client:
     def _exchange(
         self, method: str, path: str, content: bytes | None
     ) -> tuple[int, dict[str, Any], float]:
-        """Run one attempt; return status, JSON, and the waiting time before another."""
+        """Make one attempt; return status, JSON, and the waiting time before the next attempt."""
         if self._connection is None:
             if self._tls is None:
                 self._connection = http.client.HTTPConnection(
@@ -222,7 +226,8 @@ class Client:
         told: Any = None
         with suppress(ValueError, RecursionError):
             told = json.loads(text)
-        if not isinstance(told, dict) and answer.status > 500:  # a proxy in front answers
+        # the answer comes from a proxy in front of the service
+        if not isinstance(told, dict) and answer.status > 500:
             told = {"error": "no service answers behind this address", "code": "away"}
         if not isinstance(told, dict):
             raise self._strange(f"HTTP {answer.status} and no JSON object")
@@ -251,7 +256,7 @@ def _token_in(path: Path) -> str:
 
 
 def _parts(address: str) -> tuple[str, int, bool]:
-    """Host, port, and whether TLS is used."""
+    """Return host, port, and whether TLS is used."""
     try:
         found = urlsplit(address)
         host, port = parse_host(found.hostname or ""), found.port

@@ -1,7 +1,7 @@
-"""Authorised clients of a service, by name, each with a token, daily budgets and an expiry.
+"""Authorised clients of a service, by name; each has a token, daily budgets and an expiry.
 
-Tokens are 32 random bytes, of which a party only stores SHA-256, so that its store contains no
-token. `vfl clients` writes the list; a running service reads it again when it changes.
+A token is 32 random bytes. The party's store has only its SHA-256 digest, not the token. `vfl
+clients` writes the list; a running service reads it again when it has changed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: Files of the list, and of today's requests; below the party's store, or a run's folder.
+#: Names of the files with the list of clients and with the requests of the current day, in the
+#: party's store or a run's folder.
 FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
 _LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _LOOK_EVERY_S = 1.0
-#: Time limit of waiting for another process that changes the counts.
+#: Time limit in seconds for waiting until another process has changed the counts.
 _PATIENCE_S = 5.0
 _DAY_S = 24 * 3600
 _LEAST_LETTERS = 16
-#: Longest validity of a token; a token without an end date does not expire.
+#: Longest validity of a token with an expiry in days; a token without expiry is valid forever.
 _MOST_DAYS = 36_500
-#: Counted units of a budget, in the order of its numbers.
+#: Units that a budget counts, in the order of its numbers.
 COUNTED = ("rows", "requests")
 
 
@@ -52,10 +53,11 @@ class Caller(Settings):
 
     Attributes:
         name: name of the client.
-        digest: SHA-256 of the client's token, as hex.
-        max_rows_per_day: rows in a day of UTC; None is the service's limit for every client.
-        max_requests_per_day: answered requests in a day of UTC; None sets no limit.
-        expires: expiry of the token, in seconds of UTC since 1970; None never expires.
+        digest: hex SHA-256 digest of the client's token.
+        max_rows_per_day: largest number of rows per UTC day; None uses the service's limit for
+            every client.
+        max_requests_per_day: largest number of answered requests per UTC day; None sets no limit.
+        expires: expiry of the token in seconds since 1970 (UTC); None never expires.
     """
 
     name: str = Field(pattern=_NAME)
@@ -66,13 +68,13 @@ class Caller(Settings):
 
     @classmethod
     def of_token(cls, token: str) -> Caller:
-        """Make a client without a name, for a token in its owner's file."""
+        """Return a client named by its token's digest, for a token in a token file."""
         digest = hashlib.sha256(token.encode()).hexdigest()
         return cls(name=digest[:16], digest=digest)
 
     @property
     def until(self) -> str:
-        """The last day on which the token is valid, as text."""
+        """Text that states how long the token is valid."""
         if self.expires is None:
             return "no end"
         return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
@@ -83,13 +85,13 @@ class Caller(Settings):
 
 
 class Clients:
-    """Named clients of a party's services.
+    """The list of authorised clients of a party's services.
 
     Args:
-        folder: folder of the list; safe for several processes.
+        folder: folder of the list; several processes may use it.
         party: name of the party.
-        plain: clients with tokens in their owner's file, besides those of the list.
-        now: returns seconds of UTC since 1970.
+        plain: clients whose tokens are in the service's token file, in addition to the list.
+        now: function that returns seconds since 1970 (UTC).
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Clients:
         self._found, self._known, self._looked = dict(self._plain), _UNSEEN, -math.inf
 
     def entries(self) -> list[Caller]:
-        """Every client of the list, by name.
+        """Return all clients of the list, ordered by name.
 
         Raises:
             RunFolderError: the list is damaged, or belongs to another party.
@@ -119,7 +121,7 @@ class Clients:
             raise damaged(self._path) from None
 
     def of(self, token: bytes) -> Caller | None:
-        """Return the client with this token, or None. Digests are compared, never tokens."""
+        """Return the client with this token, or None. Only digests are compared, not tokens."""
         self._look()
         return self._found.get(hashlib.sha256(token).hexdigest())
 
@@ -135,16 +137,17 @@ class Clients:
         requests: int | None = None,
         days: float | None = None,
     ) -> str:
-        """Add a client; returns its token, which is not stored.
+        """Add a client, and return its token, which is not stored.
 
         Args:
             name: name of the client.
-            rows: most rows in a day of UTC; None is the service's limit for every client.
-            requests: most requests in a day of UTC; None sets no limit.
-            days: days until the token expires; None is never.
+            rows: largest number of rows per UTC day; None uses the service's limit for every
+                client.
+            requests: largest number of requests per UTC day; None sets no limit.
+            days: days until the token expires; None never expires.
 
         Raises:
-            UserError: a client of that name exists, or the name or a number is invalid.
+            UserError: a client with this name exists, or the name or a number is invalid.
             RunFolderError: see `entries`.
         """
         if days is not None and not 0 < days <= _MOST_DAYS:
@@ -182,7 +185,7 @@ class Clients:
         return token
 
     def remove(self, name: str) -> None:
-        """Revoke a client's token; running services apply it within a second or two.
+        """Revoke a client's token; running services apply this within two seconds.
 
         Raises:
             UserError: no client has this name.
@@ -198,7 +201,7 @@ class Clients:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Caller]]:
-        """Yield the clients by name for changes; write them at the end of the block."""
+        """Yield the clients by name, to be changed; the block's end writes the changed list."""
         with locked(self.folder, math.inf):
             clients = {each.name: each for each in self.entries()}
             yield clients
@@ -206,7 +209,7 @@ class Clients:
             write_sealed_json(self._path, {"clients": listed}, self._seal)
 
     def _look(self) -> None:
-        """Read a changed list again; with a damaged list, no client is admitted."""
+        """Read the list again if it has changed; if it is damaged, no client is admitted."""
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return
@@ -227,10 +230,10 @@ _UNSEEN = (0, 0, 0)
 
 
 def tokens_in(path: Path) -> tuple[str, ...]:
-    """Return the tokens in an owner's file, one per line; create the file with one if missing.
+    """Return the tokens in a token file, one per line; create a missing file with one token.
 
     Raises:
-        UserError: other users may read the file, or it has no token, or one that is too short.
+        UserError: other users may read the file, it has no token, or a token is too short.
     """
     if not path.exists():
         write_text(path, secrets.token_urlsafe(32) + "\n")
@@ -253,11 +256,11 @@ def tokens_in(path: Path) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Count:
-    """Rows and requests of a client today.
+    """A client's counts of rows and requests of the current day.
 
     Attributes:
-        taken: numbers that this process has answered.
-        reserved: numbers that this process has recorded in the file.
+        taken: rows and requests that this process has answered.
+        reserved: rows and requests that this process has recorded in the file in advance.
     """
 
     taken: list[int] = field(default_factory=lambda: [0, 0])
@@ -265,16 +268,17 @@ class _Count:
 
 
 class Budgets:
-    """Rows and requests that each client may still query today, a day of UTC.
+    """Rows and requests that each client may still query on the current UTC day.
 
-    A process records a hundredth of a budget in advance, so a killed process has counted too much,
-    never too little, unless the disk was full. All services of a party share the counts.
+    A process records a hundredth of a budget in advance. If the process is killed, too much is
+    counted and never too little, unless the disk was full. All services of a party share the
+    counts.
 
     Args:
         folder: folder of the counts.
         party: party that owns the services.
-        rows: largest number of rows for a client without its own limit; None sets no limit.
-        now: returns seconds of UTC since 1970.
+        rows: largest number of rows per day for a client without its own limit; None sets no limit.
+        now: function that returns seconds since 1970 (UTC).
 
     Raises:
         RunFolderError: the record of counts is damaged, or belongs to another party.
@@ -298,7 +302,7 @@ class Budgets:
         return rows, client.max_requests_per_day
 
     def spent(self) -> dict[str, list[int]]:
-        """Today's rows and requests by client, from the file: an upper estimate.
+        """Return today's rows and requests by client from the file, which are upper bounds.
 
         Raises:
             RunFolderError: see the class.
@@ -316,10 +320,10 @@ class Budgets:
             raise damaged(self._path) from None
 
     def take(self, client: Caller, rows: int) -> str | None:
-        """Count a request for some rows; return an exhausted budget's unit, counting nothing.
+        """Count a request for rows; if a budget is exhausted, return its unit, and do not count.
 
         Returns:
-            None, or one of `COUNTED`.
+            One of `COUNTED` if that budget is exhausted, else None.
         """
         most = self.most(client)
         if most == (None, None):
@@ -340,17 +344,17 @@ class Budgets:
         return None
 
     def give_back(self, client: Caller, rows: int) -> None:
-        """Take back the count of a request that was not answered."""
+        """Undo the count of a request that was not answered."""
         if (count := self._counts.get(client.name)) is not None:
             count.taken = [max(0, count.taken[0] - rows), max(0, count.taken[1] - 1)]
 
     @property
     def resets_in_s(self) -> int:
-        """Return the seconds until every client's budget is full again."""
+        """Return the seconds until every client has its full budget again."""
         return _DAY_S - int(self._now() % _DAY_S)
 
     def close(self) -> None:
-        """Take back recorded numbers that were not used."""
+        """Undo the numbers that were recorded in advance and not used."""
         if self._counts and self._day == self._today:
             with self._noted() as spent:
                 for name, count in self._counts.items():
@@ -365,7 +369,7 @@ class Budgets:
     def _reserve(
         self, name: str, count: _Count, wanted: list[int], most: tuple[int | None, int | None]
     ) -> str | None:
-        """Record numbers in advance for a client; returns the exhausted unit, if any."""
+        """Record numbers in advance for a client; return the exhausted unit, or None."""
         with self._noted() as spent:
             whole, more = spent.get(name, [0, 0]), [0, 0]
             for at, limit in enumerate(most):
@@ -382,9 +386,10 @@ class Budgets:
 
     @contextmanager
     def _noted(self) -> Iterator[dict[str, list[int]]]:
-        """Today's counts in the file, to be changed.
+        """Yield today's counts from the file, to be changed.
 
-        On a full disk, or if the file is damaged, counting and answering continue in memory.
+        If the disk is full or the file is damaged, the service continues to count in memory and to
+        answer.
         """
         with ExitStack() as held:
             with suppress(StorageError, RunFolderError):

@@ -1,4 +1,4 @@
-"""HTTP at the label party: routes, authentication, limits; and the server in its thread."""
+"""HTTP at the label party: routes, authentication, limits, and the server's thread."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ try:
         read_body,
         replayed,
     )
-except ImportError as absence:  # Flower's dependencies include them at present
+except ImportError as absence:  # currently also installed as dependencies of Flower
     raise MissingPackageError(
         "serving needs packages that are not installed",
         got=str(absence.name),
@@ -77,11 +77,11 @@ except ImportError as absence:  # Flower's dependencies include them at present
     ) from None
 
 _TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
-#: Settings that contain the path of a file, relative to a party's own file in such a file.
+#: Settings with the path of a file; in a party's own file, such a path is relative to that file.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
-#: Paths without any data of parties or clients, which need no token.
+#: Paths that need no token, because they disclose no data of parties or clients.
 _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
-#: Limits of a source without a token: health checks, the page, a few wrong tokens.
+#: Limits for a source without a token: enough for health checks, the page, and a few wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
 PREDICT = "/predict"
 
@@ -90,8 +90,8 @@ class LeadSettings(ServeSettings):
     """Settings of the leading label party's service.
 
     Attributes:
-        tasks: further label parties that answer their own clients at the same time, each at the
-            address in its own file; in one process, the label party to answer in place of the
+        tasks: additional label parties that answer their own clients at the same time, each at the
+            address in its own file; in one process, the label party that answers instead of the
             leading one.
     """
 
@@ -99,11 +99,11 @@ class LeadSettings(ServeSettings):
 
 
 def _whole(number: float) -> float | int:
-    """Convert a whole number to an integer, in any JSON form, such as 15775678.0."""
+    """Convert a whole number in any JSON form, such as 15775678.0, to an integer."""
     return int(number) if number.is_integer() else number
 
 
-#: A text, or a number, as an alignment reads ids in a table.
+#: Type of an id: a text, or a number, as an alignment reads ids in a table.
 _Id = str | int | Annotated[float, Field(allow_inf_nan=False), AfterValidator(_whole)]
 
 
@@ -112,9 +112,9 @@ class Asked(BaseModel):
 
     Attributes:
         ids: ids of rows in the label party's own table.
-        columns: the label party's own columns of these rows, by name, in place of those in its
-            table.
-        explain: whether to answer with each party's contribution to the first row.
+        columns: the label party's own columns for these rows, by name, which replace the values in
+            its table.
+        explain: whether the answer should contain each party's contribution for the first row.
     """
 
     model_config = ConfigDict(strict=True)
@@ -125,20 +125,21 @@ class Asked(BaseModel):
 
 
 class Guard:
-    """ASGI middleware that checks token, rate and size before anything is parsed.
+    """ASGI middleware that checks token, request rate and size before a request is parsed.
 
-    A request with a token is limited by its token, and any other by its source, with low limits:
-    strangers take no capacity from clients. A client with an expired token is known; its limits are
-    as low, and its source is not locked out.
+    A request with a token counts against the token's limits. Any other request counts against its
+    source's limits, which are low, so that strangers cannot take capacity from clients. A client
+    with an expired token is still recognised; it has the same low limits, but its source is not
+    locked out.
 
     Args:
-        app: application behind the guard.
-        questions: answers queries about rows directly, without the routing of `app`, which takes as
-            long as a model.
-        clients: authorised clients; they send their tokens as `Authorization: Bearer TOKEN`.
+        app: application to which other requests are passed.
+        questions: object that answers queries about rows directly; the routing of `app` would take
+            as long as the model.
+        clients: authorised clients, which send their tokens as `Authorization: Bearer TOKEN`.
         settings: limits of the service.
-        figures: counters of refusals.
-        front: rules for strangers.
+        figures: counters, for example of refused requests.
+        front: rules for sources without a valid token.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Guard:
         self._late = RateLimiter(_STRANGERS.per_second, _STRANGERS.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request; the ASGI entry point."""
+        """Handle one request; this is the ASGI entry point."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -225,7 +226,7 @@ class Guard:
         return None
 
     def _source(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Source of a request: the caller, or the client that a trusted proxy names."""
+        """Return the source of a request: the caller, or the client that a trusted proxy names."""
         client = scope["client"][0] if scope.get("client") else ""
         if not self._front.trusts(client):
             return client
@@ -237,11 +238,11 @@ class Guard:
 
 
 class Rows:
-    """Rows that can be queried: positions of ids, and the encoding of own columns.
+    """Rows that clients can query: positions of ids, and the encoding of own columns.
 
     Args:
-        data: the label party's rows; an id may have any spelling that `data.id_rules` normalises to
-            the same.
+        data: the label party's data; an id may have any spelling that `data.id_rules` normalises to
+            the same text.
     """
 
     def __init__(self, data: PartyData) -> None:
@@ -250,7 +251,8 @@ class Rows:
         self._at = dict(zip(ids, rows.tolist(), strict=True))
         self._id_rules, self._alike = data.id_rules, self._at
         keys = _alike(ids, data.id_rules)
-        if keys != ids:  # two ids of an unaligned table may be equal: neither is used
+        # two ids of an unaligned table may become equal; then neither can be queried in this form
+        if keys != ids:
             counts = Counter(keys)
             pairs = zip(keys, rows.tolist(), strict=True)
             self._alike = {key: row for key, row in pairs if counts[key] == 1}
@@ -260,11 +262,11 @@ class Rows:
         return len(self._at)
 
     def positions(self, ids: Sequence[str | float]) -> list[int] | None:
-        """Positions of ids; None if one is unknown."""
+        """Return the positions of ids; None if some id is unknown."""
         texts = [str(each) for each in ids]
         try:
             return [self._at[each] for each in texts]
-        except KeyError:  # letter by letter unknown, or in a spelling outside all rules
+        except KeyError:  # no exact match; the id may be in a different spelling
             pass
         try:
             alike = _alike(id_texts(pd.Series(ids, dtype=object)), self._id_rules)
@@ -274,14 +276,15 @@ class Rows:
             return None
 
     def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
-        """Encode the label party's columns of a request; return None if they do not fit."""
+        """Encode the label party's columns of a request; return None if the columns do not fit."""
         if self._encoder is None or set(columns) != set(self._encoder.names):
             return None
         if any(len(cells) != rows for cells in columns.values()):
             return None
         try:
             return torch.from_numpy(self._encoder.transform(pd.DataFrame(columns)))
-        except (VFLError, ValueError, TypeError, OverflowError):  # the error may quote a cell
+        # the error's text may quote a cell
+        except (VFLError, ValueError, TypeError, OverflowError):
             return None
 
     @property
@@ -291,21 +294,21 @@ class Rows:
 
 
 def _alike(ids: list[str] | np.ndarray, rules: str) -> list[str]:
-    """Ids after the normalisation rules of an alignment."""
+    """Return ids after the normalisation rules of an alignment."""
     return [key.decode() for key in normalise(np.array(ids, dtype=object), rules)]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """The served run.
+    """The run that is served.
 
     Attributes:
         version: name of the run.
         rows: rows that can be queried.
-        classes: names of the outputs; None for a regression.
-        parties: all parties, with the label party last; their cuts may be missing, and their
-            contributions may be disclosed.
-        decimals: decimals of probabilities; None does not round.
+        classes: names of the classes; None for a regression.
+        parties: names of all parties, the label party last; answers may state which parties were
+            missing, and their contributions.
+        decimals: number of decimals of probabilities; None does not round.
     """
 
     version: str
@@ -316,11 +319,11 @@ class Model:
 
     @property
     def owner(self) -> str:
-        """The label party, which owns the model."""
+        """Name of the label party, which owns the model."""
         return self.parties[-1]
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
-        """See `Served.as_json`; scores as in `vfl predict`, numbers of a regression not rounded."""
+        """See `Served.as_json`; scores as in `vfl predict`, regression outputs not rounded."""
         if self._class_texts is None:
             numbers = outputs[:, 0].tolist()
             return [f'{{"prediction":{one}}}' if math.isfinite(one) else None for one in numbers]
@@ -328,11 +331,11 @@ class Model:
 
     @cached_property
     def _class_texts(self) -> list[str] | None:
-        """JSON of each class."""
+        """Names of the classes as JSON texts."""
         return None if self.classes is None else [*map(_ENCODER.encode, self.classes)]
 
     def _scored(self, shares: list[float]) -> str | None:
-        """Return one row's answer from its probabilities; None if one is NaN."""
+        """Return one row's answer from its probabilities; None if a probability is NaN."""
         if not math.isfinite(sum(shares)) or self._class_texts is None:
             return None
         prediction = self._class_texts[shares.index(max(shares))]
@@ -341,21 +344,21 @@ class Model:
 
     @cached_property
     def head(self) -> str:
-        """Start of every answer."""
+        """First part of every answer."""
         return f'{{"version":{json.dumps(self.version)},"predictions":['
 
     def answer_bytes(self, rows: int, explain: bool) -> int:
-        """Return the fixed length of an answer with this many rows; spaces pad it.
+        """Return the fixed length of an answer with this many rows; spaces pad shorter answers.
 
-        TLS encrypts an answer but reveals its length, which would depend on the name of the class
-        and the digits of its probability.
+        TLS encrypts an answer but reveals its length, which otherwise would depend on the name of
+        the class and on the digits of its probability.
         """
         fixed, explained, each = self._most_bytes
         return fixed + rows * each + (explained if explain else 0)
 
     @cached_property
     def _most_bytes(self) -> tuple[int, int, int]:
-        """Most bytes of the common part of an answer, of contributions, and of a row."""
+        """Return the largest sizes of an answer's common part, of contributions, and of one row."""
         numbers = [_LONGEST_NUMBER] * (1 if self.classes is None else len(self.classes))
         whole = {"version": self.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
         row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": self.parties}
@@ -366,23 +369,23 @@ class Model:
         return fixed, shared, _json_bytes(row) + 1
 
 
-#: The number with the most letters.
+#: The number whose JSON text is longest.
 _LONGEST_NUMBER = -sys.float_info.max
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def _json_bytes(content: Any) -> int:
-    """Bytes of JSON with spaces after its separators."""
+    """Return the size of JSON with spaces after its separators, in bytes."""
     return len(json.dumps(content, ensure_ascii=False).encode())
 
 
 class _Predictions(Response):
-    """An answer with rows, without the general work of `Response`.
+    """An answer with rows; faster than the general class `Response`.
 
     Args:
         answered: JSON.
-        most: size in bytes up to which spaces pad the answer.
-        binary: tensors that follow the JSON and its spaces.
+        most: size in bytes up to which the answer is padded by spaces.
+        binary: binary tensors that follow the JSON and its padding.
     """
 
     _JSON = (b"content-type", b"application/json")
@@ -399,10 +402,10 @@ class _Predictions(Response):
 
 
 def application(desk: Desk, settings: ServeSettings) -> FastAPI:
-    """Make the routes; `Questions` answers queries about rows.
+    """Build the routes of the service; `Questions` answers queries about rows.
 
     Args:
-        desk: knows the service that answers, with its `Model`.
+        desk: object that knows the service which answers now, with its `Model`.
         settings: limits of the service.
     """
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
@@ -410,19 +413,19 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.get("/", response_class=HTMLResponse)
     async def index() -> HTMLResponse:
-        """A page for people."""
+        """Return an HTML page for people."""
         policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
         policy += "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Return whether the process is alive."""
+        """Return that the process is alive."""
         return {"status": "alive"}
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Return whether rows can be answered; otherwise the missing parties."""
+        """Return whether rows can be answered, or else which parties are missing."""
         service = desk.now
         missing = service.missing
         body: dict[str, Any] = {"ready": missing is None}
@@ -432,12 +435,12 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Metrics for Prometheus."""
+        """Return metrics for Prometheus."""
         return Response(generate_latest(desk.now), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/model")
     async def model() -> JSONResponse:
-        """Description of the model: run, classes, parties, the label party's own columns."""
+        """Return a description of the model: run, classes, parties, own columns."""
         service = desk.now
         try:
             now = _shown(service)
@@ -458,7 +461,7 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.post(PREDICT, openapi_extra=_body_of(Asked))
     async def predict() -> None:
-        """Scores of rows, in the order of their ids."""
+        """Return scores of rows, in the order of their ids."""
         raise AssertionError("a guard in front answers this route, because it knows the client")
 
     _add_open_inference(app, desk)
@@ -475,12 +478,12 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
-        """The server, in the form of the Open Inference Protocol."""
+        """Return the server's description, in the format of the Open Inference Protocol."""
         return inference.server_metadata()
 
     @app.get(inference.LIVE)
     async def live() -> dict[str, bool]:
-        """Return whether the process is alive."""
+        """Return that the process is alive."""
         return {"live": True}
 
     @app.get(inference.READY)
@@ -503,7 +506,7 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
     async def model_metadata(name: str, version: str | None = None) -> Response:
-        """Inputs and outputs of the model."""
+        """Return the model's inputs and outputs."""
         try:
             now = _shown(desk.now)
             _require_model(now, name, version)
@@ -519,12 +522,12 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
     @app.post("/v2/models/{name}/infer", openapi_extra=form)
     @app.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=form)
     async def infer(name: str, version: str | None = None) -> None:
-        """Scores of rows as tensors, in the order of their ids."""
+        """Return scores of rows as tensors, in the order of their ids."""
         raise AssertionError("a guard in front answers this route, because it knows the client")
 
 
 class _RefusedQuestion(Exception):
-    """A query without an answer; `response` has the reason."""
+    """Error for a query that gets no answer; the attribute `response` states the reason."""
 
     def __init__(self, response: Response) -> None:
         super().__init__()
@@ -532,10 +535,10 @@ class _RefusedQuestion(Exception):
 
 
 def _shown(service: Service) -> Model:
-    """The model that is served now.
+    """Return the model that is served now.
 
     Raises:
-        Unavailable: no model is shown yet.
+        Unavailable: no model is served yet.
     """
     if not isinstance(service.model, Model):
         raise Unavailable(service.owner, "it is starting")
@@ -543,10 +546,10 @@ def _shown(service: Service) -> Model:
 
 
 def _require_model(now: Model, name: str, version: str | None) -> None:
-    """Refuse a request for another model, or for another run of the model.
+    """Raise an error if a request is for another model, or for another run of the model.
 
     Raises:
-        _RefusedQuestion: the model or the run differs.
+        _RefusedQuestion: the model or the run is another one.
     """
     if name != now.owner:
         raise _RefusedQuestion(_refused(f"the model here is '{now.owner}'", 404, "model"))
@@ -558,9 +561,9 @@ class Questions:
     """Answers clients' queries about rows.
 
     Args:
-        desk: knows the service that answers, with its `Model`.
+        desk: object that knows the service which answers now, with its `Model`.
         settings: limits of the service.
-        budgets: rows and requests that clients may query.
+        budgets: counts of the rows and requests that clients may still query.
     """
 
     def __init__(self, desk: Desk, settings: ServeSettings, budgets: Budgets) -> None:
@@ -569,7 +572,7 @@ class Questions:
     async def answer(
         self, path: str, body: bytes, client: Caller, headers: Mapping[bytes, bytes]
     ) -> Response:
-        """Answer `POST /predict`, or an inference request of the protocol."""
+        """Answer `POST /predict`, or an inference request of the Open Inference Protocol."""
         by_protocol, service = inference.INFER.fullmatch(path), self._desk.now
         try:
             now = _shown(service)
@@ -593,7 +596,7 @@ class Questions:
         started = time.perf_counter()
         try:
             asked = Asked.model_validate_json(body)
-        except ValidationError:  # the error quotes the request
+        except ValidationError:  # the error's text quotes the request
             raise _RefusedQuestion(_ill_formed(_FORM)) from None
         result = await self._result(asked, client, service, now)
         more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
@@ -603,7 +606,7 @@ class Questions:
                 for name, value in result.contributions.items()
             }
             more += f',"contributions":{json.dumps(shares)}'
-        # Rows are JSON already: those of a batch are encoded once for all its clients.
+        # Rows are JSON texts already: the rows of a batch are encoded once for all clients in it.
         answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
         most = now.answer_bytes(len(asked.ids), asked.explain)
         return _Predictions(answered, most + len(asked.ids) * service.remark_bytes)
@@ -626,21 +629,22 @@ class Questions:
             asked = Asked.model_validate(request.question())
         except inference.FormError as mistake:
             raise _RefusedQuestion(_ill_formed(str(mistake))) from None
-        except ValidationError:  # it quotes the request
+        except ValidationError:  # the error's text quotes the request
             raise _RefusedQuestion(_ill_formed("ids must be texts or whole numbers")) from None
         result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
         whole, binary = inference.response(request, *about, rows)
         answered = json.dumps(whole, ensure_ascii=False)
-        # In this protocol a remark is a text, in which each character may take two bytes.
+        # In this protocol a remark is a JSON text inside a JSON text, in which each character may
+        # take two bytes.
         most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
         return _Predictions(answered.encode(), most, binary)
 
     async def _result(self, asked: Asked, client: Caller, service: Service, now: Model) -> Result:
-        """Answers for the rows of a query.
+        """Return the answers for the rows of a query.
 
         Raises:
-            _RefusedQuestion: the query exceeds the settings or the client's budget, or its rows or
+            _RefusedQuestion: the query exceeds the limits or the client's budget, or its rows or
                 columns do not exist in the model.
             Unavailable: see `Service.predict`.
         """
@@ -670,7 +674,7 @@ class Questions:
             raise
 
 
-#: Machine-readable codes of `Unavailable`.
+#: Machine-readable codes for the reasons of `Unavailable`.
 _CODES = {403: "consent", 429: "party", 503: "away"}
 _FORM = "the body is not {ids: [...], columns?: {...}, explain?: bool}"
 
@@ -694,48 +698,49 @@ def _limit(setting: int | Literal["off"]) -> int | None:
 
 @dataclass(slots=True)
 class Desk:
-    """The service for new queries; changed on the event loop only.
+    """Holds the service that gets new queries; it is changed only on the event loop.
 
     Attributes:
-        now: that service; earlier queries get their answers from an earlier service.
+        now: the service that gets new queries; earlier queries are answered by an earlier service.
     """
 
     now: Service
 
     def take_over(self, service: Service) -> None:
-        """Direct new queries to a service from now on."""
+        """Direct new queries to another service from now on."""
         before, self.now = self.now, service
         if before is not service:
             before.retire()
 
 
 class _Server(HttpServer):
-    """An HTTP server; the services of one group run on its event loop."""
+    """HTTP server; the services of one group run on its event loop."""
 
     def __init__(self, config: uvicorn.Config, desk: Desk, front: Front) -> None:
         super().__init__(config, front)
         self._desk = desk
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Prepare the service before connections are accepted."""
+        """Prepare the current service before the server accepts connections."""
         self._desk.now.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
 
 class HttpFront(ServingFront):
-    """A service with its own address.
+    """A service with its own address and HTTP server.
 
     Args:
         owner: name of the label party that owns the service.
         settings: settings of the service.
-        folder: folder of the first served run; its `serving.json` has the address, its
+        folder: folder of the run that is served first. Its `serving.json` contains the address, its
             `serving.stop` ends the service, and its `serving.next` names the next run.
-        ended: called at intervals; returns whether the service should end.
-        clients: folder of the clients and their counts; None takes `folder`.
+        ended: function that is called at intervals, and returns whether the service should end.
+        clients: folder with the list of clients and their counts; None uses `folder`.
 
     Raises:
-        RunFolderError: the clients or their counts are damaged.
-        UserError: the address cannot be listened on, or is open to others without TLS.
+        RunFolderError: the list of clients or their counts are damaged.
+        UserError: the service cannot listen at the address, or the address is open to other
+            machines without TLS.
     """
 
     def __init__(
@@ -791,7 +796,7 @@ class HttpFront(ServingFront):
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> HttpFront:
-        """See `ServingFront.open_lead`; uses settings of the party's file and of `vfl serve`."""
+        """See `ServingFront.open_lead`; settings are those of the file and of `vfl serve`."""
         folder = party.run_path(run)
         path, options = folder / SETTINGS_FILE, dict[str, Any]()
         if path.exists():
@@ -807,7 +812,7 @@ class HttpFront(ServingFront):
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
-        """See `ServingFront.open_task`: with the settings of [serve] in the party's own file."""
+        """See `ServingFront.open_task`; settings come from [serve] in the party's own file."""
         kept = party.store_path / FOLDER
         return cls(party.party, settings_of(party, {}), folder, ended, kept)
 
@@ -836,20 +841,20 @@ class HttpFront(ServingFront):
 
     @property
     def was_ready(self) -> bool:
-        """Return whether the present model could answer at least once."""
+        """Return whether the current model has been able to answer at least once."""
         return self.service.was_ready
 
     def successor(self) -> HttpFront:
         """See `ServingFront.successor`."""
         following = copy(self)
-        # Meanwhile the present run answers.
+        # Meanwhile the current run answers.
         following.service = self._make(opened=following._opened, waits=False)
         following.service.loop = self.service.loop
         return following
 
     def play(self, serving: ServingParty) -> None:
         """See `Service.play`."""
-        if self._desk.now is self.service:  # requests wait for this run
+        if self._desk.now is self.service:  # no other run answers, so requests wait for this run
             self._tell_run()
         self.service.play(serving)
 
@@ -865,7 +870,7 @@ class HttpFront(ServingFront):
             self._tell(run=now, refused={"run": run, "at": time.time(), **error.record()})
 
     def _opened(self, service: Service) -> None:
-        """Start answering; `vfl promote` returns when the file names this run."""
+        """Start answering with this run; `vfl promote` waits until the file names this run."""
         self._desk.take_over(service)
         self._tell_run()
 
@@ -910,11 +915,11 @@ def _listening(settings: ServeSettings) -> socket.socket:
 
 
 def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSettings:
-    """Settings of a label party's service: `[serve]` of its own file, overridden by options.
+    """Return a service's settings: `[serve]` of the party's file, overridden by options.
 
     Args:
         party: the party's own file; None if one process runs every party.
-        options: given options of `vfl serve`.
+        options: options given to `vfl serve`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -935,5 +940,5 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:
-    """Store settings for the process that serves."""
+    """Store settings in a file, for the process that serves."""
     write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json(exclude_unset=True)))

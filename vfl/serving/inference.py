@@ -1,9 +1,9 @@
-"""The Open Inference Protocol (KServe v2) for a service: REST, with JSON or binary tensors.
+"""The Open Inference Protocol (KServe v2) over REST, with JSON or binary tensors.
 
-Names of fields and routes are those of the specification, `inference_rest.md` of
-github.com/kserve/open-inference-protocol, and of its extension `binary_tensor_data`. The model has
-the label party's name, and its version is the run. A request has the rows as the tensor `ids`, of
-shape (rows,) or (rows, 1), and the label party's own columns as tensors with their names.
+Names of fields and routes are from the specification, `inference_rest.md` of
+github.com/kserve/open-inference-protocol, and from its extension `binary_tensor_data`. The model
+has the label party's name, and the run is its version. In a request, the rows are the tensor `ids`
+with shape (rows,) or (rows, 1); the label party's own columns are tensors with the columns' names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
 INFER = re.compile(f"{_MODEL}/infer")
 IDS = "ids"
 _ID_LETTERS = 256
-#: Header with the bytes of JSON in a body, after which binary tensors follow.
+#: HTTP header with the size of the JSON in a body; binary tensors follow after the JSON.
 JSON_BYTES = b"inference-header-content-length"
 _SIZE, _SIZE_DIGITS = "binary_data_size", 20
 
@@ -36,7 +36,7 @@ Datatype = Literal[
 
 
 class FormError(ValueError):
-    """A request violates the protocol, or has other tensors than the model."""
+    """Error for a request that violates the protocol, or has other tensors than the model."""
 
 
 class _Part(BaseModel):
@@ -53,7 +53,7 @@ class RequestInput(_Part):
     data: list[Any] | None = None
 
     def take(self, binary: bytes) -> bytes:
-        """Read the tensor's elements if they are binary; returns the bytes after them.
+        """Read the tensor's elements if they are binary; return the bytes after them.
 
         Raises:
             FormError: the tensor has no elements, or their size or form is wrong.
@@ -69,10 +69,11 @@ class RequestInput(_Part):
         return binary[size:]
 
     def elements(self) -> list[Any]:
-        """Elements of the tensor, axes (rows,).
+        """Return the elements of the tensor, axes (rows,).
 
         Raises:
-            FormError: the elements do not fit its shape or datatype, or a row has more than one.
+            FormError: the elements do not fit the tensor's shape or datatype, or a row has more
+                than one.
         """
         assert self.data is not None, "`take` was called"
         rows, *each = self.shape
@@ -99,7 +100,7 @@ _CELLS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-#: Bytes of numbers in a binary tensor.
+#: Format of numbers in a binary tensor, by datatype.
 _NUMBERS: Mapping[str, str] = {
     "BOOL": "?",
     **{f"INT{8 * width}": f"<i{width}" for width in (1, 2, 4, 8)},
@@ -109,7 +110,7 @@ _NUMBERS: Mapping[str, str] = {
 
 
 def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
-    """Read the elements of a binary tensor; NaN becomes a missing cell."""
+    """Return the elements of a binary tensor; NaN becomes a missing cell."""
     if datatype == "BYTES":
         return _read_texts(raw, rows)
     kind = np.dtype(_NUMBERS[datatype])
@@ -119,7 +120,7 @@ def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
 
 
 def _read_texts(raw: bytes, rows: int) -> list[str]:
-    """Read texts, each preceded by its number of bytes as u32."""
+    """Read texts, each of which follows its number of bytes as u32."""
     found, at = list[str](), 0
     while at < len(raw) and len(found) < rows:
         start = at + 4
@@ -141,7 +142,7 @@ def _binary(cells: Sequence[Any], datatype: str) -> bytes:
 
 
 class RequestOutput(_Part):
-    """`$request_output`: a requested tensor."""
+    """`$request_output`: a tensor that the client requests."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -160,15 +161,15 @@ class InferenceRequest(_Part):
         """Parse a request from its body.
 
         Args:
-            body: JSON, and binary tensors after it.
-            json_bytes: size of the JSON in bytes; None if the body contains nothing else.
+            body: JSON, followed by binary tensors.
+            json_bytes: size of the JSON in bytes; None if the body contains only JSON.
 
         Raises:
-            FormError: the request is invalid; its text is not quoted.
+            FormError: the request is invalid; the error does not quote it.
         """
         try:
             request = cls.model_validate_json(body[:json_bytes])
-        except ValidationError:  # it quotes the request
+        except ValidationError:  # the error's text quotes the request
             raise FormError("the body is no inference request of the protocol") from None
         left = b"" if json_bytes is None else body[json_bytes:]
         for each in request.inputs:
@@ -178,13 +179,13 @@ class InferenceRequest(_Part):
         return request
 
     def binary_outputs(self, names: Sequence[str]) -> set[str]:
-        """Names of the outputs that the client wants as binary tensors."""
+        """Return the names of the outputs that the client requests as binary tensors."""
         whole = (self.parameters or {}).get("binary_data_output", False)
         asked = {each.name: each.parameters or {} for each in self.outputs or ()}
         return {one for one in names if asked.get(one, {}).get("binary_data", whole) is True}
 
     def question(self) -> dict[str, Any]:
-        """Convert the request to the body of `POST /predict`.
+        """Convert the request to the body of a `POST /predict` request.
 
         Raises:
             FormError: see `RequestInput.elements`; or a tensor is missing or repeated.
@@ -205,7 +206,7 @@ def server_metadata() -> dict[str, Any]:
 def model_metadata(
     name: str, version: str, columns: Sequence[str], classes: Classes | None
 ) -> dict[str, Any]:
-    """`$metadata_model_response`: own columns are optional; a request has all of them or none."""
+    """Return `$metadata_model_response`; a request has all own columns or none of them."""
     inputs = [(IDS, "BYTES"), *((column, "BYTES") for column in columns)]
     return {
         "name": name,
@@ -226,13 +227,13 @@ def response(
     classes: Classes | None,
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], bytes]:
-    """Make `$inference_response` from the answers of `POST /predict` for each row.
+    """Return `$inference_response`, made from the answers of `POST /predict` for each row.
 
     Returns:
-        The JSON part, and the binary tensors, in the order of the outputs.
+        The JSON part, and then the binary tensors in the order of the outputs.
 
     Raises:
-        FormError: a requested output does not exist in the model.
+        FormError: the model does not have a requested output.
     """
     known = _outputs(classes)
     wanted = [*known] if asked.outputs is None else [each.name for each in asked.outputs]
@@ -254,13 +255,13 @@ def response(
 
 
 def empty_bytes(asked: InferenceRequest, name: str, version: str, classes: Classes | None) -> int:
-    """Bytes of a response with empty tensors, with room for its numbers of rows and bytes."""
+    """Return the largest size in bytes of a response whose tensors are empty."""
     empty, _ = response(asked, name, version, classes, ())
     return len(json.dumps(empty).encode()) + 2 * _SIZE_DIGITS * len(_outputs(classes))
 
 
 def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
-    """Datatype of each output, and its axes besides the rows."""
+    """Return the datatype of each output, and its axes except the row axis."""
     if classes is None:
         found: dict[str, tuple[str, list[int]]] = {"prediction": ("FP64", [])}
     else:
@@ -268,7 +269,7 @@ def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
             "prediction": ("INT64" if all(type(one) is int for one in classes) else "BYTES", []),
             "probabilities": ("FP64", [len(classes)]),
         }
-    # Texts: missing parties, and JSON of the model's remarks on a row.
+    # Texts with the missing parties, and with the model's remarks on a row as JSON.
     return found | {"missing": ("BYTES", []), "remarks": ("BYTES", [])}
 
 

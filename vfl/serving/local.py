@@ -1,4 +1,4 @@
-"""Serve a run in one process: all parties are here, and a link is a function call."""
+"""Serves a run in one process: all parties are in it, and a link is a function call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vfl.training.run import AnySession, load_again, trained
 
 
 def serving_of(session: AnySession, label: Asking) -> ServingParty:
-    """Make the serving label party of a session in this process, with its other parties."""
+    """Return the serving label party of a session in this process, with the other parties."""
     session.begin()
     test, held = label.data.split.test, label.data.held
 
@@ -53,15 +53,15 @@ def serve(
     settings: LeadSettings,
     ready: Callable[[HttpFront], object] = lambda front: None,
 ) -> None:
-    """Serve the test rows of a run until its front ends.
+    """Serve the test rows of a run, until the HTTP interface ends.
 
     Args:
         run: folder of a run that was trained in one process.
         settings: settings of the service.
-        ready: called when the service listens.
+        ready: callback, called when the service listens.
 
     Raises:
-        ExposedCutError: the secure mode of the run cannot be served.
+        ExposedCutError: a run with this secure mode cannot be served.
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """
     first, task = RunFolder.open(run), settings.tasks
@@ -94,7 +94,7 @@ def serve(
 
 
 def _session(folder: RunFolder, settings: LeadSettings) -> tuple[AnySession, Asking]:
-    """Return a run's session and the label party that answers: that of one task, or the first."""
+    """Return a run's session and the label party that answers: a task's, or the leading one."""
     task = settings.tasks
     with locked(folder.path):
         data = load_again(folder)

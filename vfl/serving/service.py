@@ -1,8 +1,9 @@
-"""The service between HTTP and a session: it collects requests, and asks for rows in batches.
+"""The service between HTTP and a session: collects requests, and queries rows in batches.
 
-All of it runs on HTTP's event loop, which messages of parties and clients wake, so a request stays
-in one thread. The thread that runs the session waits until it is over. The service stores no id and
-no cell longer than its request, except in the optional cache.
+All of its code runs on HTTP's event loop, which wakes up for messages of parties and of clients, so
+a request stays in one thread. The thread that runs the session only waits until the session is
+over. The service stores no id and no cell longer than the request lasts, except in the optional
+cache.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ from vfl.session.label.asking import Answer, RefusedRequest, ServingParty
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.serving import Refused
 
-#: Interval of checks whether all parties are present, without requests.
+#: Interval in seconds at which the service checks without requests whether all parties are present.
 _CHECK_EVERY_S = 5.0
-#: Interval of checks for the end of the service and for replaced streams.
+#: Interval in seconds at which the service checks for its end and for replaced streams.
 _TICK_S = 0.1
-#: Reasons for a missing party, and for a label party without an alignment of new tables.
+#: Reasons why rows cannot be answered: a party is missing, or new tables of the label party are not
+#: aligned.
 _AWAY, _UNALIGNED = "it is absent", "its tables are newer than their alignment: vfl align"
-#: Pause before a lost session restarts.
+#: Pause in seconds before a lost session restarts.
 _PAUSE_S = 0.5
 _NOTHING: Mapping[str, Tensor] = {}
-#: Upper ends of the latency histogram, in seconds.
+#: Upper bounds of the latency histogram's bins, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 #: Help texts of the counters.
@@ -65,9 +67,9 @@ _HELP = {
 
 
 class Unavailable(Exception):
-    """No answer is possible now.
+    """Error that states that rows cannot be answered now.
 
-    It has the awaited `party`, the HTTP `status`, and the reason `why`.
+    It has the `party` that is missing, the HTTP `status`, and the reason `why`.
     """
 
     def __init__(self, party: str, why: str, status: int = 503) -> None:
@@ -77,15 +79,16 @@ class Unavailable(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """A queued request for rows.
+    """A request for rows in the queue.
 
     Attributes:
-        rows: positions, in the order of the request.
-        inputs: the label party's own inputs in place of those in its table, axes (rows, ...).
-        explain: whether contributions to the first row are requested.
-        model: model of the positions and answers.
-        future: future of the result.
-        alone: whether it was refused in a batch with other requests.
+        rows: positions of the rows, in the order of the request.
+        inputs: the label party's own inputs, which replace those in its table, axes (rows, ...).
+        explain: whether the client requests contributions for the first row.
+        model: model that the positions refer to, and that must answer.
+        future: future for the result.
+        alone: whether the request must be queried without other requests, because a batch with it
+            was refused.
     """
 
     rows: list[int]
@@ -98,16 +101,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Every row's answer as JSON, and each party's contribution to the outputs of the first row."""
+    """Every row's answer as JSON, and each party's contribution to the first row's outputs."""
 
     rows: list[str]
     contributions: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Figures:
-    """Counters for `/metrics`; names of parties and clients, never an id or a value.
+    """Counters for `/metrics`, labelled by parties and clients; without ids and values.
 
-    A request only increments numbers; Prometheus metrics are made on collection.
+    A request only increments numbers; Prometheus metrics are built from them when they are
+    collected.
     """
 
     def __init__(self) -> None:
@@ -120,7 +124,7 @@ class Figures:
         self._counts[name, tuple(labels.items())] += by
 
     def took(self, seconds: float) -> None:
-        """Count an answered request."""
+        """Count an answered request, with its latency."""
         self._seconds += seconds
         self._buckets[bisect_left(_BUCKETS, seconds)] += 1
 
@@ -140,25 +144,25 @@ class Figures:
 
 
 class Served(Protocol):
-    """Interface of the served model in this module."""
+    """Interface that this module requires of a served model."""
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
         """Encode each row of outputs, axes (rows, outputs), as JSON.
 
-        It is None for non-finite numbers.
+        The entry of a row is None if its numbers are not finite.
         """
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch of rows for one query.
+    """A batch of rows that is sent as one query.
 
     Attributes:
-        requests: its requests; empty if the service itself queries.
-        rows: positions to query; an empty batch checks which parties are present.
-        known: answers from the cache.
-        refers: whether it queries the reference rows of contributions.
-        began: time of sending.
+        requests: requests in the batch; empty if the service itself queries.
+        rows: positions to query; with no rows, the query checks which parties are present.
+        known: answers that come from the cache.
+        refers: whether the batch queries the reference rows that contributions need.
+        began: time at which the query was sent.
     """
 
     requests: list[Request]
@@ -169,29 +173,31 @@ class _Batch:
 
 
 class Service:
-    """Queues HTTP requests and answers them; it runs on HTTP's event loop.
+    """Queues HTTP requests and answers them; runs on HTTP's event loop.
 
     Args:
         owner: name of the label party.
-        wait_ms: time that a batch waits for further requests, in milliseconds; 0 takes only
-            simultaneous ones.
-        batch_rows: most rows of a batch.
-        timeout_s: time limit of a request.
-        cache_rows: number of cached answers, of which the least recently used is removed; 0
-            disables the cache.
-        ended: called from time to time; returns whether to stop.
-        figures: counters, which continue those of an earlier service.
-        waits: whether its first session waits for parties to attach.
-        opened: called on the loop when rows can be queried; later requests go to this service.
+        wait_ms: time in milliseconds that a batch waits for further requests; 0 batches only
+            simultaneous requests.
+        batch_rows: largest number of rows in a batch.
+        timeout_s: time limit of a request in seconds.
+        cache_rows: number of cached answers, of which the least recently used is removed first; 0
+            turns the cache off.
+        ended: function that is called at intervals, and returns whether to stop.
+        figures: counters that continue those of an earlier service.
+        waits: whether the service's first session waits until parties connect.
+        opened: callback on the event loop, called when rows can be queried; later requests then go
+            to this service.
 
     Attributes:
         figures: the argument.
-        parties: the feature parties of the model that is served.
-        model: the served model; every answer is from it, even during a switch to another.
-        missing: awaited parties; None while rows can be answered.
+        parties: the feature parties of the served model.
+        model: the served model; every answer of this service comes from it, even during a switch to
+            another run.
+        missing: missing parties; None while rows can be answered.
         was_ready: whether rows of this run could be answered at least once.
-        remark_bytes: most bytes of the model's remark on a row.
-        loop: event loop of the service; set when it starts.
+        remark_bytes: largest size in bytes of the model's remark on a row.
+        loop: event loop of the service, which is set when the server starts.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -233,8 +239,8 @@ class Service:
     def show(self, model: Served, parties: list[str], drift: Drift | None = None) -> None:
         """Serve this model from the next session on; called between two sessions.
 
-        If rows could be answered before, it is the same run with other rows, and lost parties are
-        still expected.
+        If rows could be answered before, this is the same run with other rows, and the service
+        still waits for lost parties.
         """
         self._drift = drift or Drift(None, None)
         self.model, self.parties = model, parties
@@ -244,7 +250,7 @@ class Service:
     async def predict(
         self, model: Served, rows: list[int], inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answer some rows of a model, in order.
+        """Answer rows of a model, in order.
 
         Raises:
             Unavailable: a party is missing, refuses, or does not answer in time.
@@ -269,29 +275,29 @@ class Service:
         """Answer requests until the service ends; the session's own thread waits here.
 
         Raises:
-            VFLError: the error that ended the session; waiting clients receive the name of the
-                missing party.
+            VFLError: the error that ended the session; waiting clients get the name of the missing
+                party.
         """
         self._over = Future()
         self.loop.call_soon_threadsafe(self._open, serving)
         self._over.result()
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Set the missing parties in answers before the session begins.
+        """Set the missing parties that answers name, before the session begins.
 
-        After a loss all parties attach again; answers name the lost party until another one does
-        not come in time.
+        After a loss, all parties connect again. Answers name the lost party until another party
+        does not connect in time.
         """
         if self._serving is None and parties and not self._names_lost:
             named = [party for party in (self.missing or "").split(", ") if party in parties]
             self.missing, self._why = ", ".join(named or parties), _AWAY
 
     def waits_for_alignment(self) -> None:
-        """Report the label party as missing: its new table has not been aligned yet."""
+        """Report the label party as missing, because its new table is not aligned yet."""
         self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
-        """Return whether the session should restart; only after all parties were present once."""
+        """Return whether to restart the session; only if all parties were present before."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or self._retired or refused:
             return False
@@ -304,15 +310,15 @@ class Service:
         return True
 
     def stop(self) -> None:
-        """Make `play` return."""
+        """Let `play` return."""
         self._closed = True
 
     def retire(self) -> None:
-        """Make `play` return when no request waits, because another service gets new requests."""
+        """Let `play` return once no request waits; another service gets new requests."""
         self._retired = True
 
     def collect(self) -> Iterator[Metric]:
-        """Counters and present state; see `prometheus_client.registry.Collector`."""
+        """Yield counters and the current state; see `prometheus_client.registry.Collector`."""
         missing = {*(self.missing or "").split(", "), *self.absent}
         up = GaugeMetricFamily("vfl_party_up", "whether a party answers", labels=["party"])
         for party in self.parties:
@@ -338,7 +344,7 @@ class Service:
 
     @property
     def absent(self) -> list[str]:
-        """Absent parties without whose cuts rows are answered."""
+        """Absent parties; rows are answered without their cuts."""
         return sorted(self._serving.absent) if self._serving else []
 
     def _check_here(self, now: float) -> None:
@@ -359,7 +365,8 @@ class Service:
     def _stops(self) -> bool:
         return self._closed or self._ended()
 
-    # The next methods run on the loop while a session is open; `_run` ends it if they fail.
+    # The following methods run on the event loop while a session is open; `_run` ends the session
+    # if they fail.
 
     def _open(self, serving: ServingParty) -> None:
         self._cache.clear()
@@ -372,7 +379,7 @@ class Service:
         self._tick()
 
     def _tick(self) -> None:
-        """Check at intervals for the end, present parties and replaced streams."""
+        """Check at intervals: should the session end, are parties present, are streams new."""
         if self._serving is None:
             return
         self._run(self._look_after)
@@ -388,7 +395,7 @@ class Service:
             self._waiting = deque(one for one in self._waiting if not one.future.done())
         if self._ends or (self._retired and not self._waiting):
             self._close(None)
-        elif self._waiting:  # a broken stream may be repaired
+        elif self._waiting:  # a broken stream may have been repaired
             self._begin_soon()
         elif time.monotonic() - self._checked > _CHECK_EVERY_S:
             self._ask(serving, _Batch([], np.empty(0, dtype=np.int64), {}))
@@ -401,7 +408,7 @@ class Service:
                 self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        """End the session: inform all waiting clients and the session's thread."""
+        """End the session; inform all waiting clients and the session's thread."""
         serving, self._serving = self._serving, None
         assert serving is not None, "it is open"
         for watched in self._watched.values():
@@ -419,16 +426,18 @@ class Service:
             self._over.set_exception(error)
 
     def _watch(self, serving: ServingParty) -> None:
-        """Make every stream wake the loop.
+        """Register every stream with the event loop, so that its messages wake the loop.
 
-        Each has a descriptor of our own: Another thread may close a stream, whose descriptor may
-        then be reused.
+        Each has a descriptor of our own: Each stream is registered by a duplicate of its
+        descriptor, because another thread may close the stream and the descriptor may then be
+        reused.
         """
         streams = dict[int, tuple[int, str | None]]()
         for number, name in serving.streams():
-            with suppress(OSError):  # it was just closed
+            with suppress(OSError):  # the stream was closed meanwhile
                 node = os.fstat(number).st_ino
-                streams[node] = number, None if node in streams else name  # some links share one
+                # several links may share one stream
+                streams[node] = number, None if node in streams else name
         for gone in self._watched.keys() - streams.keys():
             self._forget(self._watched.pop(gone))
         for new in streams.keys() - self._watched.keys():
@@ -443,11 +452,11 @@ class Service:
 
     def _arrived(self, at: str | None, serving: ServingParty) -> None:
         self._take_answer(serving, at)
-        if serving.broken():  # otherwise it would wake this loop repeatedly
+        if serving.broken():  # a broken stream would wake the loop again and again
             self._watch(serving)
 
     def _begin_soon(self) -> None:
-        """Send a query once all simultaneous requests have been queued."""
+        """Send a query as soon as all simultaneous requests are in the queue."""
         if self._asked is None and not self._begins and self._serving is not None:
             self._begins = True
             if self._wait_s:
@@ -468,7 +477,7 @@ class Service:
         return idle and bool(self._waiting) and not serving.broken()
 
     def _take(self) -> list[Request]:
-        """Return waiting requests up to a full batch; one with inputs or explanations is alone."""
+        """Return requests for a full batch; one with inputs or explanations is alone."""
         taken, rows = list[Request](), 0
         while self._waiting:
             first = self._waiting[0]
@@ -498,7 +507,7 @@ class Service:
             return
         self._asked = batch
         serving.begin(batch.rows)
-        if not serving.streams():  # parties in this process have answered
+        if not serving.streams():  # parties in this process have already answered
             self._take_answer(serving)
 
     def _take_answer(self, serving: ServingParty, at: str | None = None) -> None:
@@ -507,14 +516,15 @@ class Service:
         batch, self._asked = self._asked, None
         self._checked = time.monotonic()
         inputs = batch.requests[0].inputs if batch.requests else None
-        if inputs is not None:  # inputs of distinct rows in the request's order
+        # the rows of a batch are distinct and sorted, so inputs get the same order
+        if inputs is not None:
             inputs = inputs[torch.from_numpy(np.argsort(batch.requests[0].rows))]
         try:
             answer = serving.answer(inputs)
         except RefusedRequest as refusal:
             self._refused(batch, refusal)
         except BaseException:
-            self._asked = batch  # its requests get the outcome
+            self._asked = batch  # kept, so that its requests are informed of the error
             raise
         else:
             if batch.refers and answer is not None:
@@ -524,7 +534,7 @@ class Service:
         self._begin_soon()
 
     def _refused(self, batch: _Batch, refusal: RefusedRequest) -> None:
-        """Query every request separately, so that one bad request does not fail the others."""
+        """Query each request separately, so that one bad request does not fail the others."""
         requests = [self._waiting.popleft()] if batch.refers else batch.requests
         if len(requests) > 1:
             for request in requests:
@@ -558,7 +568,7 @@ class Service:
             for party in (party for row in answer.missing for party in row):
                 self.figures.add("missing_cuts", party=party)
         fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
-        # A party that returns is queried again.
+        # A party that has returned is queried again.
         if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)
             while len(self._cache) > self._cache_rows:
@@ -590,7 +600,7 @@ class Service:
 
 
 def _with_remark(row: str | None, remark: Mapping[str, Any]) -> str | None:
-    """A row's answer with the model's remark."""
+    """Return a row's answer with the model's remark added."""
     return None if row is None else f"{row[:-1]},{json.dumps(remark)[1:]}"
 
 
