@@ -79,7 +79,7 @@ class Attack(ABC):
 
 
 def rarest(prior: Tensor) -> int:
-    """Return the rarest class, the wanted class of attacks with scores; the last one of ties.
+    """Return the rarest class, which attacks with scores look for; of equally rare ones, the last.
 
     Args:
         prior: share of each class among the training rows, axes (classes,).
@@ -139,15 +139,15 @@ def fit(
 
     Args:
         module: module that returns logits, axes (rows, classes).
-        inputs: inputs of the rows, inputs of the rows, axes (rows, ...).
+        inputs: inputs of the rows, axes (rows, ...).
         labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
         steps: number of Adam steps.
         learning_rate: Adam's learning rate.
         draw: generator from which batches and dropout are drawn.
         keep_norms: whether batch normalisation uses its present statistics and does not update
             them.
-        batch: batch size, drawn with replacement; with 0, or if there are fewer rows, a step uses
-            all rows.
+        batch: number of rows in a batch, drawn with replacement; with 0, or if there are fewer
+            rows, a step uses all rows.
         loss: loss function of logits and labels; None uses the cross-entropy.
     """
     training(module, keep_norms)
@@ -364,7 +364,7 @@ def scale_by(kind: Scaler, reference: Tensor) -> Scale:
             component gets mean 0 and variance 1. "shrink": as "whiten", after a tenth of the mean
             variance is added to each variance. "zca": as "shrink", rotated back to the original
             features. "cosine": rows are centred and scaled to length 1. "batch": as "standard", but
-            by mean and deviation of the scaled rows themselves if these are at least 32. "rank":
+            with mean and deviation of the rows to be scaled, if these are at least 32 rows. "rank":
             each feature becomes the normal quantile of its rank.
         reference: the rows on which the scaling is fitted.
 

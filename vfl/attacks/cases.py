@@ -565,8 +565,8 @@ class TrainedParts:
         parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
 
 
-#: Grants of a label party besides cuts. The victim's bottom is counterfactual; it gives an upper
-#: bound.
+#: Grants of a label party besides cuts. No real label party has the victim's bottom; results with
+#: this grant are upper bounds.
 COLUMNS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
     | {Grant.TOP, Grant.OTHERS_BOTTOM}
@@ -638,8 +638,8 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
     return rows[torch.randperm(len(rows), generator=draw)]
 
 
-#: Grants of a feature party during the training. The label party's top is counterfactual; it gives
-#: an upper bound.
+#: Grants of a feature party during the training. No real feature party has the label party's top;
+#: results with this grant are upper bounds.
 TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
     | {Grant.EPOCHS, Grant.UNLABELLED, Grant.OTHERS_TOP}

@@ -1,4 +1,4 @@
-"""Attacks by P2 of a private network, which receives the inputs of every function, permuted.
+"""Attacks by P2 of a private network, which receives permuted inputs of all nonlinear functions.
 
 >>> import torch
 >>> twice = seen_twice(torch.tensor([0.5, 3.0, -1.0]), torch.tensor([2.0, -0.25, 3.0]))
@@ -199,8 +199,8 @@ def correlation(one: Tensor, other: Tensor) -> float:
     dependence that does not exist. A negative estimate counts as 0.
 
     Args:
-        one: inputs of the rows, the first sample, axes (rows, ...).
-        other: inputs of the rows, the second sample, axes (rows, ...).
+        one: the first sample, axes (rows, ...).
+        other: the second sample, axes (rows, ...).
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0], [4.0], [8.0]])
     >>> round(correlation(rows, -2 * rows), 4)

@@ -145,7 +145,7 @@ class ProductQuantise(Codec):
         return super().payload_limit(rows, width) + vectors + rows * self.pieces * self._bits // 8
 
     def _sent(self, cut: Tensor) -> Tensor:
-        """Return the values sent for a cut; compute them unless the cut is the last one."""
+        """Return the values that are sent for a cut; if it is the newest cut, reuse them."""
         if self._newest is not None and torch.equal(self._newest[0], cut):
             return self._newest[1]
         codebook, codes = self._clustered(cut)

@@ -32,7 +32,7 @@ _MOST_WAITING = 64
 
 
 class _Batch(NamedTuple):
-    """Stored estimates of a batch, axes (rows, width), 0 if a row has none, and a mask of rows."""
+    """Stored estimates of a batch, (rows, width), and a mask of rows that have one; else 0."""
 
     rows: Positions
     surrogates: Tensor

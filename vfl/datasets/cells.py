@@ -318,7 +318,7 @@ def read_with(texts: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
-    """Count the texts that are numbers with each separator; return None if a text is not a number.
+    """Count texts that are numbers for each decimal separator; return None if one is no number.
 
     >>> decimal_counts(["73.208,40", "1.000"])
     {'.': 1, ',': 2}
@@ -461,7 +461,7 @@ def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
     except (ValueError, TypeError, OverflowError):  # strptime lacks this form
         return np.full(len(texts), np.nan)
     days = days_of_times(read)
-    for place in np.flatnonzero(np.isnan(days)):  # older pandas: only 1677 to 2262
+    for place in np.flatnonzero(np.isnan(days)):  # older pandas reads only 1677 to 2262
         days[place] = _far_day(texts[place], form)
     return days
 
@@ -547,7 +547,7 @@ def forms_of_each(
 
 
 def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list[np.ndarray]:
-    """Return `days_of_texts` for several columns, each in its own form; "" gives no days."""
+    """Return `days_of_texts` for several columns, each in its form; empty if the form is ""."""
     found = [np.empty(0)] * len(columns)
     for form in {*forms} - {""}:
         places = [at for at, own in enumerate(forms) if own == form]

@@ -137,7 +137,7 @@ def text_encoding(path: Path) -> str:
 
 
 def _reader(lines: Iterable[str], separator: str) -> Any:
-    csv.field_size_limit(_LONGEST_CELL)  # a global setting
+    csv.field_size_limit(_LONGEST_CELL)  # a global setting of the module
     return csv.reader(lines, delimiter=separator, skipinitialspace=True)
 
 

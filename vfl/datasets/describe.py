@@ -38,7 +38,7 @@ from vfl.datasets.table import (
 Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "constant", "other"]
 
 SAMPLE_ROWS = 100_000  # rows of the sample that scores columns against the label
-ALONE, NEARLY = 0.75, 0.99  # AUC, or R2 of a regression, of a single column on held-out rows
+ALONE, NEARLY = 0.75, 0.99  # scores of a column alone (AUC or R2) that give a warning
 FEW_CLASSES = 20  # largest number of different whole numbers that count as classes
 RARE = 0.2  # share of the rarest class below which class weights help
 _FEW_NUMBERS = 5  # fewer different numbers may be categories, such as sizes

@@ -100,7 +100,7 @@ def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -
 
 
 class _Split(NamedTuple):
-    """The best split of a leaf; the gain is 0 if there is none."""
+    """The best split of a leaf; the gain is 0 if no split helps."""
 
     gain: float
     column: int = 0

@@ -372,7 +372,7 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """Fit the encoders of all columns: means and spreads or bins, and categories.
+        """Fit encoders to all columns: mean and spread or bins of numbers, and categories of texts.
 
         Args:
             frame: table with the training rows only, and with the party's columns.
@@ -559,7 +559,10 @@ class _ColumnFit:
 
     def __init__(self, name: str, written: str | None, bins: int, share: float = 1.0) -> None:
         self.name, self._written, self._bins = name, written, bins
-        self._share, self._draw = share, np.random.default_rng(0)  # a resumed run draws the same
+        self._share, self._draw = (
+            share,
+            np.random.default_rng(0),
+        )  # a resumed run draws the same rows
         self._rows, self._indicator, self._kind = 0, False, ""
         self._kind_of_none = ""  # for a column without cells, by its type
         self._moments, self._texts = _Moments(), set[str]()

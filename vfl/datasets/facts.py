@@ -374,7 +374,7 @@ def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
 
 def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> None:
     """Add numbers, or days since 1970, axes (columns, rows); missing ones are NaN."""
-    exact = cells.dtype.kind in "iu"  # not exact in float64
+    exact = cells.dtype.kind in "iu"  # integers may need more digits than float64
     numbers = cells.astype(np.float64, copy=False)
     known = ~np.isnan(numbers)
     present = known.sum(1)

@@ -133,7 +133,7 @@ class PartyData:
 
 
 def digest_of(ids: Ids) -> bytes:
-    """Return the SHA-256 of ordered ids, 32 bytes; JSON keeps the ends of the ids distinct.
+    """Return the SHA-256 of ordered ids, 32 bytes; as JSON, so that ids cannot run together.
 
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
     True

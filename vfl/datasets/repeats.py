@@ -40,9 +40,9 @@ class Repeats:
     Attributes:
         id_column: name of the id column, or names of several joined by plus signs.
         how: "first" keeps the first row of each id. "latest:COLUMN" keeps the row with the latest
-            day or the largest number in that column; of equal rows, the last one. "mean" makes one
-            row of them: it averages the present numbers of a column, and takes the first present
-            cell of every other column.
+            day or the largest number in that column; of equal rows, the last one. "mean" averages
+            the present numbers of a column over these rows, and takes the first present cell of
+            every other column.
     """
 
     id_column: str

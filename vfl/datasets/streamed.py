@@ -46,7 +46,7 @@ from vfl.datasets.table import (
 )
 
 _MOST_ROWS = 1 << 17  # largest number of rows in a block
-_CELL_BYTES = 64  # limit of the memory of a cell during encoding
+_CELL_BYTES = 64  # assumed memory of one cell during encoding
 #: A text without blanks at its ends and without letters that have several spellings.
 _PLAIN = r"^[!-~]([ -~]*[!-~])?$|^$"
 _TRAIN, _VALIDATION, _TEST = range(3)

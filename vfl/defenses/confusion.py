@@ -90,7 +90,7 @@ class Confusion(Defense):
     def _train(self, classes: int, secret: Secret) -> None:
         with scoped(secret.number("confusion")), torch.enable_grad():
             # Codes start with a low probability of their own class: with two classes, training
-            # cannot get there past the uniform code.
+            # cannot get past the uniform code to reach such codes.
             table = nn.Parameter(torch.randn(classes, classes) - 3 * torch.eye(classes))
             decoder = _decoder(classes)
             steps = optim.Adam([table, *decoder.parameters()], lr=0.02)

@@ -84,7 +84,7 @@ class FewRounds(Defense):
         epsilon: epsilon of one label against feature parties; None uses exact labels.
         kind: objective of the bottom before the first step; a kind of `LabelFree` that learns.
         epochs: number of epochs over the party's rows with this objective.
-        mask: share of a row's values that a view hides or replaces, 0 to 0.9.
+        mask: share of a row's values to hide or replace before the first step, 0 to 0.9.
         unaligned: whether the bottom also learns from the party's rows outside all sessions.
 
     >>> defense = FewRounds(steps=20, epsilon=1)

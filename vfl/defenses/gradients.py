@@ -73,8 +73,8 @@ class GradientSparsification(Defense):
     """Keeps the gradient values of largest magnitude in each row, and sets all others to zero.
 
     It drops small values as Aji and Heafield (2017) do. Unlike them, it does not add dropped values
-    to step, because that step has other rows. It is a weak defense, because the signs of the kept
-    values disclose labels.
+    to the next step, because that step has other rows. It is a weak defense, because the signs of
+    the kept values disclose labels.
 
     Args:
         share: share of each row's values to keep; the number of kept values is rounded up.

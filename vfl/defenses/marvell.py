@@ -192,8 +192,8 @@ class MaxNorm(Defense):
 
     A row g becomes g (1 + s n), where n is standard normal and s^2 = max |g|^2 / |g|^2 - 1. The
     maximum is taken over the batch. So the expected squared norm of every row equals the largest
-    squared norm in the batch. Rows with a small norm may also change their sign. The row with the
-    largest norm does not change.
+    squared norm in the batch. A gradient with a small norm may also change its sign. The gradient
+    with the largest norm does not change.
 
     >>> spread(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist()  # sqrt(25 / 1 - 1)
     [0.0, 4.898979663848877]

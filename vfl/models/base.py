@@ -139,8 +139,7 @@ _SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
 #: attack.
 MOST_LAYERS = 32
 MOST_UNITS = 2**20
-#: Number of integers that float32 represents exactly, and largest number of values that embed an
-#: integer.
+#: Number of integers that float32 represents exactly, and largest width of an integer's embedding.
 MOST_NUMBERS = 2**24
 MOST_EMBEDDING = 2**14
 _ROWS_AT_ONCE = 512

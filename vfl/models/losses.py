@@ -111,7 +111,7 @@ class SquaredError(Loss):
 
 
 class AbsoluteError(Loss):
-    """Absolute error, which a median minimises.
+    """Absolute error; of all constant predictions, the median minimises it.
 
     >>> AbsoluteError()(torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
     tensor(2.)

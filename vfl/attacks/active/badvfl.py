@@ -152,7 +152,7 @@ class InferredReplacement(Backdoor):
     def triggered(self, inputs: Tensor) -> Tensor:
         marked = inputs.clone()
         place = self._place or (0,) * max(1, inputs.dim() - 2)
-        window = marked  # a view keeps the whole memory
+        window = marked  # narrowed views of `marked`, so that fill_ changes `marked`
         for axis, start in enumerate(place, start=inputs.dim() - len(place)):
             length = min(self.columns, inputs.shape[axis] - start)
             window = window.narrow(axis, start, length)

@@ -20,8 +20,8 @@ _READS = frozenset({Grant.CUTS, Grant.INPUTS})
 class Attribute(Attack):
     """Infers from cuts an attribute other than the label, given a few rows with known attribute.
 
-    In the attack's case, the classes are the attribute's values. Any attack on labels that reads
-    cuts or inputs can infer these values from the leaked rows:
+    In the attack's case, the values of the attribute take the place of the classes. Any attack on
+    labels that reads cuts or inputs can infer these values from the leaked rows:
     `attribute:of=adaptive:at=cut/candidates=20` searches compositions of attacks. The target rows
     also serve as unlabelled rows. The task does not need the attribute, but cuts may reveal it.
     With ``of=logistic:at=inputs`` the attack infers the attribute from the label party's own
@@ -38,7 +38,7 @@ class Attribute(Attack):
     """
 
     def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:
-        from vfl.attacks import make  # `make` lists this attack
+        from vfl.attacks import make  # imported late, because `vfl.attacks` lists this module
 
         self.inner = make(of.replace("/", ","))
         if self.inner.goal != "labels" or not self.inner.needs <= _READS | _INSTEAD:

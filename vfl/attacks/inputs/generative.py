@@ -21,8 +21,8 @@ class Generative(Attack):
     """Trains a generator of the victim's columns to reproduce the recorded predictions.
 
     The attacker is a label party with columns that receives no cuts, for example under a secure
-    sum. In the paper, the attacker has the whole model. Here the grant for the victim's bottom is
-    counterfactual.
+    sum. In the paper, the attacker has the whole model. Here, results are upper bounds, because no
+    real label party has the victim's bottom.
 
     Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
     learning" (GRNA), with the paper's penalty on variances.

@@ -18,7 +18,7 @@ _BATCH_SIZE = 64
 
 
 class PictureDecoder(nn.Module):
-    """Decoder from cuts to pictures: a linear layer, then convolutions that double both sides.
+    """Decoder from cuts to pictures: a linear layer, then convolutions that double each side.
 
     The layers follow the thesis (section 3.4.4): 4 channels at half the side lengths, then 16, then
     32 at the full side lengths, then the picture's channels, with LeakyReLU between them.
@@ -75,7 +75,7 @@ def regress(
 
     Args:
         module: the module to train.
-        inputs: inputs of the rows, inputs of the rows, axes (rows, ...).
+        inputs: inputs of the rows, axes (rows, ...).
         wanted: target outputs, axes (rows, ...).
         steps: number of Adam steps.
         learning_rate: Adam's learning rate.

@@ -19,7 +19,7 @@ def closer_inputs(
     Args:
         bottom: the bottom M, whose weights stay fixed.
         cuts: the cuts h, axes (rows, width).
-        start: initial inputs x, inputs of the rows, axes (rows, ...).
+        start: initial inputs x, axes (rows, ...).
         steps: number of steps.
         learning_rate: Adam's learning rate.
         smooth: weight of the total variation TV.

@@ -24,12 +24,12 @@ from vfl.core.registry import require, require_range
 _FOLDS = 3
 _SAMPLE = 1500  # unlabelled rows in a trial
 _VOTES = 9
-_TRUST = 8  # votes have this power of the share of right guesses as weight
+_TRUST = 8  # exponent: a vote weighs (share of right guesses)^8
 _UNKNOWN = 0.8  # assumed share of right guesses if no row is held out
 _SEARCH = 0.6  # share of the budget for the first fold
-_KEPT = 3  # one in this many candidates continues
-_MARGIN = 1.3  # factor of an expected cost
-_NEW = 4  # factor of the expected time of a learner without an earlier trial
+_KEPT = 3  # one of this many candidates continues with the next fold
+_MARGIN = 1.3  # safety factor of an expected cost
+_NEW = 4  # safety factor of the expected time of a learner without earlier trials
 _SPENT = 0.85  # share of the budget to plan with, because costs are estimates
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
 #: Attacks that always read all rows, not a sample.
@@ -244,10 +244,10 @@ class _Search:
         trial.folds += 1
 
     def _whole(self, made: Attack, view: View) -> Tensor:
-        """Return the scores of an attack that reads the whole training, without class frequencies.
+        """Return an attack's scores without the effect of class frequencies; it reads all rows.
 
-        The leaked rows contain equally many rows of each class, so the method divides the scores by
-        the class frequencies again.
+        The leaked rows contain equally many rows of each class. So scores of an attack that uses
+        the class frequencies are divided by these frequencies again.
         """
         scores = made.run(view.only(made.needs), self._fresh())
         if Grant.PRIOR in made.needs:
@@ -255,7 +255,7 @@ class _Search:
         return scores
 
     def _made(self, spec: str) -> Attack:
-        from vfl.attacks import make  # `make` lists this attack
+        from vfl.attacks import make  # imported late, because `vfl.attacks` lists this module
 
         return make(spec)
 
@@ -277,7 +277,7 @@ def _trust(trial: Trial) -> float:
 
 
 def _learner(spec: str) -> tuple[str, bool]:
-    """Return a composition's learner, and whether it trains only once; the key of its cost."""
+    """Return the key of a composition's cost: its learner, and whether it trains only once."""
     once = "unlabelled=" not in spec or "unlabelled=none" in spec
     return spec.partition(":")[0], once and "teacher=" not in spec
 
@@ -310,7 +310,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
-    """Yield compositions that often won on digits (victims outside our published results)."""
+    """Yield compositions that often won on digits (other victims than in our published results)."""
     models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
     if "inputs" in layers:
         yield "label_propagation:at=inputs,neighbours=5"

@@ -1,4 +1,4 @@
-"""Labels from gradients that a defense averages over rows: solves linear equations of epochs."""
+"""Labels from gradients that a defense averages over rows: solves one linear equation per group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
-_MOST = 512  # more columns are replaced by components
+_MOST = 512  # more columns than this are replaced by principal components
 _LEAST = 1e-6  # smallest share of a class
 
 
@@ -34,9 +34,9 @@ class BatchSums(GradientAttack):
     proportions (Quadrianto et al. 2009). Generalised cross-validation chooses the penalty (Golub,
     Heath and Wahba 1979). Penalised least squares gives the residuals. Before these steps, the
     attack divides gradients by the root mean square of their batch and centres them in each epoch.
-    For K classes, it projects them on K - 1 principal directions. Leaked rows show which result
-    belongs to which class. With two classes, the direction of the first gradients' mean shows this
-    too (`orientation.by_shares`).
+    For K classes, it projects them on K - 1 principal directions. Leaked rows show which of the
+    projected values belong to which class. With two classes, the direction of the first gradients'
+    mean shows this too (`orientation.by_shares`).
 
     Args:
         epochs: number of first epochs to read; 0 reads all.
@@ -145,7 +145,7 @@ class Equations:
         return ridge(means, root * self.values)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
-        """Return the rows' residuals, not explained by columns, by penalised least squares.
+        """Estimate the rows' residuals, which columns do not explain, by penalised least squares.
 
         Args:
             explained: the part of each row's values that the columns explain, axes (rows,

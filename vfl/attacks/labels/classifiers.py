@@ -185,7 +185,7 @@ class SVM(Penalised):
     classes.
 
     Args:
-        options: `strength`, and those of all composed attacks; see `Composed`.
+        options: `strength`, and the options of all composed attacks; see `Composed`.
     """
 
     def learn(
@@ -210,7 +210,7 @@ class Ridge(Penalised):
     weights of the rows.
 
     Args:
-        options: `strength`, and those of all composed attacks; see `Composed`.
+        options: `strength`, and the options of all composed attacks; see `Composed`.
     """
 
     def learn(
@@ -342,7 +342,7 @@ class MLP(Composed):
     Args:
         steps: Adam steps.
         learning_rate: Adam's learning rate.
-        batch: batch size, drawn with replacement; 0 uses all rows.
+        batch: number of rows in a batch, drawn with replacement; 0 uses all rows.
         recipe: whether to train a network of the top's architecture instead; a linear network
             starts at the class means.
         loss: "robust": (1 - p^q) / q, where p is the probability of the label and q = 0.7; wrong

@@ -180,7 +180,7 @@ class Composed(Attack):
             self.needs |= self.teacher.needs | {Grant.UNLABELLED}
 
     def __init_subclass__(cls) -> None:
-        """Collect an attack's options: its own ones, then the common ones with its defaults."""
+        """Collect a class's options: first its own, then the common ones with its defaults."""
         super().__init_subclass__()
         found: dict[str, inspect.Parameter] = {}
         for one in cls.__mro__:
@@ -326,7 +326,7 @@ def alike_by(reference: Tensor) -> Scale:
 
 
 def _teacher(spec: str) -> Attack | None:
-    from vfl.attacks import make  # `make` lists these attacks
+    from vfl.attacks import make  # imported late, because `vfl.attacks` lists this module
 
     if spec == "none":
         return None

@@ -18,9 +18,9 @@ class EXACT(Attack):
 
     For a row's recorded cut h and each class c it computes the gradient of the cross-entropy of
     top(h) with c. The score of class c is minus the distance between this gradient and the received
-    gradient. The result is an upper bound, because the grant of the label party's top is
-    counterfactual: no feature party has this top. The top has its final weights, so the attack
-    reads only the last epochs. The attacker must be the only party that feeds the top.
+    gradient. The result is an upper bound, because no real feature party has the label party's top.
+    The top has its final weights, so the attack reads only the last epochs. The attacker must be
+    the only party that feeds the top.
 
     Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
     learning" (arXiv 2305.12997; earlier title "EXACT: extensive attack for split learning"). The

@@ -20,7 +20,7 @@ from vfl.defenses.components import principal
 #: distribution with heavy tails.
 _TAILS = (None, 4.0)
 _LEAST = 1e-6  # smallest share of a class
-_RIDGE = 1e-4  # relative to the mean variance
+_RIDGE = 1e-4  # added to variances, relative to their mean
 _UNSURE = 0.1  # share of the prior in the first guess
 
 
@@ -95,7 +95,7 @@ class GradientMixture(GradientAttack):
 
 
 def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return each row's projected gradients by epoch, a mask of rows with one, and a drift.
+    """Return projected gradients by row and epoch, a mask of the present ones, and log odds.
 
     Returns:
         The points, float64, axes (rows, epochs, dimensions). The mask, bool, axes (rows, epochs).
@@ -123,8 +123,8 @@ def _first_guess(
 ) -> Tensor:
     """Return first class probabilities for the fit.
 
-    With two classes, the prior gives the number of rows in each. With more, each row gets the class
-    of the nearest mean of leaked rows.
+    With two classes, the prior gives the number of rows in each class. With more, each row gets the
+    class of the nearest mean of leaked rows.
 
     Args:
         points: the points of `_points`.

@@ -294,7 +294,7 @@ def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
 
 
 def components_of(inputs: Tensor, count: int) -> Tensor:
-    """Return principal components, axes (rows, count), scaled to variance 1 of the first one."""
+    """Return principal components, axes (rows, count), scaled so that the first has variance 1."""
     centred, variances, axes = principal(inputs)
     kept = int((variances[:count] > 1e-9 * variances[0]).sum())
     return (centred @ axes[:, :kept] / variances[0].clamp_min(1e-12).sqrt()).float()

@@ -68,7 +68,7 @@ def _nearest(rows: np.ndarray, count: int, known: int) -> _Found:
 
 def _merged(parts: list[_Found], count: int) -> _Found:
     distance, near = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
-    order = np.lexsort((near, distance), axis=1)[:, :count]  # the first one of equal rows
+    order = np.lexsort((near, distance), axis=1)[:, :count]  # of equally near rows, the first
     return np.take_along_axis(distance, order, 1), np.take_along_axis(near, order, 1)
 
 

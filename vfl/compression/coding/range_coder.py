@@ -184,7 +184,7 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
         return -1
     state = states[0]
     slot = state & _MASK
-    most = slot << 16 | 0xFFFF  # largest share entry that starts at or before the slot
+    most = slot << 16 | 0xFFFF  # upper limit of the entries that start at or before the slot
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
@@ -259,7 +259,9 @@ def _decode_columns(
         first = column * choices
         for row in range(rows):
             slot = state & _MASK
-            most = slot << 16 | 0xFFFF  # largest share entry that starts at or before the slot
+            most = (
+                slot << 16 | 0xFFFF
+            )  # upper limit of the entries that start at or before the slot
             cell, step = first, choices >> 1
             while step > 0:  # the loop has no branch to mispredict
                 cell += step * int(table[cell + step] <= most)

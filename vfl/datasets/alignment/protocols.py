@@ -83,8 +83,8 @@ class Bounds:
     Attributes:
         min_ids, max_ids: smallest and largest accepted size of every other party's set, padding
             included.
-        max_asked: another largest size of every other party's set, derived from this party's number
-            of ids and from earlier queries; a larger set could be a dictionary attack.
+        max_asked: a second upper limit of that size, derived from this party's number of ids and
+            from earlier queries; a larger set could be a dictionary attack.
         min_common: smallest accepted number of common ids; a smaller number appears only in this
             party's own log.
     """

@@ -5,9 +5,10 @@ stay valid. The parties then send and multiply only the points of new ids. For e
 party has sent a set of 10 million ids, aligning 1,000 ids with this set costs each party about
 1,000 multiplications.
 
-Each file belongs to one other party and to one set of terms. First the two parties compare a random
-name of their keys and the sizes of the stored sets. If anything differs, they draw fresh keys. The
-file contains tags of the party's ids, made with a separate key, but no ids.
+Each file belongs to one other party and to one set of terms (the settings that both parties agreed
+on). First the two parties compare a random name of their keys and the sizes of the stored sets. If
+anything differs, they draw fresh keys. The file contains tags of the party's ids, made with a
+separate key, but no ids.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class Keys:
 
 
 def chosen(tags: DiskBytes, present: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield those of the first tags that `present` marks, in blocks; bool, axes (tags,)."""
+    """Yield the tags that `present` marks, in blocks; `present` is bool, axes (first tags,)."""
     for start in range(0, len(present), BLOCK_TAGS):
         stop = min(start + BLOCK_TAGS, len(present))
         yield as_tags(tags[start * TAG_BYTES : stop * TAG_BYTES])[present[start:stop]]

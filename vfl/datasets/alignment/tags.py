@@ -36,7 +36,7 @@ def as_tags(payload: Payload) -> np.ndarray:
 
 
 def tag_blocks(payload: bytes | DiskBytes, skip: int = 0) -> Iterator[np.ndarray]:
-    """Yield the tags of a message in blocks, after `skip` other bytes."""
+    """Yield the tags of a message in blocks; they begin after the first `skip` bytes."""
     size = BLOCK_TAGS * TAG_BYTES
     for start in range(skip, len(payload), size):
         yield as_tags(payload[start : start + size])
