@@ -46,7 +46,7 @@ from vfl.llm.parties import PARTIES, ROLES, User
 from vfl.llm.private_decoder import PrivateDecoder, linear_layers
 from vfl.llm.project import free_addresses, needed_bits, start_standing, write_llm_project
 from vfl.llm.text import read_tokenizer
-from vfl.llm.two_party import Form
+from vfl.llm.two_party import Form, Protect
 from vfl.models.decoder import Decoder, DecoderShape, Rotation, cached
 from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc.rules import NAMES, Mode
@@ -201,6 +201,7 @@ def bench_llm(
     turns: int = 2,
     next_tokens: int = 0,
     text: Path | None = None,
+    protect: Protect = "nothing",
 ) -> Sequence[LlmRow | NextTokens]:
     """Measure vfl llm over TLS, and other systems, on the loopback and on a given network link.
 
@@ -216,6 +217,7 @@ def bench_llm(
         next_tokens: number of prompts whose next tokens are compared; with it, the benchmark
             measures nothing else.
         text: file with the text from which the prompts for next tokens are cut.
+        protect: values that the user does not see, see `vfl.llm.two_party.Form`.
 
     Raises:
         BadOptionError: next tokens are requested without a model.
@@ -244,7 +246,7 @@ def bench_llm(
             part = folder / ("loopback" if line is None else "line")
             part.mkdir()
             with open_network(NAMES, line, network) as net:
-                bench = _Bench(part, model, plain, net, prompts, count)
+                bench = _Bench(part, model, plain, net, prompts, count, protect)
                 rows += bench.measured(others, turns)
         return rows
 
@@ -259,6 +261,7 @@ class _Bench:
         network: network that connects the parties.
         prompts: prompts of all questions.
         count: number of tokens to answer.
+        protect: values that the user does not see.
     """
 
     def __init__(
@@ -269,7 +272,9 @@ class _Bench:
         network: Network,
         prompts: list[list[int]],
         count: int,
+        protect: Protect,
     ) -> None:
+        self._protect = protect
         self._folder, self._model, self._plain, self._network = folder, model, plain, network
         self._prompts, self._count = prompts, count
         self._line = "loopback" if network.kind == "loopback" else str(network.wan)
@@ -315,6 +320,7 @@ class _Bench:
             limits={"max_tokens": len(self._prompts[0]) + self._count},
             # The comparison covers only the computation between the two parties.
             dealer_counts=False,
+            protect=self._protect,
             **needed_bits(self._plain),
         )
         start_standing(project, held, lambda name: network.command(at[name]))

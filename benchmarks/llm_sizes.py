@@ -1,11 +1,12 @@
 """Long and simultaneous questions to `vfl llm`: bytes, messages, processor time.
 
-The three parties are threads of this process, on one core. A first token requires the parties to
-process the whole question; a next token, to process one token of each text. The time over a network
+The three parties are threads of this process, on one core. For a first token the parties
+process the whole question, for a next token one token of each text. The time over a network
 link is computed. It is the online processor time, plus the time to send all bytes one after the
-other, plus half a round trip for each message. Speculative decoding (Leviathan et al. 2023) drafts
-k - 1 tokens in a round. Such a round costs as much as the first token of a text of k tokens, plus
-the scores of k - 1 more tokens.
+other, plus half a round trip for each message. The two messages of an opening of shares travel at
+the same time and count once. Speculative decoding (Leviathan et al. 2023) drafts k - 1 tokens in a
+round. Such a round costs as much as the first token of a text of k tokens, plus the scores of k - 1
+more tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from vfl.config.toml import Settings
 from vfl.core.seeds import generator, use_one_thread
 from vfl.llm.private_decoder import PrivateDecoder
 from vfl.llm.project import needed_bits
-from vfl.llm.two_party import Form
+from vfl.llm.shared_softmax import OPENINGS
+from vfl.llm.two_party import Form, Protect
 from vfl.models.decoder import Decoder, DecoderShape
 from vfl.models.pretrained import load_pretrained
 
@@ -82,6 +84,7 @@ def bench_llm_sizes(
     prompts: Sequence[int] = (5, 32, 128),
     texts: Sequence[int] = (1, 4, 16),
     line: Wan | None = None,
+    protect: Protect = "nothing",
 ) -> Sequence[SizeRow]:
     """Measure first tokens by the length of questions, and next tokens by the number of questions.
 
@@ -90,6 +93,7 @@ def bench_llm_sizes(
         prompts: lengths of the questions for which first tokens are measured, in tokens.
         texts: numbers of simultaneous questions of 5 tokens, for which next tokens are measured.
         line: network link for the computed times; by default 80mbps,40ms.
+        protect: values that the user does not see, see `Form`.
     """
     use_one_thread()
     if model is None:
@@ -102,20 +106,29 @@ def bench_llm_sizes(
     line = line or Wan.parse("80mbps,40ms")
     rows = []
     bits = needed_bits(plain)
-    form = Form(integer_bits=bits["integer_bits"], inner_bits=bits["inner_bits"])
+    form = Form(
+        integer_bits=bits["integer_bits"],
+        inner_bits=bits["inner_bits"],
+        protect=protect,
+        score_bits=bits["score_bits"],
+    )
+    openings = OPENINGS * plain.shape.layers if protect == "scores" else 0
     with PrivateDecoder(plain, form, timeout_s=3600) as hidden:
         for tokens in prompts:
             cost, same = _asked(hidden, plain, 1, tokens, 1)
-            rows.append(_row(line, 1, tokens, "first", cost, same, 1))
+            rows.append(_row(line, openings, 1, tokens, "first", cost, same))
         for count in texts:
             first, _ = _asked(hidden, plain, count, 5, 1)
             both, same = _asked(hidden, plain, count, 5, 2)
-            rows.append(_row(line, count, 5, "next", both.minus(first), same, 2 * count))
+            rows.append(_row(line, openings, count, 5, "next", both.minus(first), same))
     return rows
 
 
-def _row(line: Wan, texts: int, tokens: int, kind: str, cost: _Cost, same: int, of: int) -> SizeRow:
-    waiting = line.one_way_s * cost.messages + line.seconds_a_byte * cost.online
+def _row(
+    line: Wan, openings: int, texts: int, tokens: int, kind: str, cost: _Cost, same: int
+) -> SizeRow:
+    """Return the row of a token in which so many pairs of messages travel at the same time."""
+    waiting = line.one_way_s * (cost.messages - openings) + line.seconds_a_byte * cost.online
     harness.say(f"{texts} texts of {tokens} tokens: done")
     return SizeRow(
         texts=texts,
@@ -128,7 +141,7 @@ def _row(line: Wan, texts: int, tokens: int, kind: str, cost: _Cost, same: int, 
         offline_s=cost.offline_s,
         line_s=cost.online_s + waiting,
         same=same,
-        of=of,
+        of=texts * (1 if kind == "first" else 2),
     )
 
 

@@ -3,6 +3,7 @@
     python scripts/attack_permuted_decoder.py
     python scripts/attack_permuted_decoder.py --model FOLDER --question "a text"
     python scripts/attack_permuted_decoder.py --model FOLDER --texts 8
+    python scripts/attack_permuted_decoder.py --model FOLDER --texts 8 --attention
 
 This program draws permutations and rounds values as `vfl.llm.two_party` does;
 tests/attacks/permuted compares the result with the values that P1 really receives. The decoder is
@@ -10,6 +11,8 @@ random, with width 32, 4,000 tokens and one block. With --model it is a real dec
 the attacker knows, and the text is the question. With --texts the owner has fine-tuned the decoder,
 and the attacker knows only the public weights. A table states how often the attack finds a word
 among others, and which fraction of a vector's positions it puts in order.
+With --attention the real protocol runs on the model's first block, with and without protected
+scores; the attacker of protected scores has the openings of their exponents.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,9 +36,12 @@ from vfl.llm.attack import (
     averaged_openings,
     layer_from_questions,
     nearest_multiset,
+    pairs_of,
     permuted_rows,
+    score_map,
     words_from_multisets,
 )
+from vfl.llm.project import needed_bits
 from vfl.llm.text import read_tokenizer
 from vfl.llm.two_party import Form
 from vfl.models.decoder import Decoder, DecoderLayer, DecoderShape, KeyValues, Rotation, cached
@@ -191,6 +198,68 @@ def read_beside_public_weights(
             yield change, name, right[name] / texts, sum(shares) / texts
 
 
+def seen_of_attention(seen: dict[str, Tensor], scores: int) -> Tensor:
+    """Return the attention scores that P1 sees, or the openings of their exponents."""
+    if "layers.0.attention" in seen:
+        found = seen["layers.0.attention"]
+        return found[found.argsort(descending=True)][:scores]  # the least are of later tokens
+    opened = [each for name, each in seen.items() if name.startswith("opened")]
+    return [each for each in opened if each.numel() == scores][1] * 2.0**-13
+
+
+def words_read_from_attention(folder: Path, texts: int, form: Form) -> float:
+    """Return the share of texts whose last word is found from all scores of the first block.
+
+    The attacker knows the weights and all words but the last, which is one of `CANDIDATES`.
+    """
+    model, draw = load_pretrained(folder), generator(0, "candidates")
+    assert isinstance(model, Decoder), "tokens are read"
+    model.layers, model.shape = model.layers[:1], replace(model.shape, layers=1)
+    shape, right = model.shape, 0
+    model.requires_grad_(requires_grad=False)
+    form = replace(form, **needed_bits(model))
+    with Asker(model, form) as asker:
+        for _ in range(texts):
+            row = torch.randint(shape.vocabulary, (LENGTH - 1 + CANDIDATES,), generator=draw)
+            before, words = row[: LENGTH - 1], row[LENGTH - 1 :]
+            prompts = torch.cat([before.expand(CANDIDATES, -1), words[:, None]], 1)
+            made = model.layers[0].attention_in(
+                model.layers[0].attention_norm(model.tokens(prompts))
+            )
+            q, k, _ = (
+                made.unflatten(-1, (-1, shape.head_width))
+                .transpose(1, 2)
+                .split([shape.heads, shape.groups, shape.groups], 1)
+            )
+            turn = Rotation.at(0, LENGTH, shape).turn
+            k = turn(k).repeat_interleave(shape.heads // shape.groups, 1)
+            now = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+            guesses = (turn(q) @ k.mT)[..., now].flatten(1) * shape.head_width**-0.5
+            seen = seen_of_attention(asker.ask(prompts[0].tolist()), guesses.shape[1])
+            right += nearest_multiset(guesses, seen) == 0
+    return right / texts
+
+
+def left_unknown_of_scores(change: float, questions: int, form: Form) -> float:
+    """Return the share of a change of query-key products that one-word questions leave unknown.
+
+    The real protocol answers, on a model of as many words.
+    """
+    shape = replace(decoder(1).shape, vocabulary=questions)
+    with scoped(6):
+        public = Decoder(shape).requires_grad_(requires_grad=False)
+    owner = copy.deepcopy(public)
+    with scoped(8):
+        weight = owner.layers[0].attention_in.weight
+        weight += change * weight.std() * torch.randn(weight.shape)
+    start, wanted = (score_map(one.layers[0], shape) for one in (public, owner))
+    with Asker(owner, form) as asker:
+        seen = [seen_of_attention(asker.ask([word]), shape.heads) for word in range(questions)]
+    inputs = pairs_of(F.rms_norm(public.tokens.weight.double(), (shape.width,), eps=1e-5))
+    found = layer_from_questions(inputs, torch.stack(seen), start)
+    return float((found - wanted).norm() / (start - wanted).norm())
+
+
 def left_unknown(change: float, questions: int) -> float:
     """Return the fraction of a fine-tuned change that one-word questions leave unknown."""
     base, draw = decoder(1), generator(0, "orders")
@@ -251,8 +320,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of a real model")
     parser.add_argument("--question", default="My doctor says that I have diabetes")
     parser.add_argument("--texts", type=int, help="of a fine-tuned model, beside public weights")
+    parser.add_argument("--attention", action="store_true", help="first block, really asked")
     parser.add_argument("--blocks", type=int, nargs="*", default=[0, 1], help="attacked behind")
     options = parser.parse_args()
+    protected = Form(protect="scores", score_bits=6)
+    if options.model is not None and options.attention:
+        for form in (Form(), protected):
+            share = words_read_from_attention(options.model, options.texts or 8, form)
+            print(f"protect = {form.protect}: {share:.3f} of the words", flush=True)
+        print(f"guess: {1 / CANDIDATES:.3f}")
+        return
     if options.model is not None and options.texts:
         print("| change | P1 sees | words found | places in order |\n| --- | --- | --- | --- |")
         for change, name, words, places in read_beside_public_weights(
@@ -276,6 +353,11 @@ def main() -> None:
     for change in (0.03, 0.1, 0.3, 1.0):
         shares = [f"{left_unknown(change, one):.3f}" for one in counts]
         print(f"| {change:g} | {' | '.join(shares)} |", flush=True)
+    print("\n| change of scores' weights | questions | left unknown | protected |")
+    print("| --- | --- | --- | --- |")
+    for change, count in ((0.03, 256), (0.03, 1024), (0.1, 1024)):
+        shares = [left_unknown_of_scores(change, count, one) for one in (Form(), protected)]
+        print(f"| {change:g} | {count} | {shares[0]:.3f} | {shares[1]:.3f} |", flush=True)
     print("\n| asked | P0: words' vectors | words read | P1: keys |\n| --- | --- | --- | --- |")
     for times in (1, 100, 2500):
         vectors, read, keys = averaged(times)

@@ -13,7 +13,9 @@ from vfl.llm.attack import (
     averaged_openings,
     layer_from_questions,
     nearest_multiset,
+    pairs_of,
     permuted_rows,
+    score_map,
     words_from_multisets,
 )
 from vfl.llm.two_party import Form
@@ -168,3 +170,34 @@ def test_of_ring_shares_the_average_says_nothing():
         keys = averaged_openings(asker, (7, 3, 7, 22), 36)[0]
     # A mean of 36 uniform elements of the ring of scores, which has 22 bits before a key's point.
     assert float(keys.std()) == pytest.approx(2**22 / (12 * 36) ** 0.5, rel=0.3)
+
+
+def scores_of_words(model, words):
+    """Scores of single words with themselves, axes (words, heads)."""
+    vectors = model.tokens.weight.double()[words]
+    return pairs_of(normed(vectors)) @ score_map(model.layers[0], model.shape)
+
+
+def words_named(form, words):
+    """The number of single words that an attacker with the weights infers from P1's view."""
+    model, right = decoder(1), 0
+    candidates = scores_of_words(model, torch.arange(WORDS))
+    with Asker(model, form) as asker:
+        for word in words:
+            seen = asker.ask((word,))
+            right += nearest_multiset(candidates, exponents(seen)) == word
+    return right
+
+
+def exponents(seen):
+    """Attention scores that P1 sees; if they are protected, the openings of their exponents."""
+    if "layers.0.attention" in seen:
+        return seen["layers.0.attention"]
+    opened = [each for name, each in seen.items() if name.startswith("opened")]
+    return [each for each in opened if each.numel() == 2][1] * 2.0**-13
+
+
+def test_attention_scores_name_a_word_unless_they_are_protected():
+    words = range(20)
+    assert words_named(Form(), words) == 20
+    assert words_named(Form(protect="scores", score_bits=5), words) <= 4

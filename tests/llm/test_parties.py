@@ -30,10 +30,12 @@ from vfl.core.errors import (
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm import command
 from vfl.llm import parties as llm
+from vfl.llm.file import LlmLimits
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import greedy
 from vfl.llm.text import BytePairs, Streamed, read_tokenizer
+from vfl.llm.two_party import Form
 from vfl.models.pretrained import load_pretrained, save_decoder
 from vfl.mpc import private
 from vfl.mpc.channel import bytes_by_phase
@@ -309,11 +311,18 @@ def test_a_stop_ends_the_answer_at_both_ends(project):
     assert user.ask(PROMPT, 2).tokens == project.model.generate(PROMPT, 2)  # the owner goes on
 
 
-@pytest.mark.parametrize("mode", ["fast", pytest.param("thesis", marks=pytest.mark.slow)])
-def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, mode):
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"mode": "fast"},
+        {"protect": "scores"},
+        pytest.param({"mode": "thesis"}, marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_on_the_wire_are_the_model_and_told_framing(parties, terms):
     """Frames are those of the three in one process; TLS adds what its records and greeting take."""
-    project = parties("owner", "dealer", mode=mode)
-    with private(project.model, mode=mode) as hidden:
+    project = parties("owner", "dealer", **terms)
+    with private(project.model, form=Form(**terms)) as hidden:
         hidden.generate(PROMPT, 4)
         told = bytes_by_phase(hidden.traffic())
     project.user().deal(len(PROMPT), 4)
@@ -382,10 +391,9 @@ def test_tokens_are_counted_of_all_texts_asked_side_by_side(parties):
         assert refusal.value.where == "terms.limits.max_tokens"
 
 
-def test_limits_are_part_of_the_terms(project):
-    file = project.file("user")
-    limits = file.terms.limits.model_copy(update={"max_tokens": 200})
-    terms = file.terms.model_copy(update={"limits": limits})
+@pytest.mark.parametrize("other", [{"limits": LlmLimits(max_tokens=200)}, {"protect": "scores"}])
+def test_limits_and_protection_are_part_of_the_terms(project, other):
+    terms = project.file("user").terms.model_copy(update=other)
     with pytest.raises((DisagreementError, PeerFailedError), match="other terms"):
         project.user(terms=terms).ask(PROMPT, 2)
 

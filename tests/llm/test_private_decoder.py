@@ -61,6 +61,17 @@ def test_greedy_tokens_are_those_of_plain_torch(mode, shape):
             assert hidden.generate(prompt, 3) == model.generate(prompt, 3)
 
 
+@pytest.mark.parametrize("shape", [GPT, LLAMA])
+def test_with_protected_scores_tokens_are_the_same_and_no_party_sees_attention(shape):
+    model = decoder(**shape)
+    with private(model, form=Form(protect="scores", score_bits=6)) as hidden:
+        for prompt in ([5], [17, 3, 60, 99, 0, 41]):
+            assert hidden.generate(prompt, 3) == model.generate(prompt, 3)
+        seen = {each.where for each in hidden.leaks()}
+    assert not {f"layers.{index}.attention" for index in range(2)} & seen
+    assert {"layers.0.attention_norm", "layers.1.mlp", "scores"} <= seen
+
+
 def test_a_token_that_the_model_lacks_is_refused_by_name(monkeypatch):
     """P1 cannot check what P0 answers to its query, and must not compute on it."""
     choose = Role.choose

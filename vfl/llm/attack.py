@@ -19,7 +19,7 @@ from torch import Tensor
 from vfl.attacks.permuted import on_grid
 from vfl.llm.private_decoder import PrivateDecoder
 from vfl.llm.two_party import Form
-from vfl.models.decoder import Decoder, KeyValues
+from vfl.models.decoder import Decoder, DecoderLayer, DecoderShape, KeyValues
 from vfl.models.language import Front
 from vfl.mpc.rules import P1
 
@@ -176,3 +176,34 @@ def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
     """
     orders = torch.rand(values.shape, generator=draw).argsort(1)
     return on_grid(values.double(), bits).gather(1, orders)
+
+
+def pairs_of(inputs: Tensor) -> Tensor:
+    """Return products of each two values of a row, in which attention scores of a word are linear.
+
+    A word alone has the score ``x @ A @ x`` with itself, where A is a head's product of query and
+    key weights. So `layer_from_questions` infers the symmetric part of A from scores that P1 sees.
+
+    Args:
+        inputs: axes (questions, width).
+
+    Returns:
+        Axes (questions, width (width + 1) / 2); products of two different values are doubled.
+
+    >>> pairs_of(torch.tensor([[2.0, 3.0]]))
+    tensor([[ 4., 12.,  9.]])
+    """
+    first, second = torch.triu_indices(inputs.shape[1], inputs.shape[1])
+    found: Tensor = inputs[:, first] * inputs[:, second] * (1 + (first != second).to(inputs.dtype))
+    return found
+
+
+def score_map(layer: DecoderLayer, shape: DecoderShape) -> Tensor:
+    """Return the map from `pairs_of` a normed word to its scores, axes (pairs, heads)."""
+    made = layer.attention_in.weight.double().T.reshape(shape.width, -1, shape.head_width)
+    q, k, _ = torch.split(made, [shape.heads, shape.groups, shape.groups], 1)
+    k = k.repeat_interleave(shape.heads // shape.groups, 1)
+    whole = q.transpose(0, 1) @ k.permute(1, 2, 0) * shape.head_width**-0.5
+    first, second = torch.triu_indices(shape.width, shape.width)
+    found: Tensor = ((whole + whole.transpose(1, 2)) / 2)[:, first, second].T
+    return found

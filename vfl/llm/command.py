@@ -47,6 +47,10 @@ InnerBits = Annotated[
     int | None,
     option("Bits before the point of values inside a layer, and of tokens' scores.", min=4, max=15),
 ]
+Protect = Annotated[
+    str,
+    option('"scores": the user does not see attention scores, permuted or not; more is dealt.'),
+]
 Stop = Annotated[list[str] | None, option("Text that ends the answer. Repeat.", "--stop")]
 
 
@@ -70,6 +74,7 @@ def init(
     mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
+    protect: Protect = "nothing",
     dealer_counts: Annotated[
         bool,
         option(
@@ -98,8 +103,9 @@ def init(
             "max_tokens": max_tokens,
         },
         mode=mode,
+        protect=protect,
         dealer_counts=dealer_counts,
-        **_bits(plain, integer_bits, inner_bits),
+        **_bits(plain, integer_bits, inner_bits, protect),
     )
     say(f"wrote {folder}: one folder each for owner, user and dealer")
     say(f"then: vfl llm serve {folder}/owner; vfl llm deal {folder}/dealer")
@@ -230,6 +236,7 @@ def demo(
     mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
+    protect: Protect = "nothing",
     json: Json = False,
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
@@ -267,7 +274,8 @@ def demo(
         dealer=dealer,
         limits={"max_tokens": len(prompt) + max_tokens},
         mode=mode,
-        **_bits(plain, integer_bits, inner_bits),
+        protect=protect,
+        **_bits(plain, integer_bits, inner_bits, protect),
     )
     say(f"the project of the demo is {folder}")
     with ExitStack() as held:
@@ -290,14 +298,14 @@ def demo(
 
 
 def _bits(
-    model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None
+    model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None, protect: str
 ) -> dict[str, int]:
     """Return the number of bits before the point: the given number, or what the model needs."""
     from vfl.llm.project import needed_bits
 
     given = {"integer_bits": integer_bits, "inner_bits": inner_bits}
     found = {name: bits for name, bits in given.items() if bits is not None}
-    if len(found) < len(given):
+    if len(found) < len(given) or protect != "nothing":
         found = needed_bits(model) | found
         say(f"values between layers take {found['integer_bits']} bits before the point")
     return found

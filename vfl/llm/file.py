@@ -16,7 +16,7 @@ from vfl.config.toml import HostPort, Settings
 from vfl.core.address import Address, parse_address
 from vfl.core.errors import ConsentError, SpecError, VFLError
 from vfl.llm.product import LLM_FILE
-from vfl.llm.two_party import Form
+from vfl.llm.two_party import Form, Protect
 from vfl.models.decoder import APPROXIMATIONS, BlockShape, DecoderShape, EncoderShape
 
 LlmParty = Literal["owner", "user", "dealer"]
@@ -85,6 +85,8 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
         yield f"shape is not that of a transformer: {why}"
     if terms.first_bytes < terms.shown_bytes:
         yield f"first_bytes = {terms.first_bytes} is less than shown_bytes = {terms.shown_bytes}"
+    if terms.protect != "nothing" and terms.mode != "fast":
+        yield f'protect = "{terms.protect}" needs mode = "fast"'
 
 
 def of_llm_file(file: LlmFile) -> Iterator[str]:
@@ -146,7 +148,8 @@ class LlmTerms(Settings):
             for a classifier.
         labels: names of a classifier's classes.
         end_tokens: tokens that end an answer.
-        mode, shown_bytes, first_bytes, integer_bits, inner_bits: see `vfl.llm.two_party.Form`.
+        mode, shown_bytes, first_bytes, integer_bits, inner_bits, protect, score_bits: see
+            `vfl.llm.two_party.Form`.
         dealer_counts: whether the dealer takes part at the start of every question, and counts the
             question's material as used. Owner and user can then not use material twice, even if
             both were restored from a copy. `vfl llm init` writes true.
@@ -166,6 +169,8 @@ class LlmTerms(Settings):
     first_bytes: int = Field(default=4, ge=2, le=8)
     integer_bits: int = Field(default=8, ge=4, le=15)
     inner_bits: int = Field(default=8, ge=4, le=15)
+    protect: Protect = "nothing"
+    score_bits: int = Field(default=8, ge=4, le=15)
     dealer_counts: bool = False
     limits: LlmLimits = LlmLimits()
 
@@ -181,7 +186,7 @@ class LlmTerms(Settings):
     def form(self) -> Form:
         """Return the form of the protocols."""
         sizes = self.shown_bytes, self.first_bytes, self.integer_bits, self.inner_bits
-        return Form(self.mode, *sizes)
+        return Form(self.mode, *sizes, protect=self.protect, score_bits=self.score_bits)
 
     def digest(self) -> str:
         """Return the SHA-256 of all terms."""

@@ -65,7 +65,7 @@ from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, has_token, layer_shapes
-from vfl.llm.two_party import Pick, Role
+from vfl.llm.two_party import Pick, Role, kind_of
 from vfl.llm.weights import BLOCK, WeightStore
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
@@ -561,7 +561,8 @@ class Party:
         binding = Binding(session, 0, self.terms.digest(), parties)
         age = self.ledger.witness.announce(), self.ledger.witness.admit
         agreement = Agreement(self.name, self._identity, self._pins, binding, *age)
-        role = Role(self.role, {ROLES[name]: wire for name, wire in wires.items()}, self.terms.form)
+        links = {ROLES[name]: wire for name, wire in wires.items()}
+        role = kind_of(self.terms.form)(self.role, links, self.terms.form)
         for channel in role.channels.values():
             channel.send_bytes(agreement.offer, 0, "setup")
         offers: dict[str, bytes] = {self.name: agreement.offer}

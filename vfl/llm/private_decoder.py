@@ -31,6 +31,7 @@ from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import weights_digest
 from vfl.llm.material import MaterialStore
+from vfl.llm.shared_softmax import SharingRole
 from vfl.llm.two_party import Form, Function, Growing, LocalRoles, Pick, Role, Shared
 from vfl.llm.weights import Constant, LayerShape
 from vfl.models.decoder import (
@@ -381,7 +382,9 @@ class PrivateLayers:
         )
         if shape.positions == "rotary":
             q, k = (_turned(party, each, start, shape) for each in (q, k))
-        score_ring = _QUERY + _KEY + party.form.inside + _GUARD
+        protected = party.form.protect == "scores"
+        score_bits = party.form.score_bits if protected else party.form.inside
+        score_ring = _QUERY + _KEY + score_bits + _GUARD
         q, k = (
             each.dropped(each.bits - bits).within(score_ring)
             for each, bits in ((q, _QUERY), (k, _KEY))
@@ -391,7 +394,8 @@ class PrivateLayers:
         axes = (rows, steps, seen)
         # A single step with few keys: the parts of the values that the mixture needs are opened
         # together with the scores.
-        fused = party.form.mode == "fast" and steps == 1 and seen <= party.form.fused_tokens
+        fast = party.form.mode == "fast" and not protected
+        fused = fast and steps == 1 and seen <= party.form.fused_tokens
         ahead = (caches[1], v) if fused else None
         scores = party.multiply_growing(caches[0], k, q, scores_of, axes, ahead)
         where = f"{name}.attention"
@@ -401,16 +405,7 @@ class PrivateLayers:
                 flat, softmax, _PROBABILITY, where, caches[1], v, mixture, _MIXED_DROP, _SEEN
             )
         else:
-            if shape.causal:
-                future = torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
-                # This score is far below every other score, but within the range that P1 accepts:
-                # its probability is zero.
-                far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
-                low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
-                scores = scores.map(lambda share: share.masked_fill(future, low))
-            flat = scores.map(lambda share: share.reshape(-1, seen))
-            found = party.apply(flat, softmax, _PROBABILITY, v.ring, where, "vectors", _SEEN)
-            found = found.map(lambda share: share.reshape(axes))
+            found = self._probabilities(party, where, scores, v.ring, start)
             axes = (rows, steps, shape.head_width)
             mixed = party.multiply_growing(caches[1], v, found, mixture, axes)
             mixed = mixed.dropped(_MIXED_DROP)
@@ -422,6 +417,29 @@ class PrivateLayers:
             )
         )
         return party.multiply(mixed, self.constants[f"{name}.attention_out"])
+
+    def _probabilities(
+        self, party: Role, where: str, scores: Shared, ring: int, start: int
+    ) -> Shared:
+        """Softmax of scores, axes (texts x heads, steps, seen); 0 where a later token is."""
+        _, steps, seen = axes = scores.share.shape
+        future = torch.zeros(axes, dtype=torch.bool)
+        if self.shape.causal:
+            future |= torch.ones(steps, seen, dtype=torch.bool).triu(start + 1)
+        if isinstance(party, SharingRole):
+            now = ~future
+            rows = now.reshape(-1, seen).nonzero()[:, 0]
+            flat = scores.map(lambda share: share[now])
+            found = party.softmax(flat, rows, _PROBABILITY, ring)
+            zeros = torch.zeros(axes, dtype=torch.int64)
+            return found.map(lambda share: zeros.masked_scatter(now, share))
+        # This score is far below every other score, but within the range that P1 accepts: its
+        # probability is zero.
+        far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
+        low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
+        flat = scores.map(lambda share: share.masked_fill(future, low).reshape(-1, seen))
+        found = party.apply(flat, softmax, _PROBABILITY, ring, where, "vectors", _SEEN)
+        return found.map(lambda share: share.reshape(axes))
 
     def _heads(self, share: Tensor, texts: int) -> Tensor:
         """Return a share with axes (texts * heads, steps, head width)."""

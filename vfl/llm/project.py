@@ -32,7 +32,14 @@ from vfl.federation.project import require_new, write_identities
 from vfl.llm.file import LlmFile, LlmParty, shape_in_terms
 from vfl.llm.parties import CALLERS, PARTIES
 from vfl.llm.product import LLM_FILE
-from vfl.models.decoder import BlockShape, Decoder, DecoderLayer, Encoder, EncoderShape
+from vfl.models.decoder import (
+    BlockShape,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    Encoder,
+    EncoderShape,
+)
 from vfl.models.pretrained import (
     TOKENIZER,
     describe,
@@ -166,15 +173,20 @@ def _pretrained_decoders() -> list[Path]:
 
 
 def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
-    """Return the bits before the point that a model's values need, at least 8, for `Form`.
+    """Return the bits before the point that a model's values need, for `Form`.
 
-    They are measured on random texts. The values of a few tokens between layers, already those of
-    the first token of a text, are a thousand times as large as all others (Sun et al. 2024).
+    They are measured on random texts, and are at least 8; `score_bits` is at least 4. The values of
+    a few tokens between layers, already those of the first token of a text, are a thousand times as
+    large as all others (Sun et al. 2024).
     """
-    most = {"integer_bits": 0.0, "inner_bits": 0.0}
+    most = {"integer_bits": 0.0, "inner_bits": 0.0, "score_bits": 0.0}
+    shape = model.shape
 
     def look(name: str, module: nn.Module, inputs: object, found: Tensor) -> None:
         most[name] = max(most[name], float(found.abs().max()))
+
+    def look_at_scores(module: nn.Module, inputs: object, found: Tensor) -> None:
+        most["score_bits"] = max(most["score_bits"], _largest_score(found, shape))
 
     hooks = []
     for name, module in model.named_modules():
@@ -182,13 +194,32 @@ def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
         if between or name.endswith((".attention_in", ".mlp_in", "head")):
             kind = "integer_bits" if between else "inner_bits"
             hooks.append(module.register_forward_hook(partial(look, kind)))
-    shape = model.shape
+        if name.endswith(".attention_in"):
+            hooks.append(module.register_forward_hook(look_at_scores))
     axes = 4, min(_TRIED_TOKENS, shape.context)
     with torch.no_grad():
         model(torch.randint(shape.vocabulary, axes, generator=generator(0, "needed bits")))
     for hook in hooks:
         hook.remove()
-    return {name: max(8, math.frexp(_MARGIN * value)[1]) for name, value in most.items()}
+    least = {"score_bits": 4}
+    return {
+        name: max(least.get(name, 8), math.frexp(_MARGIN * value)[1])
+        for name, value in most.items()
+    }
+
+
+def _largest_score(made: Tensor, shape: DecoderShape) -> float:
+    """Return a bound of attention's scores: rotations do not change the lengths of q and k.
+
+    Args:
+        made: queries, keys and values, axes (texts, steps, each).
+        shape: shape of the model.
+    """
+    heads = made.reshape(*made.shape[:2], -1, shape.head_width)
+    lengths = torch.linalg.vector_norm(heads, dim=-1).amax(1)
+    q, k, _ = torch.split(lengths, [shape.heads, shape.groups, shape.groups], -1)
+    longest = float((q * k.repeat_interleave(shape.heads // shape.groups, -1)).max())
+    return longest / math.sqrt(shape.head_width)
 
 
 def private_model(folder: Path) -> Decoder | Encoder:

@@ -32,7 +32,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -72,14 +72,18 @@ _FIRST_MORE = 2
 _WEIGHT_INTEGER_BITS = 30
 #: Value of `Form.sharing` for floats.
 INSECURE_FLOAT = "insecure_float"
-#: Function that returns the roles of forms that exist only for measurements.
+#: Function that returns the roles of forms that exist only for measurements; and the class of roles
+#: that protect scores.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
+_SHARING = "vfl.llm.shared_softmax:SharingRole"
 _INSECURE = "float sharing is insecure: repeated questions average out its noise"
 _FIX = (
     "more bits: between layers vfl llm init --integer-bits 15, or Form(integer_bits=15); inside a "
     "layer, and of scores, --inner-bits 10"
 )
 
+#: Values that P1 does not even see permuted.
+Protect = Literal["nothing", "scores"]
 #: Function on permuted values of axes (rows, width), or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
 #: Function at P1 that returns the position of the chosen score among secretly permuted scores.
@@ -113,6 +117,10 @@ class Form:
             `Role.choose`, or "bfv", which hides less: see `vfl.llm.as_printed`.
         sharing: "ring", or "insecure_float" of thesis mode, which does not hide values if a
             question is repeated; for measurements, with a warning: see `vfl.llm.as_printed`.
+        protect: "scores" computes the softmax of attention on shares, so that P1 does not see
+            permuted attention scores; fast mode only, see `vfl.llm.shared_softmax`.
+        score_bits: bits before the point of a protected score. No error reports a larger score,
+            because no party sees scores.
     """
 
     mode: Mode = "fast"
@@ -123,6 +131,8 @@ class Form:
     fused_tokens: int = 64
     retrieval: Literal["sets", "bfv"] = "sets"
     sharing: Literal["ring", "insecure_float"] = "ring"
+    protect: Protect = "nothing"
+    score_bits: int = 8
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
@@ -133,6 +143,15 @@ class Form:
         require_range("fused_tokens", self.fused_tokens, 0)
         require_choice("retrieval", self.retrieval, ("sets", "bfv"))
         require_choice("sharing", self.sharing, ("ring", INSECURE_FLOAT))
+        require_choice("protect", self.protect, get_args(Protect))
+        require_range("score_bits", self.score_bits, 4, 15)
+        if self.protect != "nothing" and self.mode != "fast":
+            raise BadOptionError(
+                "only fast mode computes attention's softmax on shares",
+                where="option 'protect'",
+                got=f"mode '{self.mode}'",
+                want=f'Form(protect="{self.protect}"), or thesis mode without it',
+            )
         if self.sharing == INSECURE_FLOAT:
             if self.mode != "thesis":
                 raise BadOptionError(
@@ -1017,10 +1036,17 @@ class LocalRoles(LocalParties[Role]):
     """
 
     def __init__(self, form: Form, terms: Mapping[str, Any], timeout_s: float = 30.0) -> None:
-        usual = form.sharing == "ring" and form.retrieval == "sets"
-        kind = Role if usual else named(_AS_PRINTED)(form)
+        kind = kind_of(form)
         super().__init__(lambda role, links: kind(role, links, form), timeout_s)
         self.agree(terms)
+
+
+def kind_of(form: Form) -> type[Role]:
+    """Return the class of the roles of a form."""
+    if form.protect == "scores":
+        return named(_SHARING)  # type: ignore[no-any-return]
+    usual = form.sharing == "ring" and form.retrieval == "sets"
+    return Role if usual else named(_AS_PRINTED)(form)
 
 
 def _rounded(share: Tensor, bits: int) -> Tensor:
