@@ -50,7 +50,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
     Raises:
         UserError: the SuperLink's certificate has expired.
-        RunFolderError: another process is starting it.
+        RunFolderError: another process is starting the SuperLink.
         LostPeerError: the SuperLink did not start.
         MissingPackageError: the engine of the simulation is not installed.
     """

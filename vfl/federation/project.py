@@ -308,7 +308,7 @@ class Project:
             ConfigError: the settings of the project contradict each other.
             RunFolderError, UserError: see `write_project`.
         """
-        if self.host != ONE_MACHINE and "dp" not in self._public:  # parties' rows will differ
+        if self.host != ONE_MACHINE and "dp" not in self._public:  # parties' tables have other rows
             self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):

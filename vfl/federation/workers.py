@@ -8,7 +8,7 @@ that runs the program. The clients are:
 - Flower's SuperExec, which starts the ClientApp or ServerApp of a session.
 - The service of a party, which starts SuperExec. `vfl up` keeps the worker of both
   (`StandingWorker`) and starts it before them.
-- A command of the label party, which lets the worker run it (`hand_over`).
+- A command of the label party, which the worker runs for it (`hand_over`).
 - A command that starts every party on this machine, and lets one worker run the command itself and
   all SuperExecs. Torch is then imported once and not in each process (`run_among_parties`).
 

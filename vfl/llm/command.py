@@ -38,7 +38,7 @@ ModelFolder = Annotated[
 IntegerBits = Annotated[
     int | None,
     option(
-        "Bits before the point of values between layers; measured on the model without.",
+        "Bits before the point of values between layers; by default measured on the model.",
         min=4,
         max=15,
     ),

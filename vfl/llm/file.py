@@ -77,11 +77,7 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
     try:
         _ = terms.architecture
     except (TypeError, VFLError) as problem:
-        why = (
-            problem.what
-            if isinstance(problem, VFLError)
-            else "the file has a setting that no file of this kind has"
-        )
+        why = problem.what if isinstance(problem, VFLError) else "the file has an unknown setting"
         yield f"shape is not that of a transformer: {why}"
     if terms.first_bytes < terms.shown_bytes:
         yield f"first_bytes = {terms.first_bytes} is less than shown_bytes = {terms.shown_bytes}"
@@ -135,7 +131,7 @@ def _not_computed(got: str, want: str) -> SpecError:
         where="the model's folder",
         got=got,
         want=want,
-        fix="`vfl model show FOLDER` says what a model has",
+        fix="`vfl model show FOLDER` describes a model",
     )
 
 

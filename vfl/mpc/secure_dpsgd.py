@@ -254,8 +254,8 @@ class SecureSgd:
     def statement(self, delta: float) -> PrivacyStatement:
         """Return the privacy of rows against observers of the model who are no parties.
 
-        With a public seed, the guarantee is that of the row in the largest number of batches: as
-        many noisy steps, without amplification by sampling.
+        With a public seed, the guarantee is that of the row that is in the largest number of
+        batches. It counts this many noisy steps, without amplification by sampling.
         """
         steps, hidden = self.steps, "no outsider knows which batch contained which rows"
         if self.seed is not None:

@@ -171,7 +171,7 @@ class SharedTensor:
                 `Party.truncate`.
         """
         if bits < self.bits:
-            raise ValueError(f"{self.bits} fraction bits cannot become {bits} by themselves")
+            raise ValueError(f"{self.bits} fraction bits are reduced to {bits} by `truncate`")
         if bits == self.bits:
             return self
         return SharedTensor(self.share << (bits - self.bits), bits)

@@ -99,7 +99,7 @@ class PadStream:
         before = self._last.get(name)
         if before is not None and step <= before:
             raise ReusedPadError(
-                "a one-time pad was asked for again",
+                "a one-time pad was requested again",
                 where=f"pad of {' '.join(map(str, name)) or 'no purpose'}",
                 got=f"step {step}",
                 want=f"a step above {before}",

@@ -393,7 +393,7 @@ def refuse_augment(terms: Terms, own: Own) -> None:
     for stands, got, why in (
         (terms.secure.partition(":")[0] not in ("none", "sum"), f"secure = '{terms.secure}'",
          "no party has a bottom of its own in this mode"),
-        (not own.ranks.alone, "several ranks", "each rank would draw separately"),
+        (not own.ranks.alone, "several ranks", "each rank would draw other augmentations"),
         (terms.dp is not None and not own.augment.rows_apart, "[dp] and a user's function",
          "[dp] needs augmentations that change each row independently, as those by name " "do"),
     ):  # fmt: skip

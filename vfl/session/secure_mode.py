@@ -267,11 +267,11 @@ class WholeNetwork(Protocol):
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         """At the label party, send the verdict of early stopping to the other parties."""
-        raise AssertionError("only the label party judges")
+        raise AssertionError("only the label party sends verdicts")
 
     def receive_verdict(self) -> bytes:
         """At another party, wait for the label party's verdict."""
-        raise AssertionError("the label party does not wait for itself")
+        raise AssertionError("the label party receives no verdict")
 
     def end(self, report: Frame) -> list[Frame]:
         """Send a final report to the label party, which sends none; return the received reports."""

@@ -130,7 +130,7 @@ class NetworkMode(KeyedMode):
         return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
-        """Convert a frame for a stream; a frame that is relayed carries a number, see `relay`."""
+        """Convert a frame for a stream; a relayed frame also has a party number, see `relay`."""
         return frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
@@ -527,7 +527,7 @@ def _described(link: Link, most: int, sender: str) -> bytes:
     payload = expect(link, Kind.PROTOCOL, _DESCRIPTION, sender).payload
     if len(payload) > most:
         raise ProtocolError(
-            f"{sender} describes its rows at another length",
+            f"{sender} sends a longer description of its rows than allowed",
             got=f"{len(payload)} bytes",
             want=f"at most {most} bytes",
         )

@@ -227,7 +227,7 @@ class Pea(NetworkMode):
             raise ExposedCutError(
                 "the dealer must have no data, or it could undo masks",
                 got=f"dealer '{self._dealer}'",
-                want="secure = 'pea:dealer=NAME' with a further party",
+                want="secure = 'pea:dealer=NAME', NAME without data",
             )
         if self.divides_rows and agreed.label_party not in agreed.parties:
             raise ExposedCutError(
@@ -247,7 +247,7 @@ class Pea(NetworkMode):
         _check_dp(agreed)
         if self.start != "zero" and not (self.divides_rows and _whole_budget(agreed)):
             raise PrivacyError(
-                "a model of each holder alone needs whole rows, and a part of the budget",
+                "training a model at each holder needs whole rows, and a part of the budget",
                 got=f"divided = '{self._divided}'" + (", dp.noise" if self.divides_rows else ""),
                 want=f"secure = 'pea:start={self.start}', dp.epsilon and no dp.noise",
             )

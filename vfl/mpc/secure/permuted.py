@@ -116,7 +116,7 @@ class Facts(Settings):
         fit = all(one.inputs == width for one, width in zip(self.layers, widths, strict=False))
         if not fit or not {one.function for one in self.layers} <= {"", *FUNCTIONS}:
             raise ProtocolError(
-                "the label party describes layers that are no network of these columns",
+                "the label party describes layers that form no network over these columns",
                 got=", ".join(f"{one.inputs}-{one.outputs}" for one in self.layers),
                 want=f"layers that follow one another from {widths[0]} columns, with a function of "
                 + ", ".join(sorted(FUNCTIONS)),
@@ -423,7 +423,7 @@ def _check_roles(agreed: Agreed, dealer: str | None) -> None:
             "shares are held by two parties with columns",
             got=f"{len(held)} in [parties]",
             want="2",
-            fix="give the columns of the others to one of these two",
+            fix="move the columns of all other parties to one of these two",
         )
     if label in held and dealer is None:
         raise ExposedCutError(

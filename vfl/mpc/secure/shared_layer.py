@@ -249,7 +249,7 @@ class Partner(_KeptOnce):
     @property
     def shape(self) -> tuple[int, int]:
         """Columns of the layer, with the column of ones, and its width, during an attempt."""
-        assert self._axes is not None, "an attempt names the axes of the share"
+        assert self._axes is not None, "`begin` sets the axes of the share"
         return self._axes
 
     def opened(self, step: int) -> Tensor:
@@ -304,12 +304,12 @@ class Partner(_KeptOnce):
         self.share = self._begun() - change
 
     def _masked(self, name: str, shape: Sequence[int], step: int) -> Tensor:
-        assert self._stream is not None, "an attempt brings a stream"
+        assert self._stream is not None, "`begin` sets the stream"
         return self._keep(name, step, drawn(self._stream, shape, name, step))
 
     def _begun(self) -> Tensor:
         share = self.share
-        assert share is not None, "an attempt names the axes of the share"
+        assert share is not None, "`begin` sets the axes of the share"
         return share
 
 

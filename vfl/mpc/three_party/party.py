@@ -195,7 +195,7 @@ class Party(Engine, ABC):
             return draw()
         if before[0] != operation:
             raise ReusedPadError(
-                "pads drawn ahead belong to another operation",
+                "pads that were drawn in advance belong to another operation",
                 where=f"operation {number}",
                 want="the program that was given to `deal`, with the same axes",
                 fix="run that program, or begin a new session and deal for this one",

@@ -132,7 +132,7 @@ class Isotonic(Curve):
         self.knots = torch.from_numpy(isotonic(chances, smoothed(truth))).to(self.knots.device)
 
     def forward(self, chances: Tensor) -> Tensor:
-        """Evaluate by sums of clamps, because ONNX has no search. Axes (rows,)."""
+        """Evaluate the curve by sums of clamps, because ONNX has no binary search. Axes (rows,)."""
         at, value = self.knots.to(chances.device).unbind(1)
         width = at.diff()
         within = (chances[:, None] - at[:-1]).clamp(min=0.0).minimum(width)

@@ -99,7 +99,7 @@ class ServingFront:
     def play(self, serving: ServingParty) -> None:
         """Start to serve, and query rows for requests until the front is retired.
 
-        The method raises an error that ends the session early.
+        An error that ends the session early is raised to the caller.
         """
         raise NotImplementedError
 

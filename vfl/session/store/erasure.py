@@ -178,7 +178,9 @@ class Forgotten:
                 "parties have to erase them"
             )
         if self.unknown:
-            said.append(f"runs without stored ids may have had them: {', '.join(self.unknown)}")
+            said.append(
+                f"runs without stored ids may have used these rows: {', '.join(self.unknown)}"
+            )
         if self.at_work:
             said.append(
                 "end the processes that use these runs, and forget again: "

@@ -148,7 +148,7 @@ class Journal:
 
     def _repeated(self, step: int, got: str, before: str | None) -> DisagreementError:
         want = (
-            "no further exchange, because it has ended"
+            "no further exchange, because the training has ended"
             if before is None
             else f"contents {before[:8]}..."
         )

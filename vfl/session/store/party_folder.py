@@ -279,7 +279,7 @@ class PartyFolder:
         card = read_sealed_json(self.path / CARD, self._seal("card", record["run"]))
         if card["model"]["weights_sha256"] != record["weights"]:
             raise RunFolderError(
-                "this card belongs to other weights than the stored ones",
+                "this model card belongs to other weights than the stored ones",
                 where=str(self.path / CARD),
             )
         return card

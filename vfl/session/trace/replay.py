@@ -155,7 +155,9 @@ class Decoder:
         context = StepContext(frame.step, training, rows=frame.rows if training else None)
         if frame.kind is Kind.GRAD:
             if frame.step not in self._cuts:
-                raise RunFolderError("the cut of a gradient is missing", where=str(self._folder))
+                raise RunFolderError(
+                    "the cut that a gradient belongs to is missing", where=str(self._folder)
+                )
             kept = self._codec.encoder_state(self._cuts.pop(frame.step))
             return self._codec.decode_grad(
                 frame.payload, kept, len(frame.rows), self._width, context
