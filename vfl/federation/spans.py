@@ -125,7 +125,7 @@ def traced(party: PartyFile, collector: str) -> Iterator[None]:
     """Send spans of a party's sessions to a collector until the block ends.
 
     Args:
-        party: file of the party.
+        party: the party's own file.
         collector: URL of the collector.
 
     Raises:

@@ -421,7 +421,7 @@ class PrivateLayers:
     def _probabilities(
         self, party: Role, where: str, scores: Shared, ring: int, start: int
     ) -> Shared:
-        """Softmax of scores, axes (texts x heads, steps, seen); 0 where a later token is."""
+        """Return the softmax of scores, axes (texts x heads, steps, seen); 0 at later tokens."""
         _, steps, seen = axes = scores.share.shape
         future = torch.zeros(axes, dtype=torch.bool)
         if self.shape.causal:
@@ -466,7 +466,7 @@ def is_tied(shape: DecoderShape) -> bool:
 
 
 def _normed_bits(width: int) -> int:
-    """Return the fraction bits of a linear layer's input; its weights have the other bits of a sum.
+    """Return the fraction bits of a linear layer's input; the weights get the sum's other bits.
 
     An output's error has two parts: the inputs' error times the weights' norm, about 1, and the
     weights' error times the inputs' norm, about sqrt(width). Weights therefore have more bits.

@@ -209,7 +209,9 @@ def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
 
 
 def _largest_score(made: Tensor, shape: DecoderShape) -> float:
-    """Return a bound of attention's scores: rotations do not change the lengths of q and k.
+    """Return an upper bound of attention scores, from the lengths of queries and keys.
+
+    Rotations by positions do not change these lengths.
 
     Args:
         made: queries, keys and values, axes (texts, steps, each).

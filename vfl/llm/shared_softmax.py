@@ -1,27 +1,29 @@
 """Softmax of attention scores on additive shares: no party sees scores, permuted or not.
 
 A form with ``protect="scores"`` uses this softmax. The holders open only values under uniform masks
-of the same ring, so neither learns anything. The dealer deals offline and sees no value.
+of the same ring, so neither holder learns a value. The dealer deals offline and sees no value.
 
 **Look-up by a shared one-hot vector** (one-time truth tables: Ishai, Kushilevitz, Meldgaard,
 Orlandi and Paskin-Cherniavsky 2013, section 3). The holders open c = x + r in a ring of m bits. The
-dealer knows the mask r. It has shared a vector of 2^m entries, which is 1 at r and 0 elsewhere. The
-vector is 1 at c - v exactly if x = v. So a weighted sum over the vector is a share of a public
-table's entry at x, and takes no further message.
+dealer knows the mask r, and has shared a vector of 2^m entries, which is 1 at r and 0 elsewhere.
+Entry c - v of the vector is 1 exactly if x = v. The sum over v of T[v] times entry c - v is
+therefore T[x], for any public table T. Each holder computes its share of this sum by itself.
 
-The softmax of a row of scores, of magnitude below 2^score_bits, takes five steps:
+The softmax of a row of scores s, of magnitude below 2^score_bits, takes five steps:
 
 1. The largest score m, with an error of at most 1. One-hot vectors of the rounded scores give the
-   number of scores at or above each level. A second look-up tests for which levels it is 0.
-2. e = exp(s - m). The upper digit of the exponent is looked up. The lower digit is c - r, and
+   number of scores at or above each level. A second look-up tests which of these numbers are 0.
+2. e = exp(s - m). The upper digit of the exponent s - m is looked up. The lower digit is c - r, and
    exp(c - r) = exp(c) exp(-r): c is public, and the dealer multiplies the vector by exp(-r).
-3. p = e y, where y is looked up, and is 1 / sum(e) with an error of at most 9 %.
-4. p / sum(p). The sum is from .9 to 1.1, and its inverse is looked up with 12 bits. The upper bit
-   of a mask lifts p into the larger ring of this product (see `vfl.mpc.numbers`).
-5. P1 sends its share under a pad, and then has that pad as its share, which is known in advance.
+3. p = e y, where y is 1 / sum(e), looked up with an error of at most 9 %.
+4. p / sum(p). The sum is from .9 to 1.1, and its inverse is looked up with 12 bits. The uppermost
+   bit of a mask converts p to the larger ring of this product (see `vfl.mpc.numbers`).
+5. P1 sends P0 its share minus a pad, which P0 adds to its own share. The new share of P1 is the
+   pad, which is known in advance.
 
 The cost is seven openings, of two simultaneous messages each, and one more message. **No party
-notices a score beyond the range**, since none sees it; the result of its row is then wrong.
+notices a score beyond the range**, because no party sees scores; the softmax of that row is then
+wrong.
 """
 
 from __future__ import annotations
@@ -42,40 +44,43 @@ from vfl.mpc.ring import ELEMENT_BITS
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import blank
 
-#: Number of openings of a softmax, of which both messages travel at the same time.
+#: Number of openings of a softmax; the two messages of an opening travel at the same time.
 OPENINGS = 7
-#: Most entries of vectors that are dealt in one message and are in memory at once.
+#: Largest number of entries of the vectors that are dealt in one message, all in memory at once.
 _BLOCK = 1 << 20
-#: Bits of an exponent: behind the point, and those of its lower digit, which is below 8.
+#: Fraction bits of an exponent s - m, and number of bits of its lower digit, which is below 8.
 _EXPONENT, _DIGIT = 13, 16
-#: Fraction bits of exp(-r), of exp(c), and of their product before the next one.
+#: Fraction bits of exp(-r), of exp(c), and of their product before it enters the next product.
 _DEALT, _PUBLIC, _EXPONENTIAL = 26, 14, 15
-#: Upper digits that matter; and the largest upper digit plus c, as an exponent is at most 1.01.
+#: Upper digits for which an exponential is not 0; and the largest argument of exp(c), because an
+#: exponent is at most 1.01 and r is below 8.
 _DIGITS, _MOST_ARGUMENT = (1, 0, -1, -2), 9.01
-#: Fraction bits of a sum of exponentials that is looked up, and of its inverse; least such sum.
+#: Fraction bits of a sum of exponentials whose inverse is looked up, and of the inverse; least such
+#: sum.
 _SUM, _INVERSE, _LEAST_SUM = 5, 9, 0.3
 #: Fraction bits of a probability before it is normalised, and bits of its ring; the offset that
-#: makes it positive; fraction bits of the second inverse, and bits of its argument minus 1.
+#: makes it positive; fraction bits of the second inverse, and number of bits of its argument, which
+#: is the sum minus 1.
 _NEARLY, _NEARLY_RING, _OFFSET = 13, 15, 1 << 11
 _SECOND, _SECOND_RING = 12, 10
 
-#: Opened elements of a block, and this holder's share of the dealt vectors.
+#: Slice of the elements of a block, their opened values, and this holder's share of their vectors.
 Block = tuple[slice, Tensor, Tensor]
-#: At the dealer: the factor of a one-hot vector, from the lower digit of its mask.
+#: Function by which the dealer gets the factor of a one-hot vector from its mask's lower digit.
 Factor = Callable[[Tensor], Tensor]
 
 
 class SharingRole(Role):
-    """A role that also computes a softmax on shares; see the module."""
+    """A role that also computes a softmax on shares; see the module's description."""
 
     def softmax(self, scores: Shared, rows: Tensor, bits: int, ring: int) -> Shared:
         """Return the softmax of each row, exact to three units of 2^-12.
 
         Args:
             scores: axes (scores,); two bits of the ring are above the range of a score.
-            rows: row of each score, in order.
+            rows: number of each score's row, ascending.
             bits: fraction bits of the result.
-            ring: bits of its elements.
+            ring: number of bits of the result's elements.
 
         The plain reference is ``torch.softmax``, row by row.
         """
@@ -94,7 +99,7 @@ class SharingRole(Role):
         return self._known(found)
 
     def _largest(self, scores: Shared, rows: Tensor) -> Tensor:
-        """Return each row's largest score, rounded, in a ring of the bits before the point."""
+        """Return each row's largest score, rounded; its ring has only the bits before the point."""
         level = scores.dropped(scores.bits)
         reach = 1 << level.ring - 2
         levels, last = torch.arange(1 - reach, reach + 1), (1 << level.ring) - 1
@@ -111,7 +116,7 @@ class SharingRole(Role):
         return self._plus(-none.reshape(count, -1).sum(1), torch.tensor(reach))
 
     def _exponentials(self, above: Shared, ring: int) -> Shared:
-        """Return exp of scores minus about the largest of their row."""
+        """Return the exponentials of scores from which about the row's largest was subtracted."""
         exponent = above.dropped(above.bits - _EXPONENT)
         last, drop = (1 << exponent.ring - _DIGIT) - 1, _DEALT + _PUBLIC - _EXPONENTIAL
         found = torch.zeros(exponent.share.shape, dtype=torch.int64)
@@ -126,7 +131,7 @@ class SharingRole(Role):
         return Shared(found, _DEALT + _PUBLIC, ring + drop).dropped(drop)
 
     def _inverse(self, totals: Shared, bits: int, ring: int) -> Tensor:
-        """Return about 1 / sum."""
+        """Return the approximate inverse of each row's sum, with `_INVERSE` fraction bits."""
         x = totals.dropped(totals.bits - _SUM).within(bits)
         sums = torch.arange(1 << bits).double() * 2.0**-_SUM
         table = _rounded(1 / sums.clamp(min=_LEAST_SUM), _INVERSE)
@@ -136,7 +141,7 @@ class SharingRole(Role):
         return found
 
     def _by_row(self, parts: Shared, factors: Tensor, rows: Tensor) -> Tensor:
-        """Return products of elements with the factor of their row."""
+        """Multiply each element by the factor of its row; one opening."""
         number, numbers = self.next_number(), Ring(parts.ring)
         shapes = parts.share.shape, factors.shape
         operation = partial(_of_row, rows=rows)
@@ -181,13 +186,13 @@ class SharingRole(Role):
         if self.offline:
             return Shared(blank(wide), bits, ring)
         (f,) = self._open(number, (y - t, numbers.bits))
-        # x = c - u, and 2^15 more where the sum x + u wrapped: u's upper bit is 1, and c's is 0.
+        # x = p + offset is c - u, plus 2^15 where x + u wrapped: u's upper bit is 1, and c's is 0.
         f, wrapped = f[rows], 1 - (c >> _NEARLY_RING - 1) << _NEARLY_RING
         share = (c - _OFFSET) * y[rows] - f * whole - whole_t + wrapped * (f * top + top_t)
         return Shared(share, _NEARLY + _SECOND, numbers.bits).dropped(drop)
 
     def _known(self, shared: Shared) -> Shared:
-        """Share again, so that P1's share is a pad; one message, P1 to P0, of s bits an element."""
+        """Share values again, so that P1's share is a pad; P1 sends one message to P0."""
         number, share = self.next_number(), shared.share
         if self.role == P1:
             pad = self._kept(lambda: self.pad(P2, share.shape, "again", number))
@@ -199,7 +204,7 @@ class SharingRole(Role):
         return Shared(share, shared.bits, shared.ring, known=self._fast)
 
     def _totals(self, shared: Shared, rows: Tensor) -> Shared:
-        """Return each row's sum."""
+        """Return the sum of each row."""
         zeros = torch.zeros(int(rows[-1]) + 1, dtype=torch.int64)
         return shared.map(lambda share: zeros.index_add(0, rows, share))
 
@@ -208,7 +213,7 @@ class SharingRole(Role):
     def _looked_up(
         self, x: Shared, ring: int, low: int = 0, factor: Factor = torch.ones_like
     ) -> Iterator[Block]:
-        """Open x masked; yield the blocks of `_vectors`. One opening of the bits of x's ring."""
+        """Open elements under masks, and yield the blocks of `_vectors`; one opening."""
         number = self.next_number()
         r, c = self._kept_mask(x.share.shape, "r", number), x.share
         if not self.offline:
@@ -224,15 +229,15 @@ class SharingRole(Role):
         low: int = 0,
         factor: Factor = torch.ones_like,
     ) -> Iterator[Block]:
-        """Yield shares of the masks' one-hot vectors, in blocks; online only.
+        """Yield shares of the one-hot vectors of masks, in blocks; yield nothing offline.
 
         Args:
             c: opened elements, axes (elements,).
-            r: at the dealer their masks.
-            bits: bits of an element.
+            r: at the dealer, the masks of the elements.
+            bits: number of bits of an element.
             numbers: ring of the vectors.
-            low: number of lower bits that do not choose an entry.
-            factor: factor of a vector, from those lower bits of the mask.
+            low: number of lower bits that do not select an entry.
+            factor: function that returns the factors of vectors, given these bits of the masks.
         """
         entries = 1 << bits - low
         each = max(1, _BLOCK // entries)
@@ -249,7 +254,7 @@ class SharingRole(Role):
                 yield at, c[at], dealt
 
     def _kept_mask(self, shape: Sequence[int], name: str, number: int) -> Tensor:
-        """Return this holder's part of a mask that is drawn offline; at the dealer the whole."""
+        """Return this holder's part of a mask that is drawn offline; at the dealer, all of it."""
         if self.deals:
             return self._mask(shape, name, number=number)
         return self._kept(lambda: self._mask(shape, name, number=number))
@@ -257,7 +262,7 @@ class SharingRole(Role):
     def _kept_dealt(
         self, shapes: Sequence[Sequence[int]], number: int, numbers: Ring
     ) -> list[Tensor]:
-        """Return this holder's shares of dealt values, stored packed; blanks elsewhere."""
+        """Return stored shares of dealt values; offline, store them packed and return blanks."""
         if self.offline:
             if self.holds:
                 for each in self._dealt(shapes, "W", number, numbers):
@@ -266,7 +271,7 @@ class SharingRole(Role):
         return [_unpacked(self._take(), shape, numbers.bits) for shape in shapes]
 
     def _open(self, number: int, *parts: tuple[Tensor, int]) -> list[Tensor]:
-        """Open masked shares to both holders in one message each way, of the bits of each."""
+        """Open masked shares to both holders; each part has its own number of bits per element."""
         peer = P1 - self.role
         self._send(peer, number, *parts)
         theirs = self._receive(peer, number, *((own.shape, bits) for own, bits in parts))
@@ -280,7 +285,7 @@ class SharingRole(Role):
 
 
 def _decay(low: Tensor) -> Tensor:
-    """Return exp(-r) of a lower digit."""
+    """Return exp(-r) for the lower digit r of a mask."""
     return _rounded((-low.double() * 2.0**-_EXPONENT).exp(), _DEALT)
 
 
@@ -293,14 +298,14 @@ def _of_row(elements: Tensor, factors: Tensor, rows: Tensor) -> Tensor:
 
 
 def _from_table(table: Tensor, block: Block) -> Tensor:
-    """Return shares of a public table's entries at the looked up values."""
+    """Return shares of a public table's entries at the elements of a block."""
     _, c, dealt = block
     places = c[:, None] - torch.arange(len(table)) & len(table) - 1
     return (table[places] * dealt).sum(1)
 
 
 def _packed(elements: Tensor, bits: int) -> Tensor:
-    """Return elements in as few words as hold their lower bits."""
+    """Pack the lower bits of elements into as few int64 words as possible."""
     payload = pack_elements(elements, bits)
     words = np.zeros(-(-len(payload) // 8), np.int64)
     words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)

@@ -82,7 +82,7 @@ _FIX = (
     "layer, and of scores, --inner-bits 10"
 )
 
-#: Values that P1 does not even see permuted.
+#: Values that P1 does not see, not even in permuted order.
 Protect = Literal["nothing", "scores"]
 #: Function on permuted values of axes (rows, width), or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]

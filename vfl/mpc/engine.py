@@ -100,7 +100,7 @@ class Peer:
             raw = bytes(self.channels[peer].receive_bytes(0, size + len(digest)))
             if not hmac.compare_digest(raw[size:], digest):
                 raise DisagreementError(
-                    f"{name_of(peer)} would compute something else",
+                    f"{name_of(peer)} runs another program or has other terms",
                     want="one network, one set of rules, one session at all parties",
                     fix="compare the arguments with which the parties were started",
                 )

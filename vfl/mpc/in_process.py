@@ -44,7 +44,7 @@ def together(
 
     Args:
         pool: thread pool with one thread for each party.
-        played: each party's name, its program and its links.
+        played: name, program and links of each party.
 
     Raises:
         VFLError: a party failed; this is the first error, which was reported to the other parties.

@@ -207,7 +207,7 @@ class PrivacyPlan:
     ) -> PrivateHalf:
         """Build DP-SGD for one party's model.
 
-        All parties' models together have the noise of the plan.
+        The noises of all parties' models together are the noise of the plan.
 
         k models with noise s each, in units of their own clipping norms, are equivalent to one
         model with noise s / sqrt(k). The model first runs on made-up rows, which show whether rows

@@ -276,7 +276,7 @@ class EarlyStopping:
         return asked and exchange.phase == "validation" and exchange.last
 
     def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
-        """Decide, at the label party, after an epoch's validation.
+        """At the label party, decide after an epoch whether weights are best, and whether to stop.
 
         The result is the byte that the label party sends to the other parties.
 

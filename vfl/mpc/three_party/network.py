@@ -368,7 +368,7 @@ def learning_rate_truncations(
     2^magnitude_bits.
 
     Args:
-        rules: terms of the training, rules, equal at all parties.
+        rules: rules of the computation, equal at all parties.
         rows: batch size.
         bits: fraction bits of the gradients.
         rate: learning rate divided by the batch size.
@@ -389,7 +389,7 @@ def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
     their division bounds them.
 
     Args:
-        rules: terms of the training, rules, equal at all parties.
+        rules: rules of the computation, equal at all parties.
         last: whether it is the last layer.
         squared: whether the loss is squared; otherwise it is cross entropy after a sigmoid.
     """

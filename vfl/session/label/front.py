@@ -142,7 +142,7 @@ class _Turn:
         return not self._thread.is_alive()
 
     def again(self) -> _Turn:
-        """Make another turn for the same run."""
+        """Return a new turn that serves the same run with a successor of this front."""
         return _Turn(self.run, self.front.successor(), self._play)
 
     def took_over(self) -> bool:

@@ -415,7 +415,7 @@ class Order:
 def ended(
     party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
 ) -> VFLError:
-    """Make the error that a rank has reported; if a party was lost, from any stream's error."""
+    """Make the error that a rank has reported; a lost party gives a `LostPeerError`."""
     if code == LostPeerError.code:
         return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
     found = lost(party, rank, f"{code}: {what}")

@@ -23,7 +23,7 @@ from vfl.datasets.table import BLOCK_ROWS
 
 _PARTS = ("train", "validation", "test")
 _POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
-#: Part of a row in a run: an index into `_PARTS`, or NEW for a row that the run did not have.
+#: Use of a row in a run: an index into `_PARTS`, or NEW for a row that the run did not have.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
 
 
