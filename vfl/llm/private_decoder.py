@@ -539,7 +539,7 @@ def linear_layer(model: Decoder | Encoder, name: str) -> tuple[Tensor, Tensor | 
     if inside:
         index = int(inside[1])
         layer = _layer_of(model, index)
-        # In an encoder, the norm comes after the part from which it has its name.
+        # In an encoder, a norm is applied after the module that it is named after.
         earlier = _layer_of(model, index - 1).mlp_norm if index else model.norm
         before = earlier if encoder else layer.attention_norm
         between = layer.attention_norm if encoder else layer.mlp_norm

@@ -68,7 +68,7 @@ _ANSWER_BITS = 32
 #: Additional bits in which P1 sends its share before the opening; their rounding then adds a
 #: quarter of a unit to the error.
 _FIRST_MORE = 2
-#: Bits before the point that a weight may have; the ring must also fit those of a product.
+#: Bits before the point that a weight may have; the ring must also fit the bits of a product.
 _WEIGHT_INTEGER_BITS = 30
 #: Value of `Form.sharing` for floats.
 INSECURE_FLOAT = "insecure_float"

@@ -354,7 +354,7 @@ class BeaverEngine(Engine):
     def multiply(
         self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
     ) -> SharedTensor:
-        """Multiply two tensors, adding their fraction bits; one round if a factor is not open yet.
+        """Multiply two tensors, adding their fraction bits; one round if a factor was not opened.
 
         Args:
             left: one factor, of axes that the operation accepts.

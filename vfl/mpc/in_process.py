@@ -2,8 +2,8 @@
 
 A process that runs all parties protects no secret; only the messages are as in a real run. Each
 frame on the links between the threads carries a number: the length of the chain of messages that
-led to it. The largest such number that a party has received is its depth. The depth of the last
-party is the number of sequential messages (hops).
+led to it. The largest such number that a party has received is its depth. The largest depth of
+all parties is the number of sequential messages (hops).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
         split: split of the rows.
         shared: layers that the party shares, if first layers are shared.
     """
-    if shared is not None:  # 1 more for the byte of an answer
+    if shared is not None:  # and 1 byte for the answer to a query
         exchanges = rules.schedule(terms, split)
         return sum(shared.wire_bytes(len(one.rows), one.trains) + 1 for one in exchanges)
     codec = compression.make(terms.codec)

@@ -287,7 +287,7 @@ _OF_ROWS = ("embedding", "gradient", "received")
 
 
 def refuse_beside_dp(terms: Terms) -> None:
-    """Refuse settings in which a row changes another row's part, or weights train unclipped.
+    """Refuse settings in which a row changes another row's gradient, or weights train unclipped.
 
     Raises:
         PrivacyError: a codec or defense prevents [dp]; the error names it.

@@ -212,7 +212,7 @@ def out_of_products_range(
 
 
 def numbers_of(content: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of some terms, under the names of `schema_ranges`."""
+    """Yield the numbers in some settings, by the names that `schema_ranges` uses."""
     if isinstance(content, Settings):
         for inside in type(content).model_fields:
             yield from numbers_of(getattr(content, inside), f"{name}.{inside}" if name else inside)

@@ -259,8 +259,8 @@ class Pea(NetworkMode):
         tests = "" if self.divides_rows else f"; {agreed.label_party} the outputs of test rows"
         return (
             f"{holders} learn the model at the end, and no row, gradient or earlier model of each "
-            f"other{tests}; {seen}, unless it colludes with all holders but one or one does not "
-            "follow the protocol"
+            f"other{tests}; {seen}, unless it colludes with all holders but one or a party "
+            "does not follow the protocol"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
