@@ -2,10 +2,10 @@
 
 The protocols are in `vfl.llm.two_party`. The owner (P0) and the dealer (P2) listen; the user (P1)
 connects. In the offline phase, each pair of parties has a stream. In the online phase, only the
-owner and the user have a link; if the dealer counts, it has marked the question's material as used
-before that phase. Every stream uses TLS 1.3 and the token of its pair. Before anything is shared,
-each party signs fresh session keys with its identity key, and the other parties check the
-signatures with pinned identity keys.
+owner and the user have a link; if `dealer_counts` is set, the dealer has marked the question's
+material as used before that phase. Every stream uses TLS 1.3 and the token of its pair. Before
+anything is shared, each party signs fresh session keys with its identity key, and the other parties
+check the signatures with pinned identity keys.
 
 A party that takes material marks it as used, on its disk, before it sends a message that depends on
 it.

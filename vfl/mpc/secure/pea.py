@@ -260,7 +260,7 @@ class Pea(NetworkMode):
         return (
             f"{holders} learn the model at the end, and no row, gradient or earlier model of each "
             f"other{tests}; {seen}, unless it colludes with all holders but one or a party "
-            "does not follow the protocol"
+            "breaks the protocol"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:

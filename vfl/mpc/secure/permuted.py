@@ -220,8 +220,8 @@ class Permuted(NetworkMode):
         more = ", those of validation rows after every epoch too" if agreed.validation else ""
         return (
             f"{agreed.label_party} learns the outputs{more}, {helper} sees permuted values before "
-            "every function, and no party has a weight, unless two of the three collude or a "
-            "party does not follow the protocol; statistical, not cryptographic"
+            "every function, and no party has a weight, unless two of the three collude or one "
+            "breaks the protocol; statistical, not cryptographic"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:

@@ -324,7 +324,7 @@ class FastDealer(Fast, Dealer):
 
 
 def _add_known(z: Tensor, product: Product, holder: int) -> None:
-    """Add E V to a holder's share: the left factor's received opening times the right one's mask."""
+    """Add E V to a holder's share: the left factor's received opening times the right's mask."""
     left, right, far = product.left, product.right, _rows(product.left, 1 - holder)
     masked = right.mask()
     if product.operation is matmul:

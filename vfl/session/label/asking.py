@@ -331,7 +331,7 @@ class ServingParty:
         self.label.ends[name].link = self._links[name]
 
     def _bring_back(self) -> None:
-        """Include returned parties again."""
+        """Include parties that have returned in queries again."""
         if self._away is not None and self.absent:
             for name, link in self._away.returned(self.absent).items():
                 self.absent -= {name}

@@ -561,7 +561,8 @@ class SessionLedger(Spending[Entry]):
         """Record that the training under a name has ended; called before its weights are stored.
 
         A training that has ended at this party but not at the label party is resumed there, and
-        yields the same weights again. Other weights would replace those that evaluations have used.
+        yields the same weights again. Evaluations may already have used these weights, so other
+        weights are refused.
 
         Args:
             run: name of the run.
