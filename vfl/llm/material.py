@@ -104,7 +104,7 @@ class MaterialStore(Spending[Used]):
             try:
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
-                self._use(name)  # otherwise it would forever come before complete material
+                self._use(name)  # otherwise every question would try this file first
                 damage.fix = "ask again: the next question uses other material"
                 raise
             with self._left(name).open("rb") as file:

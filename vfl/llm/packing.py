@@ -98,7 +98,7 @@ def _mask(bits: int) -> np.uint64:
 
 
 def _packed_words(count: int, bits: int) -> int:
-    """Return the number of 64-bit words for packed elements, and one for an overlapping one."""
+    """Return the number of 64-bit words for packed elements, with a spare word at the end."""
     return count * bits // 64 + 2
 
 

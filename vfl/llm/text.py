@@ -1,4 +1,4 @@
-"""Text and tokens at the user of a language model, and an answer while it grows."""
+"""Conversion between text and tokens at the user, and the text of an answer while it grows."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _SQUARE_BITS = 30
 #: Largest sum of gradients, largest step and largest squared norms of rows that the ring can hold.
 _MOST_SUM, _MOST_STEP, _MOST_SQUARES = 2.0**20, 2.0**16, 2.0**11
 _MOST_CLIP = 2.0**9
-#: Highest position of a leading one that leaves room for a product.
+#: Highest position of the leading 1 bit of a number that leaves room for a product.
 _MOST_PLACE = 62
 
 
@@ -323,7 +323,8 @@ class LocalStart:
     def statement(self, terms: SecureSgd, delta: float) -> PrivacyStatement:
         """Return the guarantee of the whole training.
 
-        Each part of the training gets a third of `delta`, or a half.
+        Each part of the training gets a third of `delta` if noise protects the choice of the model,
+        otherwise half.
         """
         parts = 3 if self.choice == "best" and self.judge_noise else 2
         rest = terms.statement(delta / parts)

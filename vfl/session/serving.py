@@ -234,7 +234,7 @@ class RowRate:
         left, at = state
         now = self._clock()
         refilled = left + max(0.0, now - at) * self._most
-        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # `else` also for NaN
+        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # NaN takes the `else`
         taken = left >= rows
         return (left - rows if taken else left, now), taken
 

@@ -144,8 +144,8 @@ def guess_of(data: PartyData) -> dict[str, float]:
 
 
 #: A test AUC below the first number counts as a guess. A training loss counts as divergent if it
-#: grew by more than the second number as a factor, or for classes exceeds the third number in nats;
-#: a guess among a thousand classes has 7 nats.
+#: grew by more than a factor, the second number. A cross-entropy also counts as divergent above the
+#: third number, in nats; a guess among a thousand classes has 7 nats.
 _GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
 
 

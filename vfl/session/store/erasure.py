@@ -428,7 +428,7 @@ def _forget_places(folder: Path, party: str, table: _Table) -> int:
 def _forget_run(
     part: PartyFolder, wanted: _Wanted, alignments: Sequence[Alignment], gone: np.ndarray
 ) -> Mapping[str, int] | None:
-    """Overwrite the digests by which a run recognises rows; return the rows' parts in the run."""
+    """Overwrite the digests by which a run recognises rows; return counts of the rows by part."""
     try:
         known = part.rows()
     except RunFolderError:  # the party has trained nothing in this run, or the run is damaged
