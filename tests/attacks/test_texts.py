@@ -97,7 +97,7 @@ def test_vectors_are_found_through_layers_around_the_bottom_and_the_search_ends(
         around = nn.Sequential(front_of(words=20), nn.Linear(24, 24))
     case = case_of(around, texts, around(texts).detach())
     assert score("text_inversion:steps=200", case) > 0.95
-    with pytest.raises(UserError, match="front, and this bottom is another one"):
+    with pytest.raises(UserError, match="front, and this bottom is of another kind"):
         score("token_search", case)
     words = around[0].words
     start = words(texts.long()).detach()

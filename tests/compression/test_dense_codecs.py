@@ -198,7 +198,7 @@ def test_options_that_cannot_be(spec):
 class TestL1:
     def test_no_more_values_than_the_cut_has(self):
         make("l1:target=7").check(WIDTH)
-        with pytest.raises(WidthError, match="7 wide has no 8 values above zero"):
+        with pytest.raises(WidthError, match="width 7 cannot have 8 values above zero"):
             make("l1:target=8").check(WIDTH)
 
     def test_the_penalty_is_the_mean_over_rows_of_the_sum(self):

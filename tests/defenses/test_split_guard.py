@@ -65,7 +65,7 @@ def test_a_hijacker_is_found(data):
     with pytest.raises(HijackError) as caught:
         trained(data, GUARD, epochs=12, adversaries={"label": Hijacker()})
     assert caught.value.want == "at least 0.8"
-    assert "over 6 batches of exchanged rows" in caught.value.got
+    assert "over 6 batches of shuffled rows" in caught.value.got
 
 
 def test_noise_of_the_first_batches_is_rarely_taken_for_hijacking():

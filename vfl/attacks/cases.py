@@ -1069,7 +1069,7 @@ def held(
         rows = torch.from_numpy(label.split.validation)
     if adversary.holds & _LEAKS and not len(rows):
         raise TooFewRowsError(
-            f"no rows are left for a {adversary.who} to know",
+            f"a {adversary.who} would know no rows before the training",
             want="training rows of every class, or data.validation > 0 for a label party",
         )
     own = inputs[train] if adversary.who == "feature party" else None

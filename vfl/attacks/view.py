@@ -149,7 +149,7 @@ class ThreatModel:
         if beyond:
             text += f", and counterfactually {_listed(beyond)}"
         if self.trained_by == "owner":
-            text += "; the owner trained both halves"
+            text += "; the owner trained both bottom and top"
         return text + "."
 
 

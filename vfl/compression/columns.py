@@ -37,7 +37,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Kept(NamedTuple):
-    """The columns of a batch that are sent, bool, axes (width,), and each one's factor."""
+    """The columns of a batch that are sent, bool, axes (width,), and a factor for each of them."""
 
     columns: npt.NDArray[np.bool_]
     factors: Floats

@@ -109,7 +109,7 @@ def format_table(rows: Sequence[CodecComparison]) -> str:
     )
     lines = [about, head, *(_line(row, wide) for row in rows)]
     if any(row.untrained for row in rows):
-        lines.append(f"{UNTRAINED} has a module that training shapes, here as it starts")
+        lines.append(f"{UNTRAINED} has a trainable module, which is untrained here")
     return "\n".join(lines)
 
 

@@ -70,7 +70,7 @@ class Quantise(DenseCodec):
         super().check(width)
         if self.outliers >= width:
             raise WidthError(
-                f"{self.outliers} outliers leave no value of a cut that is {width} wide",
+                f"{self.outliers} outliers per row leave no other value of a cut of width {width}",
                 got=f"outliers = {self.outliers}",
                 want=f"outliers < {width}",
                 fix="outliers=0 sends every value as a code",

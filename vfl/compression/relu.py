@@ -24,8 +24,8 @@ class Rectified(DenseCodec):
     """Puts a rectifier (ReLU) before the cut, and sends values above zero.
 
     After a rectifier the gradient of a zero is zero, so the codec loses nothing by not sending it.
-    For gradients of sparse cuts, thesis table 3.1 states a size of "1", which is pessimistic. The
-    length of a training frame discloses the number of values above zero.
+    For gradients of sparse cuts, thesis table 3.1 states a relative size of 1, which is
+    pessimistic. The length of a training frame discloses the number of values above zero.
 
     Args:
         values: format of a value: 1 to 8 bits, or ``fp32`` (not with ``packer=range``).
@@ -116,7 +116,7 @@ class L1(Rectified):
         super().check(width)
         if self.target > width:
             raise WidthError(
-                f"a cut that is {width} wide has no {self.target:g} values above zero",
+                f"a cut of width {width} cannot have {self.target:g} values above zero",
                 got=f"target = {self.target:g}",
                 want=f"target <= {width}",
             )

@@ -35,7 +35,7 @@ class FewNumbers(DenseCodec):
     def check(self, width: int) -> None:
         if self.k > width:
             raise WidthError(
-                f"a cut that is {width} wide is not reduced to {self.k} numbers",
+                f"a cut of width {width} cannot be reduced to {self.k} numbers",
                 got=f"k = {self.k}",
                 want=f"k <= {width}",
             )

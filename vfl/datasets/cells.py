@@ -227,7 +227,7 @@ def units_of(numbers: pa.Array) -> frozenset[str]:
 
 
 def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
-    """Parse texts as numbers, which may have a currency, digit groups, a percent sign or a sign.
+    """Parse texts as numbers, which may have a currency, digit groups, a percent sign or a minus.
 
     Args:
         cells: texts; missing ones are null.

@@ -133,7 +133,7 @@ class FewRounds(Defense):
         others = (*before, *after)
         if any(isinstance(member, LabelFree | Anchored | Pretrained) for member in others):
             raise SpecError(
-                "'few_rounds' builds the whole bottom, and so does the other member",
+                "'few_rounds' builds the whole bottom, and so does another member of the chain",
                 fix="use one of the two; few_rounds:steps=0 keeps the pretrained bottom frozen",
             )
         if self.epsilon is not None:

@@ -148,7 +148,7 @@ class SplitGuard(Defense):
             raise HijackError(
                 "the received gradients do not depend on the order of the sent rows",
                 where=f"step {context.step}",
-                got=f"a mean score of {mean:.2f} over {self.checks} batches of exchanged rows",
+                got=f"a mean score of {mean:.2f} over {self.checks} batches of shuffled rows",
                 want=f"at least {self.threshold:g}",
                 fix="ask the label party about its objective, and whether its defense hides labels",
             )

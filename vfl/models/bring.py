@@ -27,7 +27,7 @@ class _Brought:
         made = self.maker(*sizes, **named)
         if not isinstance(made, nn.Module):
             raise SpecError(
-                "this path does not build a torch module",
+                "the object at this path does not build a torch module",
                 where=self.path,
                 got=f"an object of type {type(made).__name__}",
                 want="torch.nn.Module",

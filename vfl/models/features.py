@@ -158,7 +158,7 @@ class PretrainedBottom(Bottom):
         require_range("tail", tail, 0, 1 << 16)
         for option, text in (("prompt", prompt), ("words", words)):
             require(option, f"{len(text)} letters", "at most 1,000", len(text) <= _MOST_LETTERS)
-        require("words", words, "pool=last and layer=-1 beside it", not words or (
+        require("words", words, "pool=last and layer=-1 with 'words'", not words or (
             pool == "last" and layer == -1
         ))  # fmt: skip
         require_choice("precision", precision, ("float32", "bfloat16"))

@@ -70,7 +70,7 @@ class Bending(ActiveAdversary, Attack):
             raise UserError(
                 "this adversary decodes only cuts that it influenced itself",
                 got="no training that it took part in",
-                fix="train the victim against it first",
+                fix="train the victim together with this adversary first",
             )
         return through(self._decoder, view.targets.cuts)
 

@@ -43,7 +43,7 @@ class Attribute(Attack):
         self.inner = make(of.replace("/", ","))
         if self.inner.goal != "labels" or not self.inner.needs <= _READS | _INSTEAD:
             raise BadOptionError(
-                "an attacker of an attribute holds cuts, own columns and a few leaked rows only",
+                "an attacker that infers an attribute has only cuts, its columns and leaked rows",
                 where="option 'of'",
                 got=of,
                 want="an attack on labels that reads cut or inputs, such as logistic",

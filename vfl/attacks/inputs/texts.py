@@ -334,7 +334,7 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
     row = torch.ones(1, *shape)
     if not fronts or not torch.equal(bottom(row), fronts[0](row)):
         raise UserError(
-            "this attack needs a decoder's front, and this bottom is another one",
+            "this attack needs a decoder's front, and this bottom is of another kind",
             want="decoder_front, with no layer of a defense or codec around it",
             fix="text_inversion",
         )

@@ -51,7 +51,7 @@ class EXACT(Attack):
         top = view.others_top().eval()
 
         def nearness(one: RecordedExchange) -> Tensor:
-            received = one.gradients * len(one.rows)  # the task loss is a batch mean
+            received = one.gradients * len(one.rows)  # undoes the mean over the batch
             candidates = gradients_of_classes(top, one.cuts(), view.classes)
             distance: Tensor = (candidates - received[:, None]).norm(dim=2)
             return -distance

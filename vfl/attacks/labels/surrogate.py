@@ -72,7 +72,7 @@ class Surrogate(GradientAttack):
         scores = Transcript(view.targets.rows, exchanges).mean(lambda one: told[id(one)])
         if not torch.isfinite(scores).all():
             raise NonFiniteError(
-                "no gradient has a counterpart",
+                "the surrogate cannot reproduce the received gradients",
                 where="surrogate",
                 got="distances that are not finite",
                 want="finite distances; NaN would select the first class, and look like protection",
@@ -99,7 +99,7 @@ class Surrogate(GradientAttack):
         self, top: nn.Module, optimizer: Optimizer, one: RecordedExchange, prior: Tensor
     ) -> Tensor:
         """Train for some steps on one exchange; return distances of axes (rows, classes)."""
-        wanted = one.gradients * len(one.rows)  # the sent loss is a batch mean
+        wanted = one.gradients * len(one.rows)  # undoes the mean over the batch
         sent = wanted != 0  # zeros were not sent by a sparse codec
         cuts = one.cuts()
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)

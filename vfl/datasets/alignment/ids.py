@@ -375,5 +375,5 @@ def check_unique(
             want="one id in each row, and no id twice",
             fix='repeats = "first", "latest:COLUMN" or "mean" in [data] makes one row of each id'
             if before == repeated
-            else "leave out the rule that joins them: --preview",
+            else "leave out the rule that makes different ids equal; --preview shows it",
         )

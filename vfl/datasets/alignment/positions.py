@@ -148,7 +148,7 @@ class Alignment:
             raise MisalignedError(
                 "rows are withdrawn that this alignment does not have",
                 where=f"alignment '{self.agreed.name}', version {self.version}",
-                want=f"places below {spaced(whole)}",
+                want=f"positions below {spaced(whole)}",
                 fix="vfl align",
             )
         left = np.delete(np.arange(whole), self.withdrawn)
