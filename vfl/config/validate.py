@@ -3,10 +3,10 @@
 A rule yields all mistakes that it finds, so that all mistakes of a file are reported together:
 
 - `HELD_TO` lists the rules for each class of settings, which are checked on reading.
-`of_one_process` has further rules for an experiment in which one process runs every party;
-`of_project` has rules for parties with separate files. - `named_plugins` lists the settings that
-name a plug-in, with its family. Each plug-in itself rejects what it does not support;
-`vfl.training.specs` builds all plug-ins to find out.
+- `of_one_process` has further rules for an experiment in which one process runs every party;
+  `of_project` has rules for parties with separate files.
+- `named_plugins` lists the settings that name a plug-in, with its family. Each plug-in itself
+  rejects what it does not support; `vfl.training.specs` builds all plug-ins to find out.
 
 The type of a setting defines only the limits of this single setting.
 """
