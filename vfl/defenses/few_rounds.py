@@ -93,7 +93,8 @@ class FewRounds(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: an option is out of range.
+        SpecError: another member of the chain makes the bottom, or reads labels while `epsilon` is
+            set.
     """
 
     side = "both"
