@@ -320,7 +320,7 @@ def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[st
     """Wait for a SuperLink that starts late; a command that is starting it has its own time limit.
 
     Args:
-        folder: the label party's.
+        folder: folder of the label party.
         patience_s: time limit while no command starts it.
         say: receives one line that says what the caller waits for, and how long.
 
@@ -375,7 +375,7 @@ def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
     """Send a request to the Control API of a folder's SuperLink; return the first answer.
 
     Raises:
-        LostPeerError: none runs.
+        LostPeerError: the SuperLink of this folder does not run.
         PeerFailedError: the SuperLink refuses the request; the error contains its text.
     """
     import httpx

@@ -56,7 +56,7 @@ class Check:
         name: name of the check, one or two words.
         state: OK, WARN if trouble is possible later, or FAIL if vfl will not work.
         found: text of the finding; it contains names, counts and paths only.
-        fix: cure.
+        fix: command or change that solves the problem.
     """
 
     name: str

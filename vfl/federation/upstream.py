@@ -27,7 +27,7 @@ class Internal:
         module: full name of the module.
         names: names in the module that vfl uses or replaces; an attribute of a class is written
             with a dot.
-        why: purpose.
+        why: purpose for which vfl uses or replaces these names.
     """
 
     module: str

@@ -30,7 +30,7 @@ class Asker:
     """P1 of a private decoder that stores all values it sees; a context manager.
 
     Args:
-        model: P0's.
+        model: model of P0.
         form: form of the protocols.
         watcher: role that stores its view: P1, or P0, which sees the user's text in thesis mode on
             floats.
@@ -172,7 +172,7 @@ def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
     Args:
         values: values, axes (rows, values).
         bits: fraction bits.
-        draw: the orders.
+        draw: generator that draws the permutations.
     """
     orders = torch.rand(values.shape, generator=draw).argsort(1)
     return on_grid(values.double(), bits).gather(1, orders)

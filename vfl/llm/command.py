@@ -375,7 +375,7 @@ class _Answer:
     """Result of one question.
 
     Attributes:
-        question: its text.
+        question: text of the question.
         text: the answer, or the name of the likeliest class.
         tokens: tokens of the answer.
         logits: logits of a classifier, by class.

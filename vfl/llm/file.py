@@ -194,7 +194,7 @@ class LlmFile(OwnFile):
     """One party's file of settings.
 
     Attributes:
-        party: its role.
+        party: role of the party: owner, user or dealer.
         model: at the owner, the folder with the weights, relative to this file.
         tokenizer: at the user, the folder with tokenizer.json; without it, each byte of a text is a
             token.

@@ -50,7 +50,7 @@ class QuestionLedger(Spending[Questions]):
         """Refuse to answer `texts` more questions if this would exceed a limit.
 
         Raises:
-            ConsentError: they are.
+            ConsentError: a limit would be exceeded.
         """
         known = self._asked(weights)
         recent = sum(count for _, count in known.recent)

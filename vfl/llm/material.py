@@ -39,7 +39,7 @@ class Used(Settings):
     """Entry of the ledger for material that was used.
 
     Attributes:
-        run: its name.
+        run: name of the used material.
     """
 
     run: str
@@ -56,8 +56,8 @@ class MaterialStore(Spending[Used]):
     An entry of the ledger has the name of used material.
 
     Args:
-        folder: this party's.
-        party: its name.
+        folder: folder of this party's material.
+        party: name of this party.
         setup: identifier of the sharing of the weights for which the material was dealt.
     """
 

@@ -1141,7 +1141,7 @@ def _program(
     """Run a party's part of answers or of a classification; see `PrivateLayers.answer`.
 
     Args:
-        layers: the party's.
+        layers: this party's part of the shared layers.
         prompts: at P1, the tokens of questions of one length; at other parties, as many zeros.
         count: largest number of tokens of an answer.
         pick: function that picks tokens, at P1.

@@ -120,7 +120,7 @@ class Sampling:
         self._draws = generator(seed, "next token")
 
     def __call__(self, scores: Tensor) -> int:
-        """A position."""
+        """Return the position of the drawn score."""
         best, positions = scores.double().sort(descending=True)
         best = best[: self._top_k or None] / self._temperature
         chances = torch.softmax(best, -1)
@@ -596,7 +596,7 @@ class PrivateTransformer(Generic[_Model]):
     """The three parties as threads of this process; made by `vfl.mpc.private`.
 
     Args:
-        model: P0's.
+        model: model of P0.
         form: parameters of the protocols, or the name of a mode with default parameters.
         timeout_s: seconds that a party waits for another party.
         folder: folder for the parties' dealt material; None makes a temporary folder. A later

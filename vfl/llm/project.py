@@ -259,10 +259,10 @@ def start_standing(
 ) -> dict[str, int]:
     """Start the model owner and the dealer of a project; they end with the caller.
 
-    the process ids, by party.
+    The result is the process ids, by party.
 
     Args:
-        project: its folder.
+        project: folder of the project.
         services: exit stack that ends the services.
         prefix: beginning of a party's command line.
     """

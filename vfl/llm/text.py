@@ -123,7 +123,7 @@ class Streamed:
     """An answer while it grows: its final text so far, and whether a stop word occurred.
 
     Args:
-        tokenizer: the user's.
+        tokenizer: tokenizer of the user.
         stop: texts that end the answer and are not part of it.
         end_tokens: tokens that end the answer.
 

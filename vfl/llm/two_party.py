@@ -517,7 +517,7 @@ class Role(Engine):
         Args:
             cache: this party's cache of this X.
             more: X', which is appended to X along axis 1.
-            shared: Y.
+            shared: the shared factor Y.
             product: function that multiplies the whole X by Y.
             shape: axes of the product.
             ahead: in fast mode, another growing factor (its cache and its new rows), which is
@@ -712,7 +712,7 @@ class Role(Engine):
             scores: attention scores, axes (heads, tokens).
             function: function of each row; see `apply`.
             bits: fraction bits of the function's result, in the ring of `values`.
-            where: the layer.
+            where: name of the layer.
             cache: cache of v, whose last rows were added by `multiply_growing`.
             values: the last rows of v; axes (groups, 1, width).
             product: function that multiplies the whole v, axes (groups, tokens, width), by

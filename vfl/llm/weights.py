@@ -126,7 +126,7 @@ class LayerShape(NamedTuple):
 
     Attributes:
         name: name of the layer.
-        shape: (inputs, outputs).
+        shape: numbers of inputs and outputs.
         bits: fraction bits of a weight.
         ring: number of bits of an element of the products with this layer.
     """
@@ -161,7 +161,7 @@ class Constant:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, outputs)."""
+        """Numbers of inputs and outputs, after the exchange if `turned`."""
         inputs, outputs = self.layer.shape
         return (outputs, inputs) if self.turned else (inputs, outputs)
 

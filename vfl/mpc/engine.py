@@ -434,7 +434,7 @@ def masked_product(
 
     Args:
         numbers: number system of the elements.
-        operation: the product.
+        operation: bilinear map that is the product.
         opened: e and f, the two factors minus their masks.
         left_mask: this holder's part of u, the mask of the left factor.
         right: this holder's part of v, the mask of the right factor; one holder has added f to it.
@@ -454,7 +454,7 @@ def one_way_product(
 
     Args:
         numbers: number system of the elements.
-        operation: the product.
+        operation: bilinear map that is the product.
         factors: the two factors, in the operation's order. At the holder of x, they are x, and the
             opening of y plus this holder's own share of y, if it has a share. At the other holder,
             they are the opened e, and v.

@@ -85,7 +85,7 @@ class Ring:
         """Divide an opened value: return a share, and a public term that one party adds.
 
         Args:
-            opened: c.
+            opened: the opened value c.
             low: a share of the first of the two parts of the mask; see `parts`.
             top: a share of the second part.
             shift: number of bits by which to divide.

@@ -42,8 +42,8 @@ class Function:
 
     Attributes:
         name: name of the function in settings.
-        value: f, on float64.
-        slope: its derivative.
+        value: the function f, on float64 values.
+        slope: derivative of f.
         mirror: number c with f(-x) = c - f(x), which lets values carry random signs; None if the
             function has no such symmetry.
         whole_slope: whether the slope is always 0 or 1, so that it needs no fraction bits.

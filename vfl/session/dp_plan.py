@@ -216,7 +216,7 @@ class PrivacyPlan:
         Args:
             terms: terms of the session.
             party: party that owns the model.
-            model: its modules.
+            model: modules of the party's model.
             forward: function that computes outputs with the modules from rows of each input.
             shapes: axes of one row of each input.
             secret: the party's own secret.

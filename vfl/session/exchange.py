@@ -414,7 +414,7 @@ class Stash:
         state: the whole state of the party at this step; see `gather`.
 
     Attributes:
-        state: the copy.
+        state: the copied state.
         weights: weights of the copy by name; the backward pass stores gradients in them.
     """
 
@@ -563,7 +563,7 @@ class FeatureEnd(_End):
         """Run a training batch of axes (rows, ...) through the bottom and send its cut.
 
         Args:
-            inputs: the batch.
+            inputs: inputs of the batch.
             step: number of the exchange.
             rows: positions of the batch in the aligned rows, int64.
 

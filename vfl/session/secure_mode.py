@@ -604,7 +604,7 @@ class SecureMode:
             terms: the agreed terms.
             keys: the party's part in the key agreement, from `own_keys`.
             stream: stream to the label party.
-            rows: its inputs.
+            rows: the party's own rows.
         """
         raise AssertionError("this mode has no secret-shared network")
 

@@ -88,7 +88,7 @@ def require_frame(size_bytes: int, content: str) -> None:
         content: content of the frame, for the error text.
 
     Raises:
-        ProtocolError: it cannot.
+        ProtocolError: the frame is too large.
     """
     if size_bytes + TAG_BYTES > LIMIT_BYTES:
         raise ProtocolError(
@@ -553,7 +553,7 @@ class Account:
     """Values that one party of a shared network learned, by phase, and the bytes that it sent.
 
     Args:
-        party: its name.
+        party: name of the party.
         roles: role of every party, by name.
     """
 

@@ -103,7 +103,7 @@ class Ring:
         """Encode a cut of axes (rows, width) as masked elements in row order; axes (rows * width,).
 
         Args:
-            cut: float32.
+            cut: values of the cut, float32.
             party: name of the party, for the error message.
             step: number of the exchange, for the error message.
             mask: function that returns the mask; None means no mask.

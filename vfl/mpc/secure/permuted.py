@@ -99,7 +99,7 @@ class Facts(Settings):
         Args:
             own: number of columns, and numbers of rows of each phase, at P0 and P1; None at a
                 dealer.
-            role: the party's.
+            role: role of the party.
 
         Raises:
             DisagreementError: the party has other numbers of columns or rows.

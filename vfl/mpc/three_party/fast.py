@@ -212,7 +212,7 @@ def dealt_slices(shape: Sequence[int]) -> list[slice]:
 
 
 class FastDealer(Fast, Dealer):
-    """P2."""
+    """P2 in fast mode."""
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)

@@ -35,7 +35,7 @@ class Layer:
     """One linear layer and the function after it; all parties know it.
 
     Attributes:
-        inputs, outputs: widths.
+        inputs, outputs: numbers of input and output columns.
         function: name of the element-wise function; "" if no function follows.
         bias: whether the layer has a bias.
 
@@ -78,7 +78,7 @@ class Network:
     """A network whose weights are shared, as one of the three parties has it.
 
     Args:
-        layers: its structure.
+        layers: layers of the network.
         weights: shared weights, by the names of `weight_shapes`.
     """
 
@@ -98,7 +98,7 @@ class Network:
 
         Args:
             party: this party.
-            layers: the structure.
+            layers: layers of the network.
             owner: role of the party that has the weights.
             values: the weights at their owner, by the names of `weight_shapes`; None elsewhere.
 

@@ -42,7 +42,7 @@ class RefusedRequest(Exception):
 
     Args:
         party: name of the party that refuses.
-        reason: its reason.
+        reason: reason of the refusal.
     """
 
     def __init__(self, party: str, reason: Refused) -> None:

@@ -463,7 +463,7 @@ class Progress:
 
         Args:
             epoch: number of the epoch, from 1.
-            seconds: its duration.
+            seconds: duration of the epoch, in seconds.
             more: further entries of the record.
             stays: whether the weights of this epoch are the best so far.
         """
@@ -591,7 +591,7 @@ class AnyLabelParty:
         uncalibrated: outputs before the calibration; empty without a calibration.
         remarked: the model's remarks on the predicted rows; see `WholeNetwork.remarks`.
         tested: answers of the test rows, one tensor for each batch.
-        progress: its counters.
+        progress: counters of the session.
         doubts: warnings about the party's calibration.
     """
 
@@ -934,7 +934,7 @@ class LabelParty(AnyLabelParty):
         """Run a whole session; `stopping.follow` makes a schedule that may stop early.
 
         Args:
-            schedule: the exchanges.
+            schedule: exchanges of the session.
             others: other parties of a session in one process, in the order in which they send.
         """
         for _ in self.steps(schedule, others):

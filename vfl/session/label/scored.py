@@ -144,7 +144,7 @@ class Scored:
         """Split the rows into bands of neighbouring scores with nearly equal numbers of rows.
 
         Args:
-            most: most bands.
+            most: largest number of bands.
             highest_first: whether the highest band comes first. A group of equal scores then
                 belongs to the band of its first row. Otherwise the lowest band comes first, and a
                 group belongs to the band of its middle row.

@@ -99,7 +99,7 @@ class TorchGroup:
 
 
 class Ranks:
-    """one rank of a party, with its group; without arguments, the only rank.
+    """One rank of a party, with its group; without arguments, the only rank.
 
     Every method except `share` is collective: all ranks of the party must call it at the same
     point.

@@ -71,7 +71,7 @@ class RanksKey:
 
     Attributes:
         party: name of the party.
-        secret: 32 bytes.
+        secret: the 32 bytes that every machine of the party has.
     """
 
     party: str

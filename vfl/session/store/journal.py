@@ -100,7 +100,7 @@ class Journal:
             step: number of the exchange.
             content: content of the message; if masks are new in each attempt, the content below the
                 masks.
-            peer: receiver.
+            peer: receiver of the message.
 
         Raises:
             DisagreementError: the exchange had other contents before, or the training has ended

@@ -759,7 +759,7 @@ def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
     """Refuse to start from a run whose label party learned another task.
 
     Raises:
-        DisagreementError: states both.
+        DisagreementError: the settings of the label differ; the error states both.
     """
     then, now = earlier.label.model_dump(), experiment.label.model_dump()
     others = [name for name in now if now[name] != then[name]]

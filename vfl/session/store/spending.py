@@ -32,7 +32,7 @@ class Counted(Protocol):
 
     @property
     def run(self) -> str:
-        """The name."""
+        """Run name of the entry."""
 
     @property
     def spent_epsilon(self) -> float | None:
