@@ -72,7 +72,7 @@ PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port of the SuperLink's network port; empty for a simulation, which has none.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
-#: host:port for the streams of all its sessions; empty for a simulation.
+#: host:port at which the label party accepts the streams of all sessions; empty for a simulation.
 STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
 #: Flower program that a service's standing worker runs. Without this variable a service has no
 #: worker; a worker without it is shared, and runs the programs of every party.

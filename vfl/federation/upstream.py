@@ -186,7 +186,7 @@ SILENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-#: Seconds between a program's requests for work.
+#: Environment variable with the time between a program's requests for work, in seconds.
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 #: Options that would open another port of Flower that no guard protects.
 UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})

@@ -50,7 +50,7 @@ class RunRows:
         return cls(data.split, alignment, order, keyed_ids(data.ids, key))
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
-        """Return the part of each row in the run, from keyed digests of ids; int8, axes (rows,)."""
+        """Return the use of each row in the run, from keyed digests of ids; int8, axes (rows,)."""
         assert self.ids is not None, "rows without ids are not recognised"
         part = np.full(len(self.ids), NEW, dtype=np.int8)
         for code, name in enumerate(_PARTS):
