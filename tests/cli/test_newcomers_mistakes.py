@@ -126,7 +126,7 @@ def test_dates_are_read_as_an_experiment_says(vfl, tmp_path, loans, rows):
 
 def test_a_learning_rate_that_diverges(vfl, loans):
     done = vfl("train", loans, "-s", "train.learning_rate=30", "-s", "train.epochs=2")
-    assert "lower train.learning_rate, by 10 at first" in done.out
+    assert "divide train.learning_rate by 10" in done.out
     with pytest.raises(UserError, match=r"holds NaN or Inf(.|\n)*lower the learning rate"):
         VFLRegressor(learning_rate=1e6, optimizer="sgd").fit(np.eye(9), np.arange(9.0))
 

@@ -153,12 +153,12 @@ def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return warnings about a training: its loss grew, or the model is no better than a guess.
 
     >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
-    ['the training loss grew from 0.7 to 9.1: lower train.learning_rate, by 10 at first']
+    ['the training loss grew from 0.7 to 9.1: divide train.learning_rate by 10']
     """
     if not history:
         return []
     first, last = history[0].get("train_loss"), history[-1].get("train_loss")
-    lower = "lower train.learning_rate, by 10 at first"
+    lower = "divide train.learning_rate by 10"
     if first and last and last > _GREW * first > 0:
         return [f"the training loss grew from {first:.3g} to {last:.3g}: {lower}"]
     if "train_accuracy" in history[-1] and last and last > _SURPRISE:

@@ -550,7 +550,7 @@ def _card(
     key: bytes,
     privacy: Sequence[PrivacyStatement] | None,
 ) -> dict[str, Any]:
-    """Return facts about a party's part for people: counts, digests, metrics and terms."""
+    """Return the model card of a party's part: counts, digests, metrics and terms."""
     is_label = name in (terms.label_party, *terms.tasks)
     role, half = _role_and_half(name, terms, is_label)
     cells = secure_mode.make(terms.secure).reads_cells
