@@ -37,7 +37,7 @@ from vfl.datasets.table import (
     as_days,
     as_numbers,
     as_texts,
-    check_column,
+    check_encoded,
     column_blocks,
     is_date,
     kind_of,
@@ -449,8 +449,8 @@ class TableEncoder(Encoder):
         """
         out = np.zeros((len(frame), self.width), dtype=np.float32)
         counter, start = unfamiliar or Unfamiliar(), 0
+        check_encoded(frame.columns, self.names)
         for column in self.columns:
-            check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
             own = out[:, start : start + column.width]
             column.write(column_blocks(frame, column.name), own, counter)
             start += column.width
@@ -485,8 +485,8 @@ class CellEncoder(TableEncoder):
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
         out = np.empty((len(frame), self.width), dtype=np.float32)
         counter = unfamiliar or Unfamiliar()
+        check_encoded(frame.columns, self.names)
         for place, column in enumerate(self.columns):
-            check_column(frame.columns, column.name, f"the encoder's '{column.name}'")
             assert not isinstance(column, BinnedColumn), "fitted without bins"
             for start, block in _placed(column_blocks(frame, column.name)):
                 cells = column.cells(block)
@@ -738,8 +738,7 @@ class TokenEncoder(Encoder):
         """
         from vfl.datasets.sources.texts import Tokens, tokenizer_digest
 
-        for name in self.names:
-            check_column(frame.columns, name, f"the encoder's '{name}'")
+        check_encoded(frame.columns, self.names)
         if tokenizer_digest(self.tokenizer) != self.digest:
             raise DataError(
                 f"the tokenizer '{self.tokenizer}' on this machine is not the one of this run",
@@ -848,8 +847,8 @@ def _check_shape(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
 def _pixels(frame: Table, names: tuple[str, ...]) -> np.ndarray:
     """Return pixels, float64, axes (rows, pixels)."""
     pixels = np.empty((len(frame), len(names)))
+    check_encoded(frame.columns, names)
     for position, name in enumerate(names):
-        check_column(frame.columns, name, f"the encoder's '{name}'")
         pixels[:, position] = as_numbers(frame[name])
     return pixels
 

@@ -64,6 +64,7 @@ from vfl.datasets.table import (
     Table,
     TableFormat,
     check_column,
+    check_encoded,
     check_features,
     check_owners,
     id_columns,
@@ -697,8 +698,7 @@ def load_for_prediction(
     names, kept = column_names(source, form, "data.predict"), list(encoder.names) if encoder else []
     table = OwnTable(source, id_column or "", kept, form or TableFormat())
     _check_id(names, table.id_column, name, alignment)
-    for each in kept:
-        check_column(names, each, f"the encoder's '{each}'", "data.predict")
+    check_encoded(names, kept, "data.predict")
     # A table without ids and inputs gives only the number of its rows.
     columns = kept if kept or id_column else None
     held = alignment.held if alignment else NO_GAPS
@@ -823,8 +823,7 @@ def fit_inputs(
             if shape
             else token_encoder([training], columns, own, fit_table) or fit_table(columns)
         )
-    for each in encoder.names:
-        check_column(frame.columns, each, f"the encoder's '{each}'", "data.source")
+    check_encoded(frame.columns, encoder.names, "data.source")
     tested = np.zeros(len(frame), dtype=bool)
     tested[split.test] = True
     counter = Unfamiliar(tested)

@@ -692,6 +692,20 @@ def check_column(columns: Iterable[str], name: str, what: str, setting: str | No
         raise _missing(f"{what} is not a column of the table", name, known, setting)
 
 
+def check_encoded(columns: Iterable[str], names: Iterable[str], setting: str | None = None) -> None:
+    """Refuse a table without the columns of an encoder; see `check_column`.
+
+    Args:
+        columns: the table's column names.
+        names: the encoder's columns, of which a table may have tens of thousands.
+        setting: setting that names the table, for the message.
+    """
+    known = {*columns}
+    for name in names:
+        if name not in known:
+            check_column(columns, name, f"the encoder's '{name}'", setting)
+
+
 def _missing(what: str, name: str, known: list[str], setting: str | None) -> MissingColumnError:
     alone = len(known) == 1  # with a wrong separator, a CSV has only one long column
     return MissingColumnError(
