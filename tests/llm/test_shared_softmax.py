@@ -8,8 +8,11 @@ import torch
 from vfl.core.errors import BadOptionError
 from vfl.core.frame import HEADER_BYTES
 from vfl.llm.packing import packed_bytes
+from vfl.llm.parties import most_bytes
 from vfl.llm.shared_softmax import OPENINGS
 from vfl.llm.two_party import Form, LocalRoles
+from vfl.models.decoder import DecoderShape
+from vfl.mpc.channel import Channel
 
 BITS, PROBABILITY, RING = 20, 12, 44
 
@@ -111,6 +114,21 @@ def test_openings_are_uniform_whatever_the_scores(score):
     long = [each for each in opened.values() if each.numel() == count]
     assert len(long) == 4
     assert max(map(statistic, long)) < 60
+
+
+def test_no_message_is_larger_than_a_party_accepts(monkeypatch):
+    sizes, send = [], Channel.send_bytes
+
+    def sent(self, payload, number, phase):
+        sizes.append(len(payload))
+        send(self, payload, number, phase)
+
+    monkeypatch.setattr(Channel, "send_bytes", sent)
+    shape, tokens, score_bits = DecoderShape(vocabulary=64, width=32, layers=1, heads=2), 24, 11
+    rows = torch.ones(shape.heads, tokens, tokens).tril().reshape(-1, tokens).nonzero()[:, 0]
+    softmax_of(draw(len(rows), seed=3), rows, score_bits)
+    form = Form(protect="scores", score_bits=score_bits)
+    assert max(sizes) <= most_bytes(shape, tokens, form)
 
 
 def statistic(values, cells=16):

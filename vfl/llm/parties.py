@@ -65,7 +65,7 @@ from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
 from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, has_token, layer_shapes
-from vfl.llm.two_party import Pick, Role, kind_of
+from vfl.llm.two_party import Form, Pick, Role, kind_of
 from vfl.llm.weights import BLOCK, WeightStore
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
 from vfl.mpc.rules import P0, P1, P2
@@ -298,9 +298,11 @@ def _stream_of(party: LlmParty, task: Task) -> str:
     return party if task == "ask" else f"{party} (dealing)"
 
 
-def most_bytes(shape: DecoderShape, tokens: int) -> int:
+def most_bytes(shape: DecoderShape, tokens: int, form: Form) -> int:
     """Return the size of the largest message about these tokens, or of a block of the weights."""
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
+    if form.protect == "scores":  # for each row, a number of at most 4 bytes for each level
+        widest = max(widest, shape.heads << form.score_bits - 1)
     return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
 
@@ -334,7 +336,7 @@ class Party:
         self._timeouts = Timeouts(
             step_s=file.patience_s, idle_s=file.patience_s, rejoin_window_s=file.rejoin_s
         )
-        most = most_bytes(self.shape, self.terms.limits.max_tokens)
+        most = most_bytes(self.shape, self.terms.limits.max_tokens, self.terms.form)
         each = {
             Kind.ASK: _TALK_BYTES,
             Kind.DONE: _TALK_BYTES,

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from vfl.llm.packing import pack_elements, packed_bytes, unpack_elements
 from vfl.llm.two_party import Role, Shared
+from vfl.llm.weights import BLOCK
 from vfl.mpc.engine import masked_product
 from vfl.mpc.numbers import RING, Ring
 from vfl.mpc.ring import ELEMENT_BITS
@@ -46,8 +47,6 @@ from vfl.mpc.shares import blank
 
 #: Number of openings of a softmax; the two messages of an opening travel at the same time.
 OPENINGS = 7
-#: Largest number of entries of the vectors that are dealt in one message, all in memory at once.
-_BLOCK = 1 << 20
 #: Fraction bits of an exponent s - m, and number of bits of its lower digit, which is below 8.
 _EXPONENT, _DIGIT = 13, 16
 #: Fraction bits of exp(-r), of exp(c), and of their product before it enters the next product.
@@ -240,7 +239,7 @@ class SharingRole(Role):
             factor: function that returns the factors of vectors, given these bits of the masks.
         """
         entries = 1 << bits - low
-        each = max(1, _BLOCK // entries)
+        each = max(1, BLOCK // entries)
         for start in range(0, len(c), each):
             at, number = slice(start, start + each), self.next_number()
             shape = (len(c[at]), entries)
