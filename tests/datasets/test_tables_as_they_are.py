@@ -195,6 +195,26 @@ DATES = {
         ["3 a\u006fu\u0302t 2024", "1 f\u0065\u0301v 2024"],
         ["2024-08-03", "2024-02-01"],
     ),
+    "weekdays": (
+        ['"Mo., 4. März 2024"', '"vendredi, 13. déc. 2024"'],
+        ["2024-03-04", "2024-12-13"],
+    ),
+    "of a mail": (
+        ['"Mon, 04 Mar 2024 10:00:00 -0200"', '"Fri, 13 Dec 2024 12:00:00 +0000"'],
+        ["2024-03-04T12", "2024-12-13T12"],
+    ),
+    "of C": (
+        ["Mon Mar  4 12:00:00 2024", "Fri Dec 13 00:00:00 2024"],
+        ["2024-03-04T12", "2024-12-13"],
+    ),
+    "with a.m.": (
+        ['"Mar 4, 2024 12:00 PM"', '"Dec 13, 2024 12:00 AM"'],
+        ["2024-03-04T12", "2024-12-13"],
+    ),
+    "UTC": (
+        ["2024-03-04 12:00:00 UTC", "2024-12-13 00:00:00 UTC"],
+        ["2024-03-04T12", "2024-12-13"],
+    ),
     "ordinals": (["3rd of March 2024", "21st April 2024"], ["2024-03-03", "2024-04-21"]),
     "none in MySQL": (["2024-01-31", "0000-00-00"], ["2024-01-31", "NaT"]),
     "none in Excel": (["2024-01-31", "1900-01-00"], ["2024-01-31", "NaT"]),
@@ -257,7 +277,9 @@ UNREAD = {
     "both orders": (["31/12/2023", "12/31/2023"], "30 of 30"),
     "no such day": (["31.12.2023", "01.12.2023", "30.02.2023"], "30 of 30"),
     "a word among them": (["31.12.2023", "01.12.2023", "morgen"], "20 of 30"),
-    "numbers where names belong": (["12 Mai 2023", "12 05 2023"], "30 of 30"),
+    "Tuesday or March": (["mar. 12 mars 2024", "mar. 5 mars 2024"], "30 of 30"),
+    "zones that are not unique": (["2024-03-04 10:00:00 CST", "2024-07-05 10:00:00 CST"], "30 of"),
+    "numbers where names belong": (["12 Mai 2023", "12 05 2023"], "15 of 30"),
 }
 
 
@@ -268,6 +290,30 @@ def test_dates_without_a_form_are_no_dates_and_the_screen_says_so(tmp_path, name
     assert (column.kind, len(column.notes)) == ("category", 1)
     assert said in column.notes[0]
     assert not any(text in column.notes[0] for text in texts)
+
+
+@pytest.mark.parametrize(
+    "texts", [["1.2.3", "1.10.0"], ["10.0.0.1", "192.168.1.20"], ["1/2", "3/4"]]
+)
+def test_versions_and_addresses_are_not_called_dates(tmp_path, texts):
+    _, column = describe(written(tmp_path, table(texts))).columns
+    assert (column.kind, column.notes) == ("category", ())
+
+
+@pytest.mark.parametrize(("texts", "noted"), [(["12.2023", "01.2024"], 1), (["12.5", "1.2024"], 0)])
+def test_months_that_are_read_as_numbers_are_noted(tmp_path, texts, noted):
+    path = written(tmp_path, table(texts))
+    report = describe(path)
+    assert ['dates = { "x" = "%m.%Y" }' in note for note in report.notes] == [True] * noted
+    if noted:
+        form = replace(report.form, dates={"x": "%m.%Y"})
+        days = as_days(read_table(path, form)["x"], "%m.%Y")
+        assert days[0] == day_of(dt.date(2023, 12, 1))
+
+
+def test_names_of_columns_print_no_control_characters(tmp_path):
+    report = describe(written(tmp_path, table(["1", "2"], ["a"], names="id,\x1b[31mred,\x1b[0m")))
+    assert not [line for line in [*report.lines(), *report.left_out] if "\x1b" in line]
 
 
 @pytest.mark.parametrize(
@@ -667,6 +713,10 @@ REFUSED = {
     ),
     "a second table, wider": (f"{PLAIN}\nid,z,w\n1,2,3\n", "line 33: further column names"),
     "zero bytes in cells": (PLAIN.replace("1.5", "1.5\0").encode(), "zero bytes (NUL)"),
+    "names with another separator": (
+        PLAIN.replace(",", "\t").replace("\t", " ", 1),
+        "1 name, and 2",
+    ),
     "a remark among rows": (PLAIN.replace("1007,", "# later\n1007,"), "line 9: 1 cells"),
 }
 
@@ -677,6 +727,7 @@ ODD = {
     "xz": lzma.compress(PLAIN.encode()),
     "tabs, packed": gzip.compress(table(["1.5", "2.25"], sep="\t").encode()),
     "blanks between cells": table(["1.5", "2.25"], sep="   "),
+    "unit separators": table(["1.5", "2.25"], sep="\x1f"),
     "carets": table(["1.5", "2.25"], sep="^"),
     "colons": table(["1.5", "2.25"], sep=":"),
     "remarks with separators": "# ours, 2024, all\n# of them\n" + PLAIN,

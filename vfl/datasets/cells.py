@@ -352,6 +352,7 @@ DATE_FORMS = (
     *("%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d. %b %Y"),
     *("%d-%b-%y", "%d %b %y", "%Y年%m月%d日", "%m/%Y", "%b %Y", "%b-%Y", "%Y-%b-%d", "%b %d %Y"),
     *("%d/%b/%Y", "%d.%b.%Y", "%d %b %Y %H:%M", "%d %b %Y %H:%M:%S", "%d. %b %Y %H:%M"),
+    *("%d. %b %Y, %H:%M", "%b %d, %Y %I:%M %p", "%b %d %H:%M:%S %Y", "%d %b %Y %H:%M:%S %z"),
     *("%d%b%Y", "%d%b%Y:%H:%M:%S"),  # of SAS
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
@@ -368,7 +369,8 @@ OTHER_ORDER = {
 }
 _DIGITS, _LETTERS, _BLANKS = re.compile(r"\d+"), re.compile(r"[^\W\d_]+"), re.compile(r"\s+")
 _SHAPES = {
-    form: re.sub(r"%[bBp]", "a", re.sub(r"(%[YymdHMSI])+", "9", form)) for form in DATE_FORMS
+    form: re.sub(r"%[bBp]", "a", re.sub(r"(%[YymdHMSI])+", "9", form)).replace("%z", "+9")
+    for form in DATE_FORMS
 }
 #: Names of months, casefolded: English, German, French, Spanish, Italian, Dutch, Portuguese and
 #: Scandinavian, with their abbreviations; no word means two months. Their accents may be missing.
@@ -388,7 +390,14 @@ november nov novembre noviembre novembro
 december dec dezember dez décembre déc diciembre dicembre dic dezembro desember des
 """
 _ENGLISH = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_ORDINALS, _OF = ("st", "nd", "rd", "th", "er"), ("de", "del", "of")
+_ORDINALS = ("st", "nd", "rd", "th", "er")
+#: Words that add nothing to a date. Tuesday is mar. in French, as March is: such dates are unread.
+_ADDED = """
+de del of uhr monday mon tuesday tue tues wednesday wed thursday thu thur thurs friday fri saturday
+sat sunday sun montag mo dienstag di mittwoch mi donnerstag do freitag fr samstag sonnabend sa
+sonntag so lundi lun mardi mercredi mer jeudi jeu vendredi ven samedi sam dimanche dim
+"""
+_IDLE = frozenset(_ADDED.split())
 
 
 def _bare(word: str) -> str:
@@ -413,17 +422,18 @@ FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 
 
 
 def _english(text: str) -> str:
-    """Write names of months in English, and leave out ordinals: `1er févr.` becomes `1 Feb`."""
+    """Write months in English without weekdays and ordinals: `Mo., 1. Mai` becomes `1. May`."""
     if len(text) > _LONGEST or (text.isascii() and text.isdigit()):
         return text
 
     def swap(found: re.Match[str]) -> str:
         word = found[1].casefold()
-        if word in _OF or (word in _ORDINALS and found.string[found.start() - 1].isdigit()):
+        if word in _IDLE or (word in _ORDINALS and found.string[found.start() - 1].isdigit()):
             return ""
-        return _MONTHS.get(word, found[0])
+        return "Z" if word in ("utc", "gmt") else _MONTHS.get(word, found[0])
 
-    return _BLANKS.sub(" ", _WORD.sub(swap, unicodedata.normalize("NFC", text)))
+    short = _BLANKS.sub(" ", _WORD.sub(swap, unicodedata.normalize("NFC", text)))
+    return short.replace(" Z", "Z").strip(" ,.")
 
 
 def _in_numbers(text: str) -> str:
@@ -467,6 +477,7 @@ def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
 
 
 def _far_day(text: str, form: str) -> float:
+    text = _english(text) if form == "ISO8601" else text
     if not _MAY_BE_DATE.fullmatch(text):
         return np.nan
     try:
@@ -572,7 +583,8 @@ def _forms_shaped(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
 
 def _shape(text: str) -> str:
     """Replace digits by 9, letters by a, and several blanks by one."""
-    return _BLANKS.sub(" ", _LETTERS.sub("a", _DIGITS.sub("9", text)))
+    shape = _BLANKS.sub(" ", _LETTERS.sub("a", _DIGITS.sub("9", text)))
+    return shape.replace(" -9", " +9")  # the time zone
 
 
 def date_form(texts: Sequence[str], known: str = "") -> str | None:

@@ -32,7 +32,7 @@ _TOP_BYTES = 1 << 18
 _TOP_LINES = 200
 _MOST_CELLS = 10_000
 #: Separators to try first, and separators to try if none of these fits the table.
-_SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|"), ("^", "~", "\x1f", ":", " ")
+_SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|", "\x1f"), ("^", "~", ":", " ")
 #: Invisible characters: byte order marks inside concatenated files, and blanks without width.
 _INVISIBLE = ("\ufeff", "\u200b", "\u2060")
 _PADDING = "\0\x1a"  # bytes that some systems append
@@ -124,6 +124,8 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
         separator = declared[1] if declared else _separator(lines[skip:])
     skip += _fit(lines[skip:], separator)[1]
     rows = [row for row in _reader(lines[skip:], separator) if row]
+    if rows and len(rows[0]) == 1:
+        _check_header(lines[skip:], path)
     _check_names(rows[0] if rows else [], path)
     cells = [cell for row in rows[1:] for cell in row if re.search(r"\d[.,]", cell)]
     signs = read_with(cells[:_MOST_CELLS])
@@ -189,6 +191,24 @@ def _check_names(names: Sequence[str], path: Path) -> None:
             want="one name for each column, in the first line of a CSV",
             fix="write a line of column names above it",
         )
+
+
+def _check_header(lines: Sequence[str], path: Path) -> None:
+    """Refuse a line of names whose separator differs from that of the rows.
+
+    Args:
+        lines: the first lines, where the best separator finds a single column.
+        path: path of the file.
+    """
+    for sign in _SEPARATORS:
+        counts = {len(row) for row in _reader(lines[1:], sign) if row}
+        if len(counts) == 1 and len(re.split(r"[,;|\s]+", lines[0].strip())) in counts - {1}:
+            raise DataError(
+                "the column names have another separator than the rows",
+                where=str(path),
+                got=f"1 name, and {counts.pop()} cells in each of the first rows",
+                fix="write the names with the separator of the rows",
+            )
 
 
 # The rows.
@@ -352,7 +372,7 @@ class CsvRows:
         for row in rows:
             if not row or row == header:
                 continue
-            if wanted > 1 and row[0] == header[0] != "":
+            if wanted > 1 and row[0] == header[0] != "" and not _NUMBER.fullmatch(header[0]):
                 error = self._odd(
                     rows, "further column names, different from those above: a second table"
                 )

@@ -16,6 +16,7 @@ import pandas as pd
 
 from vfl.core.errors import ConfigError, DataError, MisalignedError
 from vfl.core.storage import is_database
+from vfl.core.text import printable
 from vfl.datasets.alignment.join import align
 from vfl.datasets.alone import Truth, sampled, scores
 from vfl.datasets.csv_file import is_csv, may_be_thousands, sniff
@@ -32,6 +33,7 @@ from vfl.datasets.table import (
     TableFormat,
     check_column,
     id_columns,
+    row_blocks,
     spaced,
 )
 
@@ -40,6 +42,7 @@ Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "
 SAMPLE_ROWS = 100_000  # rows of the sample that scores columns against the label
 ALONE, NEARLY = 0.75, 0.99  # scores of a column alone (AUC or R2) that give a warning
 FEW_CLASSES = 20  # largest number of different whole numbers that count as classes
+_TOP_ROWS = 1000
 RARE = 0.2  # share of the rarest class below which class weights help
 _FEW_NUMBERS = 5  # fewer different numbers may be categories, such as sizes
 _KEY_NAME = re.compile(
@@ -143,6 +146,7 @@ class TableReport:
 
 def table_of_columns(columns: Sequence[ColumnReport], notes: Sequence[str] = ()) -> list[str]:
     """Format columns with kind, share of missing cells and inputs, and then the warnings."""
+    columns = [replace(column, name=printable(column.name)) for column in columns]
     wide = max(6, *(len(column.name) for column in columns))
     lines = [f"{'column':<{wide}}  {'kind':<8}  missing  becomes"]
     lines += [
@@ -243,6 +247,12 @@ def describe(
         for name, fact in facts.items()
         if fact.kind == "number" and not fact.whole_numbers and name not in form.numbers
     ]
+    if found_out and (months := _months(table, decimals)):
+        how = ", ".join(f'"{name}" = "%m.%Y"' for name in months)
+        notes += (
+            "are numbers such as 12.2023 months and years? They are read as decimals; otherwise "
+            f"set dates = {{ {how} }} in [data]",
+        )
     if found_out and (grouped := may_be_thousands(source, form, decimals)):
         how = ", ".join(f'"{name}" = ","' for name in grouped)
         notes += (
@@ -252,6 +262,21 @@ def describe(
     return TableReport(
         len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
     )
+
+
+def _months(table: Table, names: Sequence[str]) -> list[str]:
+    """Columns whose first decimals all look like a month and a year, such as 12.2023."""
+    found = []
+    for name in names:
+        block = next(row_blocks(table, [name], _TOP_ROWS))[name]
+        cells = pd.to_numeric(block, errors="coerce").dropna().unique()
+        if len(cells) < 2 or cells.min() < 1 or cells.max() >= 13:
+            continue
+        years = np.round((cells % 1) * 1e4, 6)
+        dated = (years >= 1900) & (years < 2100) & (years % 1 == 0)
+        if dated.all() and (years % 100 != 0).any():
+            found.append(name)
+    return found
 
 
 def _found_form(
@@ -590,7 +615,7 @@ def left_out_lines(becomes: Mapping[str, str], begin: str) -> list[str]:
     reasons = dict[str, list[str]]()
     for name, what in becomes.items():
         _, out, why = what.partition("left out: ")
-        reasons.setdefault(why if out else "", []).append(f"'{name}'")
+        reasons.setdefault(why if out else "", []).append(f"'{printable(name)}'")
     return [
         f"{begin} {', '.join(names)}"
         + (f" ({why})" if why else ": add them to some 'columns', or leave them unread")

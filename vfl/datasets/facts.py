@@ -61,7 +61,9 @@ _GROUP_CELLS = 1 << 21  # cells of columns that are read together
 _NO_HASHES = np.empty(0, np.uint64)
 _EXACT = 2.0**53  # whole numbers below it are exact in float64
 _DATED = (
-    r"^\p{L}{0,10}[ .,]*\d{1,4}(st|nd|rd|th|er)?[-/. ]+(\d{1,2}|\p{L}{3,10})[-/., ]+\d{1,4}(\D.*)?$"
+    r"^(\p{L}{2,10}[., ]+)?(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
+    r"|\d{1,2}(st|nd|rd|th|er)?[-/. ]+(de |of )?\p{L}{3,10}[-/., ]+(de )?\d{4}"
+    r"|\p{L}{3,10}\.? \d{1,2}(st|nd|rd|th)?,? \d{4})([T ,].*)?$"
 )
 _NUMERIC = r"^[-+]?\d[\d.,]*$"
 _WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
