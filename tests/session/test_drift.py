@@ -56,6 +56,16 @@ def test_scores_and_a_file_that_gives_the_same_counters():
     assert not [edge for edge in edges if edge in text]
 
 
+@pytest.mark.parametrize(("shift", "drifted"), [(0.0, 0), (1.0, 1)])
+def test_a_sample_of_a_large_table_shows_the_same_shift(monkeypatch, shift, drifted):
+    monkeypatch.setattr("vfl.session.drift._SAMPLE_ROWS", 500)
+    split = Split(np.arange(4000), np.arange(0), np.arange(0))
+    drift = Drift.of(PartyData("shop", draw(0), None, (), split, b""))
+    assert {sum(counts) for counts in drift.record()["inputs"]["expected"]} == {500}
+    drift.add(draw(1, shift=shift))
+    assert drift.drifted() == drifted
+
+
 def test_a_score_is_the_number_the_second_class_or_the_largest():
     answers = torch.tensor([[0.0, 0.0], [0.0, np.log(3)]])
     assert scores_of(answers, True)[:, 0].tolist() == pytest.approx([0.5, 0.75])

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from vfl.datasets import PartyData
 from vfl.datasets.encode import TableEncoder
-from vfl.datasets.mapped_tensor import MappedTensor
 
 _DECILES = 9
 _BINS = 2 * _DECILES + 1
 _MOST_INPUTS = 512
 _WAITING = 1024  # rows that are counted together
-_SAMPLE_ROWS = 1 << 17  # least sample of training rows for the bins, if a table is on disk
+_SAMPLE_ROWS = 1 << 17  # least sample of training rows for the bins of a larger table
 #: A column with a larger population stability index counts as drifted (Siddiqi 2006).
 DRIFTED = 0.25
 #: Least number of rows for a report: fewer rows do not describe a population, but disclose much
@@ -143,8 +142,7 @@ class Drift:
         inputs, own, train = None, data.inputs, data.split.train
         if (held := data.held.get(data.name)) is not None:
             train = train[held[train]]
-        if isinstance(own, MappedTensor):
-            train = train[:: max(1, len(train) // _SAMPLE_ROWS)]
+        train = train[:: max(1, len(train) // _SAMPLE_ROWS)]
         if own is not None and own.ndim == 2 and own.shape[1] <= _MOST_INPUTS and len(train):
             inputs = Bins.of(own.index_select(0, torch.from_numpy(train)), _names(data))
         scores = None
