@@ -157,7 +157,7 @@ def test_a_killed_training_goes_on_to_the_same_models_and_the_same_budget(
     data, tmp_path, in_flight, more
 ):
     settings = experiment(
-        {"epsilon": 6.0, "noise": 1.5} | more, train={"epochs": 40, "in_flight": in_flight}
+        {"epsilon": 3.0, "noise": 1.5} | more, train={"epochs": 40, "in_flight": in_flight}
     )
     undisturbed = session(data, settings).run()
     for at in (7, 16, 23):
