@@ -62,7 +62,7 @@ def run(bench: Callable[..., Sequence[Row]], shown: Shown) -> Sequence[Row]:
             if get_origin(_kind(arguments[name])) is Sequence:
                 asked[name] = [each for part in asked[name] for each in part]
         if "network" in asked and not asked.get("wan", arguments["wan"].default):
-            options.error("--network needs a line: --wan 80mbps,40ms")
+            options.error("--network needs a network link: --wan 80mbps,40ms")
         rows = bench(**asked)
     except VFLError as error:
         print(error, file=sys.stderr)

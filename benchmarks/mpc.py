@@ -144,7 +144,7 @@ def peers(spec: str) -> list[System]:
     name, _, python = spec.partition("=")
     if name not in PEERS or not python:
         raise BadOptionError(
-            "this peer does not exist",
+            "no other system has this name",
             where="option 'peer'",
             got=f"'{spec}'",
             want=f"{' or '.join(PEERS)}, '=' and the Python that has it installed",
@@ -166,7 +166,7 @@ class RunningSystem(ExitStack):
         super().__init__()
         if system.name == "crypten" and network.kind == "proxy":
             raise UserError(
-                "CrypTen's connections would pass the proxies by",
+                "CrypTen's connections would bypass the proxies",
                 where="network 'proxy'",
                 fix="--network tun, or leave CrypTen out",
             )
@@ -369,7 +369,9 @@ def bench_mpc(
         require_choice("mode", name, SYSTEMS)
     kind = choose(network) if wan else "loopback"
     if others and kind == "model":
-        raise ConfigError("peers need lines that are not computed", got=f"network {kind}")
+        raise ConfigError(
+            "other systems need a network that is not computed", got=f"network {kind}"
+        )
     use_one_thread()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vfl-bench-")))

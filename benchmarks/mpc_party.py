@@ -372,7 +372,7 @@ def rules_of(workload: Workload, system: str) -> Rules | None:
     """
     if (system == "shares") != (workload.function == "cnn"):
         raise ConfigError(
-            "networks of images are played on shares, and nothing else is",
+            "networks of images run in mode shares, and nothing else does",
             got=f"{workload.name}, {system}",
             want="--mode shares with cnn-b1-inference or cnn-b16-inference",
         )
@@ -381,7 +381,9 @@ def rules_of(workload: Workload, system: str) -> Rules | None:
     if system == "holders":
         if workload.function != "rsqrt":
             raise ConfigError(
-                "holders play 1/sqrt alone", got=workload.name, want="rsqrt-1, rsqrt-16, rsqrt-128"
+                "mode holders runs only 1/sqrt",
+                got=workload.name,
+                want="rsqrt-1, rsqrt-16, rsqrt-128",
             )
         return None
     mode: Mode = "thesis" if system == "thesis" else "fast"

@@ -175,7 +175,7 @@ def _peer(spec: str) -> tuple[str, str]:
     if name not in PEERS or not python:
         want = f"{' or '.join(PEERS)}, '=' and the Python that has it installed"
         raise BadOptionError(
-            "this peer does not exist", where="option 'peer'", got=f"'{spec}'", want=want
+            "no other system has this name", where="option 'peer'", got=f"'{spec}'", want=want
         )
     return name, python
 

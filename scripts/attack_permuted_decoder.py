@@ -319,9 +319,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What permuted values of a decoder give away.")
     parser.add_argument("--model", type=Path, help="folder of a real model")
     parser.add_argument("--question", default="My doctor says that I have diabetes")
-    parser.add_argument("--texts", type=int, help="of a fine-tuned model, beside public weights")
-    parser.add_argument("--attention", action="store_true", help="first block, really asked")
-    parser.add_argument("--blocks", type=int, nargs="*", default=[0, 1], help="attacked behind")
+    parser.add_argument("--texts", type=int, help="number of texts to attack in a fine-tuned model")
+    parser.add_argument(
+        "--attention", action="store_true", help="attack the attention scores of the first block"
+    )
+    parser.add_argument(
+        "--blocks", type=int, nargs="*", default=[0, 1], help="numbers of blocks before the attack"
+    )
     options = parser.parse_args()
     protected = Form(protect="scores", score_bits=6)
     if options.model is not None and options.attention:

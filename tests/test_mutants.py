@@ -51,7 +51,7 @@ print(*((told, by) for _, told, by in script["try_each"]([fault], seconds=600)))
     [
         ("row.frames += 1", "row.frames += 2", "('noticed', 'tests/core/test_traffic.py::"),
         ("row.frames += 1", "row.frames += 1  # one", "('survived', '')"),
-        ("no such line", "row.frames += 2", "('broken', 'frames: the text stands 0 times"),
+        ("no such line", "row.frames += 2", "('broken', 'frames: the text occurs 0 times"),
     ],
 )
 def test_what_becomes_of_a_fault_is_told(find, replace, outcome):

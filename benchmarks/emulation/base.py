@@ -70,7 +70,7 @@ class Wan:
             else:
                 _refuse(f"'{part}'", f"a unit of {', '.join([*_MBPS, *_MS])}")
             if name in found:
-                _refuse(f"'{text}', which says it twice")
+                _refuse(f"'{text}', which states it twice")
             found[name] = number
         return Wan(found.get("mbps"), found.get("round_trip_ms", 0.0))
 
@@ -102,7 +102,9 @@ class Wan:
 
 
 def _refuse(got: str, want: str = _WANT) -> NoReturn:
-    raise BadOptionError("this line does not exist", where="option 'wan'", got=got, want=want)
+    raise BadOptionError(
+        "this is not a valid network link", where="option 'wan'", got=got, want=want
+    )
 
 
 class Egress:

@@ -99,13 +99,13 @@ class OpenminedPsi(Protocol):
         response = _read(psi.Response, (yield self._receive(own, other)), other)
         answers = response.encrypted_elements
         if len(answers) != len(items) or len(set(answers)) != len(items):
-            raise ProtocolError(f"'{other}' answers less than it was asked, or an answer twice")
+            raise ProtocolError(f"'{other}' answered too few items, or an item twice")
         try:
             found = np.array(client.GetIntersection(setup, response), dtype=np.int64)
         except (RuntimeError, ValueError):  # the text of the library's error is not shown
             raise other_size(other) from None
         if len(found) and found.max() >= len(own.ids):
-            raise ProtocolError("an item that stands for no id is called common")
+            raise ProtocolError("a dummy item was reported as common")
         return found
 
     def _answer(self, psi: Any, own: Own, other: str, items: list[str]) -> _Step:

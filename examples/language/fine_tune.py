@@ -63,8 +63,8 @@ def main() -> None:
     """Write a line for each training when it ends; skip trainings that are already in the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fine_tuning.csv"))
-    parser.add_argument("-s", "--set", action="append", default=[], help="a setting's change")
-    parser.add_argument("--most", type=int, help="pairs of codecs; the same command goes on")
+    parser.add_argument("-s", "--set", action="append", default=[], help="change of a setting")
+    parser.add_argument("--most", type=int, help="pairs of codecs to run; a later run continues")
     arguments = parser.parse_args()
     asked = read_experiment(Path(__file__).parent / "reviews.toml", arguments.set)
     data = load_data(asked)

@@ -264,12 +264,16 @@ def main() -> None:
     """Run the cells that are not in the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
-    parser.add_argument("--model", help="a published decoder, such as smollm2; else pretrain.py's")
-    parser.add_argument("--texts", type=int, default=8, help="of a cell; fewer of long ones")
+    parser.add_argument("--model", help="a published decoder, such as smollm2")
     parser.add_argument(
-        "--sweep", action="append", help="depth, length, half, noise, codec, sanitised"
+        "--texts", type=int, default=8, help="number of texts in a cell; fewer long texts"
     )
-    parser.add_argument("--most", type=int, help="cells; the same command goes on")
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        help="parts to run: depth, length, half, noise, codec, sanitised",
+    )
+    parser.add_argument("--most", type=int, help="cells to run; a later run continues")
     arguments = parser.parse_args()
     names = [field.name for kind in (Cell, Found) for field in fields(kind)]
     done: set[tuple[str, ...]] = set()

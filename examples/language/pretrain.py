@@ -37,7 +37,9 @@ def main() -> None:
     parser.add_argument("--name", default="reviews")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--window", type=int, default=128, help="words of a training text")
+    parser.add_argument(
+        "--window", type=int, default=128, help="number of words in a training text"
+    )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     arguments = parser.parse_args()

@@ -102,13 +102,19 @@ def main():
     parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--public-epochs", type=int, default=20)
     parser.add_argument("--rate", type=float, default=1.0)
-    parser.add_argument("--scale", type=float, default=10.0, help="length of a row's features")
-    parser.add_argument("--noise", type=float, default=NOISE, help="0 for none")
-    parser.add_argument("--lot", type=int, help="rows; the source's unless given")
+    parser.add_argument("--scale", type=float, default=10.0, help="norm of a row's features")
+    parser.add_argument(
+        "--noise", type=float, default=NOISE, help="noise multiplier; 0 adds no noise"
+    )
+    parser.add_argument("--lot", type=int, help="rows in a lot; by default as in the paper")
     parser.add_argument("--clip", type=float, default=CLIP)
-    parser.add_argument("--layers", type=int, default=2, help="hidden ones of 384")
-    parser.add_argument("--choose", action="store_true", help="look at no test row")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop there, and go on")
+    parser.add_argument(
+        "--layers", type=int, default=2, help="number of hidden layers of width 384"
+    )
+    parser.add_argument("--choose", action="store_true", help="use no test rows")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop then; a later run continues"
+    )
     parser.add_argument("--out", type=Path, default=Path("cifar.jsonl"))
     parser.add_argument("--state", type=Path, default=Path("cifar.state"))
     asked = parser.parse_args()

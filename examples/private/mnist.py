@@ -194,13 +194,17 @@ def main():
     parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--out", type=Path, default=Path("mnist.jsonl"))
     parser.add_argument("--state", type=Path, default=Path("mnist.state"))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop there, and go on")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop then; a later run continues"
+    )
     for name, kind in (("width", int), ("hidden", int), ("lot", int), ("clip", float),
                        ("noise", float), ("first-rate", float), ("last-rate", float)):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=None)
     parser.add_argument("--by", choices=["half", "layer"], default="layer")
-    parser.add_argument("--choose", action="store_true", help="look at no test row")
-    parser.add_argument("--median", action="store_true", help="clip norms follow the median")
+    parser.add_argument("--choose", action="store_true", help="use no test rows")
+    parser.add_argument(
+        "--median", action="store_true", help="let clip norms follow the median of norms"
+    )
     parser.add_argument("--projection", choices=["pca", "random"], default="pca")
     given = vars(parser.parse_args())
     use_one_thread()

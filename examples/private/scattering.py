@@ -171,12 +171,14 @@ def main():
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 3.0, 2.0, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument(
-        "--rates", type=float, nargs="+", help="learning rates in place of this file's"
+        "--rates", type=float, nargs="+", help="learning rates instead of this file's"
     )
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--angles", type=int, default=ANGLES, help="of the wavelets")
-    parser.add_argument("--clip", type=float, default=CLIP, help="of a row's whole gradient")
-    parser.add_argument("--choose", action="store_true", help="judge on held-out training rows")
+    parser.add_argument("--angles", type=int, default=ANGLES, help="number of wavelet angles")
+    parser.add_argument(
+        "--clip", type=float, default=CLIP, help="clip norm of a row's whole gradient"
+    )
+    parser.add_argument("--choose", action="store_true", help="test on held-out training rows")
     parser.add_argument("--folder", type=Path, default=Path("scattering"))
     parser.add_argument("--out", type=Path, default=Path("scattering.jsonl"))
     asked = parser.parse_args()

@@ -35,7 +35,7 @@ def test_a_project_and_a_party(vfl, refused, project):
     assert bank.out.splitlines()[-1].startswith("1 of ")
     failed = [line for line in bank.out.splitlines() if line.startswith("FAIL")]
     assert [line.split()[1] for line in failed] == ["superlink"]
-    assert "check that it runs" in bank.out
+    assert "check that the server runs" in bank.out
 
 
 def test_for_machines(vfl, project):

@@ -199,15 +199,15 @@ BROKEN = [
     (Shrinking, SAID, "becomes smaller for more rows"),
     (Unsaved, MODELS, "not part of the weights"),
     (InPlace, HOOKS, "changed in place: gradient"),
-    (GlobalNoise, HOOKS, "a global generator moved: torch"),
+    (GlobalNoise, HOOKS, "a global random generator changed: torch"),
     (Detached, "gradients_flow_through", "logits lost its graph"),
     (BatchScaled, PREDICTION, "a row depends on its batch"),
     (Averageable, PREDICTION, "could average"),
     (Unhelpful, STATED, "refused without a fix"),
     (Forgetful, "state_survives_a_checkpoint", "not restored"),
     (Misplaced, STATED, "embedding never run at side 'label'"),
-    (Unrelated, "what_comes_back_keeps_its_axes", "lost its graph"),
-    (Promising, STATED, "epsilon and unit go together"),
+    (Unrelated, "what_comes_back_keeps_its_axes", "without a gradient graph"),
+    (Promising, STATED, "a statement has an epsilon and a unit, or neither"),
 ]
 
 

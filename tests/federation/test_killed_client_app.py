@@ -19,7 +19,7 @@ def test_a_client_app_that_is_killed(commands, measured):
     commands.kill("flwr-clientapp", "right")
     measured()
     told = training.wait_for(
-        "party 'right' went away and did not come back; restart 1 of 3, from exchange"
+        "party 'right' disconnected and did not reconnect; restart 1 of 3, from exchange"
     )
     training.wait_for("epoch ", after=told)
     measured("a ClientApp was killed; the next epoch ended after")

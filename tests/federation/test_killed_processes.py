@@ -13,7 +13,7 @@ def test_a_client_app_and_the_run_gives_up(commands, undisturbed, measured):
     measured()
     assert training.wait() == 3
     measured("a ClientApp was killed; a run without restarts ended after")
-    assert "error[V405]: party 'left' went away and did not come back" in training.last_words()
+    assert "error[V405]: party 'left' disconnected and did not reconnect" in training.last_words()
     assert f"--resume {commands.run(training)}" in training.last_words()
     commands.nodes["right"].wait_for("error[V406]: the label party stopped with V405: party 'left'")
     resume(commands, training, undisturbed, measured)
@@ -27,7 +27,7 @@ def test_a_supernode(commands, undisturbed, measured):
     commands.kill("flower-supernode", "right")
     measured()
     right.wait_for("the SuperNode of right ended (exit -9); starting it again in 1 s", after=before)
-    told = training.wait_for("party 'right' went away and did not come back; restart 1 of 3")
+    told = training.wait_for("party 'right' disconnected and did not reconnect; restart 1 of 3")
     training.wait_for("epoch ", after=told)
     measured("a SuperNode was killed; the next epoch ended after")
     assert "party right is connected to" in right.said()[before:]

@@ -73,7 +73,7 @@ def test_a_training_goes_on_when_its_lost_party_is_back(marked, mode):
         label, "train", name, overrides=overrides, on_epoch=kill, on_note=notes.append
     )
     assert killed
-    assert "party 'right' went away and did not come back; restart 1 of 1" in "\n".join(notes)
+    assert "party 'right' disconnected and did not reconnect; restart 1 of 1" in "\n".join(notes)
     found = RunFolder.open(path).summary()
     same = read_json(run_in_process(folder, label, lambda _: None, overrides) / "summary.json")
     assert found["epochs"] == same["epochs"]

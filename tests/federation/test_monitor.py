@@ -138,7 +138,7 @@ def test_only_addresses_of_the_list_may_read(party):
 
 def test_others_need_tls(party, tmp_path):
     metrics = PartyMetrics(party, {}, lambda: True)
-    with pytest.raises(UserError, match="stays on its own machine"):
+    with pytest.raises(UserError, match="must stay on one machine"):
         Monitor(MonitorSettings(host="0.0.0.0", port=0), metrics)
     with pytest.raises(UserError, match="belong together"):
         Monitor(MonitorSettings(port=0), metrics, tmp_path / "server.pem")

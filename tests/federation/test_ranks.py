@@ -74,6 +74,6 @@ def test_a_party_that_is_lost_whole_is_waited_for(commands, in_one_rank):
     training = commands.train()
     training.wait_for("epoch  10")
     commands.kill("flwr-clientapp", "right")
-    told = training.wait_for("went away and did not come back")
+    told = training.wait_for("disconnected and did not reconnect")
     training.wait_for("restart 1 of 3", after=told)
     same(commands, training, in_one_rank)

@@ -67,7 +67,7 @@ def test_a_network_that_is_back_long_after_it(gate, commands, undisturbed, measu
     training.wait_for("epoch  20")
     gate.shut()
     measured()
-    told = training.wait_for("went away and did not come back; restart 1 of 3, from exchange")
+    told = training.wait_for("disconnected and did not reconnect; restart 1 of 3, from exchange")
     told = training.wait_for("is absent (the label party cannot be reached)", after=told)
     measured("the network is cut for")
     gate.restore()

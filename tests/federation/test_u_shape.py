@@ -55,6 +55,6 @@ def test_a_middle_that_dies_is_named_and_the_training_goes_on_later(federation):
     training.wait_for("epoch   3")
     federation.kill("flwr-clientapp", "compute")
     assert training.wait() == 3, training.said()
-    assert "party 'compute' went away" in training.last_words(), training.said()
+    assert "party 'compute' disconnected" in training.last_words(), training.said()
     federation.trained(resume=training)
     assert read_json(federation.run(training) / "summary.json")["epochs"] == 60

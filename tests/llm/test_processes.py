@@ -103,7 +103,7 @@ def test_a_user_killed_in_the_middle_asks_again_and_its_material_never_returns(r
         assert asking.poll() is None, asking.said()
     kill(asking)
     assert real.answer()["tokens"] == wanted
-    owner.wait_for("party 'user' went away and did not come back", 30)
+    owner.wait_for("party 'user' disconnected and did not reconnect", 30)
     assert real.used("user") == real.used("owner") == 2
 
 

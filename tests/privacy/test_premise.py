@@ -380,8 +380,8 @@ REFUSED = {
     "a counter": (nn.Sequential(nn.Linear(4, 4), Keeps(counts)), "layer '1' (Keeps)", "next"),
     "a bare GRU": (nn.GRU(4, 3), "the model", "one row of outputs"),
     "one row less an axis": (of_rows(torch.squeeze), "the model", "one row of outputs"),
-    "no gradient": (of_rows(torch.detach), "the model", "cannot be tried"),
-    "other columns": (nn.Linear(5, 4), "the model", "cannot be tried"),
+    "no gradient": (of_rows(torch.detach), "the model", "cannot be tested"),
+    "other columns": (nn.Linear(5, 4), "the model", "cannot be tested"),
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def test_epsilons_of_the_same_thing_add_up_with_their_assumptions():
 )
 def test_other_epsilons_are_never_added(other):
     one = PrivacyStatement("labels", "everybody", **LABEL)
-    with pytest.raises(PrivacyError, match="same thing"):
+    with pytest.raises(PrivacyError, match="same kind"):
         added([one, PrivacyStatement("labels", "everybody", **LABEL | other)])
     with pytest.raises(PrivacyError):
         added([])

@@ -73,7 +73,7 @@ def test_a_training_goes_on_where_all_have_a_checkpoint(session, monkeypatch):
     session.play("train")
     assert saved
     notes = (session.run / "notes.txt").read_text()
-    assert "party 'insurer' went away and did not come back; restart 1 of 3" in notes
+    assert "party 'insurer' disconnected and did not reconnect; restart 1 of 3" in notes
     digest = read_json(session.run / "summary.json")["weights_sha256"]
     assert digest == session.alone().weights_digest()
 

@@ -68,7 +68,7 @@ def test_a_training_goes_on_where_all_have_a_checkpoint(session, monkeypatch):
     assert saved
     notes = (session.run / "notes.txt").read_text()
     assert re.search(
-        r"party '\w+' went away and did not come back; restart 1 of 3, from exch", notes
+        r"party '\w+' disconnected and did not reconnect; restart 1 of 3, from exch", notes
     )
     digest = read_json(session.run / "summary.json")["weights_sha256"]
     assert digest == session.alone().weights_digest()

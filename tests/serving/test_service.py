@@ -604,7 +604,7 @@ def test_mutual_tls_lets_in_whoever_has_a_certificate(trained_run, tmp_path):
 
 
 def test_without_tls_it_stays_on_this_machine(trained_run):
-    with pytest.raises(VFLError, match="stays on its own machine"):
+    with pytest.raises(VFLError, match="must stay on one machine"):
         serve(trained_run, LeadSettings(host="0.0.0.0", port=0))
 
 

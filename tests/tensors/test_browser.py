@@ -82,7 +82,7 @@ def test_what_a_page_does_not_do(pages):
     with pytest.raises(ConsentError):
         hidden.get()
     tabs[1].call("Page.navigate", url="about:blank")
-    with pytest.raises(LostPeerError, match="bob has gone"):
+    with pytest.raises(LostPeerError, match="bob has disconnected"):
         tensors.fix_precision(X).share(alice, bob, dealer=carol).get()
 
 

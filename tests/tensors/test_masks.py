@@ -48,7 +48,7 @@ def test_a_mask_hides_once(masked):
     _, session, mask = masked
     alice, _, carol = session.workers
     parcel = carol.pack(mask.parts[-1].number, "alice", alice.public_key())
-    with pytest.raises(ConsentError, match="given out only once"):
+    with pytest.raises(ConsentError, match="sent only once"):
         carol.pack(mask.parts[-1].number, "alice", alice.public_key())
     alice.accept(parcel)
     with pytest.raises(AuthenticationError, match="before"):

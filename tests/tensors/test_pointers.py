@@ -186,7 +186,7 @@ def test_gradients_get_into_no_memory_that_others_read(workers):
     first = weight.grad
     loss = (weight * hidden).sum()
     del weight  # nobody holds it, and so nobody gets its gradient
-    with pytest.raises(UserError, match="cannot follow"):
+    with pytest.raises(UserError, match="cannot compute gradients"):
         loss.backward()
     assert torch.equal(first.get(), torch.ones(3))
     weight = tensors.send(torch.zeros(3), alice).requires_grad_()
@@ -211,7 +211,7 @@ def test_gradients_that_break_off_half_way_are_hidden_too(any_workers):
     early = other.exp()
     early.add_(1.0)  # what the gradient of exp needs is gone
     loss = early.sum() + (weight * hidden).sum()
-    with pytest.raises(UserError, match="cannot follow"):
+    with pytest.raises(UserError, match="cannot compute gradients"):
         loss.backward()
     assert weight.grad is not None
     with pytest.raises(ConsentError):

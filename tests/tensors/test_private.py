@@ -264,7 +264,7 @@ def test_networks_that_a_worker_makes():
         [["linear", [10**9, 10**9], True]],
         [["linear", ["a", 1], True]],
     ]:
-        with pytest.raises(UserError, match="no network"):
+        with pytest.raises(UserError, match="cannot build a network"):
             built(bad)
 
 

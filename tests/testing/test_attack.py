@@ -180,10 +180,10 @@ BROKEN = [
     (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
     (Greedy, WINS, "not granted"),
     (Reading, WINS, "not granted"),
-    (Burglar, WINS, "evidence that it was not granted changes its guess"),
-    (OfTheGlobalGenerator, WINS, "moved: torch"),
-    (OfNumpysGenerator, WINS, "moved: numpy"),
-    (Reseeding, WINS, "moved: torch"),
+    (Burglar, WINS, "evidence that the attack was not granted changes its guess"),
+    (OfTheGlobalGenerator, WINS, "changed: torch"),
+    (OfNumpysGenerator, WINS, "changed: numpy"),
+    (Reseeding, WINS, "changed: torch"),
     (Unrepeatable, WINS, "not repeatable"),
     (Centring, WINS, r"in place: .*targets\.cuts"),
     (Tracking, WINS, r"in place: .*targets\.cuts"),
@@ -242,7 +242,7 @@ def loses(contract, score):
     [
         (Silencing, GradientAttackContract, WINS, "gradients"),
         (Rescaling, InputAttackContract, WINS, r"leaked\.inputs"),
-        (Labelled, InputAttackContract, WINS, "evidence that it was not granted|index"),
+        (Labelled, InputAttackContract, WINS, "evidence that the attack was not granted|index"),
         (Labelled, InputAttackContract, GUESS, "it beats its guess"),
     ],
     indirect=["broken"],
@@ -323,7 +323,7 @@ def test_sound_attacks_on_what_others_hold_and_hear_pass(broken, test):
     [
         (Emptying, WINS, r"sent\[1\]\.cuts"),
         (EmptyingPartners, WINS, r"partners\[0\]\.targets\.cuts"),
-        (RobbingPartners, WINS, "evidence that it was not granted"),
+        (RobbingPartners, WINS, "evidence that the attack was not granted"),
     ],
     indirect=["broken"],
 )

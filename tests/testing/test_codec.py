@@ -229,7 +229,7 @@ BROKEN = [
     (OnlyBytes, "any_bytes_like_payload_is_read_alike", "not bytes"),
     (Remembering, TRAVEL, "`kept` differs from the values"),
     (InPlace, TRAVEL, "encode changed the cut"),
-    (OfTheGlobalGenerator, TRAVEL, "moved: torch"),
+    (OfTheGlobalGenerator, TRAVEL, "changed: torch"),
     (BatchScaled, "a_prediction_does_not_depend_on_its_batch", "depends on its batch"),
     (
         WithoutTrailingZeros,
@@ -242,7 +242,7 @@ BROKEN = [
     (Trusting, "malformed_payloads_are_refused_or_harmless", ".*"),
     (Forgetful, "state_survives_a_checkpoint", "was not restored"),
     (HalfForgetful, "both_ends_stay_together_and_resume", "was not restored"),
-    (Positional, "positions_are_used_or_ignored", "without declaring this"),
+    (Positional, "positions_are_used_or_ignored", "does not declare"),
     (Nameless, "positions_are_used_or_ignored", "accepted a batch without"),
     (Widening, "its_modules_loss_and_formula_fit_the_cut", "not have the stated width"),
     (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "not a scalar"),

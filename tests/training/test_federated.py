@@ -95,10 +95,10 @@ def test_a_resumed_run_tells_only_what_is_new(label, follow):
         folder = created(path, label)
         folder.note("party bank is here")
         folder.epoch({"epoch": 1})
-        folder.fail(LostPeerError("party 'bank' went away and did not come back"))
+        folder.fail(LostPeerError("party 'bank' disconnected and did not reconnect"))
 
     error, _, _ = follow(lost, "finished:failed")
-    assert "party 'bank' went away" in str(error)
+    assert "party 'bank' disconnected" in str(error)
     assert error.fix.startswith("vfl train PROJECT --resume ")
 
     def again(path):

@@ -119,9 +119,9 @@ def test_counts_that_do_not_fit_leave_the_attached_stream_alone(link):
 
 def test_an_ended_link_takes_no_stream(link):
     link.attach(Scripted(), hello(), {})
-    with pytest.raises(LostPeerError, match="did not come back"):
+    with pytest.raises(LostPeerError, match="did not reconnect"):
         link.receive()
-    with pytest.raises(LostPeerError, match="did not come back"):
+    with pytest.raises(LostPeerError, match="did not reconnect"):
         link.attach(Scripted(), hello(), {})
 
 
@@ -284,7 +284,7 @@ def test_more_frames_missing_than_kept_is_a_loss_at_both_ends(open_hub, open_pro
     with pytest.raises(LostPeerError, match="lacks more frames") as caught:
         feature.receive()
     assert caught.value.got == "6 frames missing"
-    with pytest.raises(LostPeerError, match="did not come back"):
+    with pytest.raises(LostPeerError, match="did not reconnect"):
         label.receive()
 
 
@@ -300,7 +300,7 @@ def test_a_party_that_stays_away_is_lost_by_name(open_hub, open_proxy, attach, f
     for step in range(2):  # both may still be taken by buffers; the connection is reset then
         label.send(Frame(Kind.GRAD, step))
         time.sleep(0.02)
-    with pytest.raises(LostPeerError, match="'bank' went away"):
+    with pytest.raises(LostPeerError, match="'bank' disconnected"):
         label.send(Frame(Kind.GRAD, 2))
     with pytest.raises(LostPeerError, match="cannot be reached"):
         feature.receive()

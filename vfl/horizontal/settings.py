@@ -87,7 +87,7 @@ class HorizontalSettings(Settings):
     @model_validator(mode="after")
     def _consistent(self) -> HorizontalSettings:
         if self.sampled > self.clients:
-            raise ValueError(f"sampled = {self.sampled} of clients = {self.clients}")
+            raise ValueError(f"sampled = {self.sampled} is above clients = {self.clients}")
         if mistake := self._dp_mistake():
             raise ValueError(mistake)
         return self
@@ -96,27 +96,30 @@ class HorizontalSettings(Settings):
         """Return the reason why privacy settings contradict each other, or None if they do not."""
         if self.noise == "none":
             if self.epsilon is not None:
-                return "noise = 'none' keeps no epsilon; leave epsilon out, or choose a noise"
+                return "noise = 'none' guarantees no epsilon; leave epsilon out, or choose a noise"
             return None
         if self.epsilon is None:
             return f"noise = '{self.noise}' needs epsilon, the budget of the whole training"
         if self.clip == "none":
-            return f"noise = '{self.noise}' needs a clip: without one no noise bounds anything"
+            return (
+                f"noise = '{self.noise}' needs a clip: without clipping, noise gives no guarantee"
+            )
         private = self.noise != "client" or self.sensitivity == "rigorous"
         if self.clip == "percentile" and private:
             which = "sensitivity = 'rigorous'" if self.noise == "client" else f"'{self.noise}'"
             return (
-                f"clip = 'percentile' looks at norms that nothing protects, and {which} promises "
+                f"clip = 'percentile' uses norms without protection, but {which} promises "
                 "an epsilon of everything: use clip = 'quantile', its private form, or 'fixed'"
             )
         if self.clip == "quantile" and self.sensitivity == "paper" and self.noise == "client":
             return (
-                "clip = 'quantile' is counted, so noise = 'client' needs sensitivity = 'rigorous'"
+                "the budget includes clip = 'quantile', "
+                "so noise = 'client' needs sensitivity = 'rigorous'"
             )
         if self.clip == "quantile" and not 0 < self.percentile < 100:
             return "clip = 'quantile' needs a percentile above 0 and below 100"
         if self.layers < 1 and self.noise in ("server", "steps"):
-            return f"layers below 1 go with noise = 'none' or 'client', got '{self.noise}'"
+            return f"layers below 1 need noise = 'none' or 'client', got '{self.noise}'"
         return None
 
 

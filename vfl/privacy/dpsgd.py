@@ -271,9 +271,9 @@ class RowClipper:
                 gradients(output, torch.zeros_like(grad), weights)
             ):
                 raise NonFiniteError(
-                    "a value inside the model is not finite, so clipping could not bound its row",
+                    "a value inside the model is not finite, so clipping cannot bound its row",
                     want="finite activations of every row",
-                    fix="scaled inputs, or layers of a model that clipping has a rule for",
+                    fix="scale the inputs, or use layers for which clipping has a rule",
                 )
             factors = kernel.clip_factors(norms[-1], bounds)
             for total, group, one in zip(totals, self.group_of, found, strict=True):

@@ -192,7 +192,7 @@ def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: s
     total, counts = total.detach().double().cpu(), [law.count for law in laws]
     if total.shape != (sum(counts),) or not math.isfinite(float(total.sum())):
         raise PrivacyError(
-            "noise cannot cover this sum",
+            "noise cannot protect this sum",
             got=f"axes {tuple(total.shape)}, or a number that is not finite",
             want=f"{sum(counts)} finite numbers",
         )

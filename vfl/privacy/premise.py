@@ -252,8 +252,8 @@ class _Trial:
             raise self.refusal(
                 "a layer carries state from one batch to the next, which no noise hides",
                 self._culprit(first, self._passes(rows), everywhere, everywhere),
-                got="other outputs for the same rows after other rows, with the same random draws",
-                want="outputs that follow from rows, weights and torch's own generator alone",
+                got="other outputs for the same rows and draws, after a pass of other rows",
+                want="outputs that depend only on rows, weights and torch's own generator",
             )
 
     def _try_batches(self, rows: Rows, most_rows: int) -> None:
@@ -294,8 +294,8 @@ class _Trial:
             raise self.refusal(
                 "a row's gradient depends on the other rows of its batch, so that clipping rows"
                 " bounds nothing",
-                got=f"another gradient of a row in another batch of {len(output)}",
-                want="a gradient that follows from the row and the weights",
+                got=f"a row had another gradient in another batch of {len(output)}",
+                want="a gradient that depends only on the row and the weights",
             )
 
     def _rules_hold(
@@ -366,22 +366,22 @@ class _Trial:
                 path, _, own = name.rpartition(".")
                 layer = self._named(self.model.get_submodule(path))
                 raise self.refusal(
-                    "a pass through the model changes released values without noise",
+                    "a forward pass changes values that are released without noise",
                     layer,
-                    got=f"another '{own}' after a batch",
+                    got=f"another value of '{own}' after a batch",
                     want="weights that only the optimiser changes, and constant buffers",
-                    fix="a layer without running figures: GroupNorm or LayerNorm, for example",
+                    fix="a layer without running statistics, such as GroupNorm or LayerNorm",
                 )
 
     def _mixes(
         self, first: Sequence[_Pass], second: Sequence[_Pass], at: list[int], to: list[int]
     ) -> PrivacyError:
         return self.refusal(
-            "a row's output depends on the other rows of its batch, so that no clip bounds what a"
-            " row changes",
+            "a row's output depends on the other rows of its batch, so that clipping"
+            " does not bound the effect of a row",
             self._culprit(first, second, at, to),
-            got="another output of the same row among other rows",
-            want="an output that follows from the row and the weights",
+            got="a row had another output among other rows",
+            want="an output that depends only on the row and the weights",
         )
 
     def _culprit(
@@ -468,9 +468,9 @@ def _tried(trial: _Trial) -> Iterator[_Trial]:
             raise
         except Exception as error:
             raise trial.refusal(
-                "the model cannot be tried on made-up rows before a private session begins",
+                "the model cannot be tested on random rows before a private session begins",
                 got=type(error).__name__,  # the text of the error may contain data
-                want="batches of any number of rows, and a gradient of each",
+                want="a model for any number of rows, with a gradient for each row",
                 fix="run it on torch.randn(3, *shape), or on zeros and ones, in batches of 1 to 3",
             ) from error
 

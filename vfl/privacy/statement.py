@@ -92,7 +92,7 @@ def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
     kinds = sorted({", ".join(filter(None, one.kind)) for one in listed})
     if len(kinds) != 1 or any(one.epsilon is None for one in listed):
         raise PrivacyError(
-            "only epsilons of the same thing add up",
+            "only epsilons of the same kind can be added",
             got="; ".join(kinds) or "no statement",
             want="statements with an epsilon of one unit, span, relation and adversary",
             fix="compare them side by side",

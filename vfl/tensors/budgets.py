@@ -72,7 +72,7 @@ class BudgetLedger(Spending[Table]):
             )
         if not _NAME.fullmatch(name):
             raise UserError(
-                "a table whose budget is kept needs another name", got=name, want=_NAME.pattern
+                "a table whose budget is stored needs another name", got=name, want=_NAME.pattern
             )
         kept = self._read(name)
         taken = () if kept is None else kept.spent

@@ -117,13 +117,13 @@ class WorkerKeys:
             parcel[PUBLIC_BYTES + NONCE_BYTES :],
         )
         if once in self._opened:
-            raise AuthenticationError("this parcel was opened before", where=self._name)
+            raise AuthenticationError("this encrypted message was opened before", where=self._name)
         try:
             cipher = AESGCM(self._key.key(once, _info(once, self._key.public)))
             content = cipher.decrypt(nonce, rest, None)
         except (InvalidTag, NotAgreedError, ValueError):
             raise AuthenticationError(
-                "a parcel from another worker cannot be opened", where=self._name
+                "an encrypted message from another worker cannot be opened", where=self._name
             ) from None
         self._opened.add(once)
         return content

@@ -58,7 +58,7 @@ class Unshared:
         session, owner = Session.of(holders, dealer, mac), self.pointer.location
         if owner.remote != dealer.remote:
             raise UserError(
-                "the tensor and the holders must be in the same process, or both in others",
+                "the tensor and the holders must all be in this process, or all in others",
                 got=repr(self.pointer),
                 fix="choose holders of the tensor's kind, or get() it first if you may",
             )

@@ -96,7 +96,7 @@ def built(layers: Sequence[Any]) -> nn.Sequential:
             made.append(kind(**options, **({"bias": bool(bias[0])} if bias else {})))
         return nn.Sequential(*made)
     except (KeyError, TypeError, ValueError, RuntimeError):
-        raise UserError("this describes no network that a worker can build") from None
+        raise UserError("a worker cannot build a network from this description") from None
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Budget:
                 where=where,
                 got=f"{sum(each.steps for each in self.spent)} steps",
                 want=f"epsilon {self.epsilon:g} at delta {self.delta:g}",
-                fix="train with more noise or fewer steps from the start, or ask its owner",
+                fix="train with more noise or fewer steps from the start, or ask the table's owner",
             )
         self._left -= steps
         self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
@@ -330,7 +330,7 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
         raise ConsentError(
             f"{worker.name} grants no training with noise on this table",
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
-            fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for what has a tag",
+            fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for a tensor with a tag",
         )
     # After a change of the table, one record may be in every row.
     if held.value._version != budget.version:

@@ -297,7 +297,7 @@ class Pool:
 
     def _lose(self, name: str, error: VFLError) -> None:
         loss = LostPeerError(
-            f"{name} has gone",
+            f"{name} has disconnected",
             got=error.what,
             fix="read the output of its process; start it again in a new pool",
         )

@@ -228,9 +228,9 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     if member.deals:
         return Found(member.plus(_as_share(mask), blank(masked.share.shape)))
     if not (isinstance(mask, MaskShare) and isinstance(masked, Masked)):
-        raise UserError("these values are not a mask and values under it")
+        raise UserError("these values are not a mask and values that it hides")
     if not hmac.compare_digest(mask.token, masked.token):
-        raise AuthenticationError("the values are under another mask")
+        raise AuthenticationError("another mask hides these values")
     shared = member.plus(mask.shared, FIELD.lift(masked.elements))
     return Found(shared, readers=masked.readers, final=True)
 
@@ -643,7 +643,8 @@ class PartySession(Session):
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
         """Raise an error, because this session has no workers."""
         raise UserError(
-            "a program of parties contains a pointer", fix="share values by their owner"
+            "a program that all parties run contains a pointer to a worker",
+            fix="share values at the party that owns them",
         )
 
     def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
@@ -765,7 +766,7 @@ class PointerSession(Session):
             raise CheatingError(
                 "holders reported different values",
                 where=", ".join(each.name for each in holders),
-                fix="stop working with these holders; nothing that follows can be trusted",
+                fix="stop working with these holders; no further result can be trusted",
             )
         pad = self.workers[-1].read(mask.parts[-1].number, requester)
         return FIELD.lower(FIELD.sub(revealed[0], pad))

@@ -380,7 +380,7 @@ class Worker:
             torch.autograd.backward(self._tensor(number), inputs=[each.value for each in leaves])
         except RuntimeError:
             raise UserError(
-                "torch cannot follow gradients from here",
+                "torch cannot compute gradients of this tensor",
                 where=self.name,
                 got=axes(loss.value.shape),
                 want="a scalar of tensors whose gradients are wanted",
@@ -443,7 +443,7 @@ class Worker:
             if (
                 number in self._handed_out
             ):  # two values hidden by the same mask would disclose their difference
-                raise ConsentError("a mask can be given out only once", where=self.name)
+                raise ConsentError("a mask can be sent only once", where=self.name)
             self._handed_out.add(number)
             content |= {"value": held.value.elements, "mask": list(held.value.tokens)}
         elif isinstance(held.value, Votes):

@@ -38,7 +38,7 @@ class AccountantContract(Contract):
         for kind in _KINDS:
             found = self.cost(spec, kind)
             assert math.isfinite(found), "an epsilon is not finite"
-            assert found >= _CLOSE * _least(kind), "an epsilon is below what the steps cost"
+            assert found >= _CLOSE * _least(kind), "an epsilon is below the known cost of the steps"
 
     def test_more_steps_less_noise_and_a_smaller_delta_never_cost_less(self, spec: str) -> None:
         for kind in _KINDS:
@@ -46,7 +46,7 @@ class AccountantContract(Contract):
             more = self.cost(spec, GaussianSteps(kind.noise, 2 * kind.steps, rate))
             louder = self.cost(spec, GaussianSteps(2 * kind.noise, kind.steps, rate))
             surer = self.cost(spec, kind, _DELTA / 100)
-            assert louder <= found <= min(more, surer), "an epsilon has the wrong direction"
+            assert louder <= found <= min(more, surer), "an epsilon changes in the wrong direction"
 
     def test_steps_of_several_kinds_cost_no_less_than_each(self, spec: str) -> None:
         found = self.cost(spec, _KINDS)

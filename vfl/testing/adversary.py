@@ -79,7 +79,7 @@ class Watched(Adversary):
         assert found.shape == before.shape, f"{hook} changed its shape"
         assert found.dtype == before.dtype, f"{hook} changed its type"
         # The other party refuses a frame of another shape, and the training ends there.
-        assert torch.isfinite(found).all(), f"{hook} gave what is not finite"
+        assert torch.isfinite(found).all(), f"{hook} returned a value that is not finite"
         return found
 
     def _look(self, hook: str, *given: Any) -> tuple[Any, Tensor]:
@@ -87,7 +87,7 @@ class Watched(Adversary):
         (values,) = (one for one in given if isinstance(one, Tensor))
         before = values.clone()
         found = getattr(self._played, hook)(*given)
-        assert torch.equal(values, before), f"{hook} changed in place what it was given"
+        assert torch.equal(values, before), f"{hook} changed its inputs in place"
         return found, before
 
 
@@ -131,7 +131,7 @@ class AdversaryContract(Contract):
         assert not changed, f"the evidence was changed in place: {changed}"
         if first != second:
             assert first == self._train(self._begun(spec)).weights_digest(), "not repeatable"
-            raise AssertionError("evidence that it does not hold changes its result")
+            raise AssertionError("evidence that the adversary does not hold changes its result")
 
     def test_a_training_that_is_resumed_ends_as_one_that_was_not(
         self, spec: str, tmp_path: Path
@@ -247,7 +247,7 @@ def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
     """Return which rows a trigger marks, axes (rows,), and check that values keep their shape."""
     before = values.clone()
     marked = mark(values)
-    assert torch.equal(values, before), f"{mark.__name__} changed in place what it was given"
+    assert torch.equal(values, before), f"{mark.__name__} changed its inputs in place"
     assert (marked.shape, marked.dtype) == (before.shape, before.dtype), "rows of another form"
     assert torch.equal(mark(before), marked), "another trigger each time"
     return (marked != before).flatten(1).any(1)

@@ -109,7 +109,7 @@ class AttackContract(Contract):
         if not torch.equal(found, again):
             same = make(spec).run(self.case(True, attack.needs).view, generator(0, "draw"))
             assert torch.equal(found, same), "not repeatable"
-            raise AssertionError("evidence that it was not granted changes its guess")
+            raise AssertionError("evidence that the attack was not granted changes its guess")
 
     def test_it_stays_at_its_guess_where_nothing_leaks(self, spec: str) -> None:
         self.require_guess(self._attempt(make(spec), leaking=False))

@@ -47,7 +47,7 @@ def draw_from_all() -> None:
 def require_still(states: Mapping[str, object]) -> None:
     """Require that no global random generator has changed."""
     moved = differing(states, global_states())
-    assert not moved, f"a global generator moved: {moved}"
+    assert not moved, f"a global random generator changed: {moved}"
 
 
 def differing(before: Mapping[str, object], after: Mapping[str, object]) -> str:

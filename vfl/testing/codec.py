@@ -167,10 +167,10 @@ class CodecContract(Contract):
                     codec.encode(cut, refused)
                 except SpecError:
                     continue
-                raise AssertionError("it needs positions, and accepted a batch without them")
+                raise AssertionError("the codec needs positions, but accepted a batch without them")
         else:
             sent = [bytes(make(spec).encode(cut, one).payload) for one in (named, nameless)]
-            assert sent[0] == sent[1], "it uses positions without declaring this in `needs_rows`"
+            assert sent[0] == sent[1], "the codec uses positions, but does not declare `needs_rows`"
 
     def test_a_card_sends_the_same_bytes(self, spec: str, training: bool) -> None:
         if not torch.cuda.is_available():

@@ -129,10 +129,10 @@ class DefenseContract(Contract):
                 back = torch.randn(*axes, self.classes).requires_grad_()
                 cut, noise = torch.randn(2, *axes, self.width)
                 repaired = layers(back, cut, cut + noise)
-                assert repaired.shape == back.shape, "what comes back has other axes"
-                assert torch.isfinite(repaired).all(), "what comes back is not finite"
+                assert repaired.shape == back.shape, "a hook returned values of another shape"
+                assert torch.isfinite(repaired).all(), "a hook returned values that are not finite"
                 repaired.square().sum().backward()
-                assert back.grad is not None, "what comes back lost its graph"
+                assert back.grad is not None, "a hook returned values without a gradient graph"
         assert any(one.grad is not None for one in layers.parameters()), "layers that cannot train"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
@@ -195,7 +195,9 @@ class DefenseContract(Contract):
             assert promise.against, "against whom?"
             has_epsilon = promise.epsilon is not None
             for what in (promise.unit, promise.relation, promise.accountant):
-                assert bool(what) == has_epsilon, "epsilon and unit go together"
+                assert bool(what) == has_epsilon, (
+                    "a statement has an epsilon and a unit, or neither"
+                )
             assert promise.unit in UNITS
             assert promise.relation in RELATIONS
             assert promise.adversary in ADVERSARIES
@@ -208,7 +210,9 @@ class DefenseContract(Contract):
             make(spec).prepare(LabelKind(classes=None))
         except SpecError as error:
             refusal = error
-        assert refusal is None or refusal.fix or refusal.want, "it was refused without a fix"
+        assert refusal is None or refusal.fix or refusal.want, (
+            "the defense was refused without a fix"
+        )
 
     def _bottom(self, defense: Defense) -> nn.Module:
         """Return an untrained bottom model; for a defense of words, a model that reads words."""

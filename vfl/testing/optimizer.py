@@ -67,7 +67,9 @@ class OptimizerContract(Contract):
             one.numel() for state in optimizer.state.values() for one in state.values()
             if isinstance(one, Tensor) and one.numel() > 1
         )  # fmt: skip
-        assert kept <= self.steps(spec).copies * weights, "it keeps more than `copies` states"
+        assert kept <= self.steps(spec).copies * weights, (
+            "the optimiser keeps more than `copies` states"
+        )
 
     def _begun(self, spec: str) -> tuple[nn.Module, optim.Optimizer]:
         model = nn.Linear(_COLUMNS, 2)

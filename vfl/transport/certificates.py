@@ -90,7 +90,7 @@ class Authority:
         Each call makes another certificate for the same key, so each of these certificates verifies
         every signature (the extra random bits follow FIPS 186-5, A.2.1).
         """
-        assert len(secret) == _SECRET_BYTES, "16 bytes more than the key has, against bias"
+        assert len(secret) == _SECRET_BYTES, "16 more bytes than a key has, to avoid bias"
         number = 1 + int.from_bytes(secret, "big") % (_P256_ORDER - 1)
         return cls._of(ec.derive_private_key(number, ec.SECP256R1()), name, days)
 
@@ -110,7 +110,9 @@ class Authority:
         """Make a new server key and its certificate, which ends no later than the CA's."""
         ca = x509.load_pem_x509_certificate(self.ca_pem)
         ca_key = serialization.load_pem_private_key(self.key_pem, None)
-        assert isinstance(ca_key, ec.EllipticCurvePrivateKey), "our CAs have keys of this kind"
+        assert isinstance(ca_key, ec.EllipticCurvePrivateKey), (
+            "the CAs of vfl have elliptic-curve keys"
+        )
         key = ec.generate_private_key(ec.SECP256R1())
         end = min(_after(days), ca.not_valid_after_utc)
         server = _builder(

@@ -184,7 +184,7 @@ def _explained(name: str, address: Address) -> Iterator[None]:
             f"the certificate of {name} is not accepted",
             where=where,
             got=problem.verify_message,
-            want="one that is valid today, for this host, signed by the authority in ca.pem",
+            want="a certificate valid today, for this host, signed by the authority in ca.pem",
             fix="check that the clocks agree, get ca.pem again, or renew it: vfl renew PROJECT",
         ) from None
     except ssl.SSLError as problem:
@@ -199,7 +199,7 @@ def _explained(name: str, address: Address) -> Iterator[None]:
             f"{name} cannot be reached",
             where=where,
             got=problem.strerror or type(problem).__name__,
-            fix="check that it runs, and that the port is open in every firewall between",
+            fix="check that the server runs, and that each firewall on the way opens the port",
         ) from None
 
 

@@ -63,7 +63,7 @@ def proxy_for(host: str) -> Proxy | None:
         ) from None
     if parts.scheme != "http":
         raise ConfigError(
-            "streams support one kind of proxy, which gets CONNECT without TLS",
+            "streams support only proxies that receive CONNECT without TLS",
             where=_SETTING,
             got=f"{printable(parts.scheme, 20)}://",
             want="http://HOST:PORT",

@@ -85,7 +85,7 @@ class Sequence:
             raise self._another_process(f"{peer_received} frames received", f"at most {self.sent}")
         if gap > len(self._stored):
             raise LostPeerError(
-                "the other end lacks more frames than are stored for it",
+                "the peer lacks more frames than are stored for a resend",
                 got=f"{gap} frames missing",
                 want=f"at most {len(self._stored)}",
                 fix="start the session again from its last checkpoint",
@@ -95,7 +95,7 @@ class Sequence:
     @staticmethod
     def _another_process(got: str, want: str) -> LostPeerError:
         return LostPeerError(
-            "the two ends of a session have different counters; one of them was started again",
+            "the two parties have different frame counters; one of them was started again",
             got=got,
             want=want,
             fix="start the session again from its last checkpoint",
@@ -416,7 +416,8 @@ class TcpLink(_StreamLink):
                         where=self._place,
                         got=error.strerror or type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
-                        fix=f"{why}; if it is still running, check host, port, and TLS at both",
+                        fix=f"{why}; if it is still running, "
+                        "check host, port, and TLS at both parties",
                     ) from error
             time.sleep(self._timeouts.retry_s)
 
@@ -565,7 +566,7 @@ class HubLink(_StreamLink):
         if self._lost_at is not None and time.monotonic() >= self._lost_at + window_s:
             raise self._end(
                 LostPeerError(
-                    f"{self._peer} went away and did not come back",
+                    f"{self._peer} disconnected and did not reconnect",
                     want=f"a new connection within {window_s:g} s",
                 )
             )

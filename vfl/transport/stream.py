@@ -292,7 +292,7 @@ class Stream:
         except (OSError, ValueError) as error:
             raise ConnectionError("the connection broke") from error
         if count == 0:
-            raise ConnectionError("the other end closed the connection")
+            raise ConnectionError("the peer closed the connection")
         return count
 
     def _begin(self) -> bool:
@@ -375,7 +375,7 @@ class Stream:
             return
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
         if int.from_bytes(info[_RECEIVED_AT:], sys.byteorder) > limit_bytes:
-            raise ConnectionError("the other end sent too much before it was admitted")
+            raise ConnectionError("the peer sent too much before it was admitted")
 
 
 def require_loopback(host: str) -> None:
@@ -386,7 +386,7 @@ def require_loopback(host: str) -> None:
     """
     if not is_loopback(host):
         raise UserError(
-            "a stream without TLS stays on its own machine",
+            "a stream without TLS must stay on one machine",
             got=host,
             want="a certificate, or a loopback address",
         )
@@ -419,7 +419,7 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         elsewhere = getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
-        here = "listen at an address of this machine, or at 0.0.0.0 or :: for all it has"
+        here = "listen at an address of this machine, or at 0.0.0.0 or :: for all of its addresses"
         raise UserError(
             "cannot listen for the other parties",
             where=str(Address(host, port)),

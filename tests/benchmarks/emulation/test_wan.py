@@ -28,7 +28,7 @@ def test_bandwidth_and_round_trip(text, mbps, round_trip_ms):
         ("-5ms", "'-5ms'"),
         ("80mbps;40ms", "80mbps;40ms"),
         ("80mbits,40ms", "'80mbits'"),
-        ("80mbps,90mbps", "says it twice"),
+        ("80mbps,90mbps", "states it twice"),
         ("0mbps,40ms", "0 mbps"),
     ],
 )

@@ -173,7 +173,7 @@ if order["dies"]:
     os.kill(os.getpid(), 9)
 sys.stdin.read()
 """
-MISSED = LostPeerError("party 'shop' went away and did not come back")
+MISSED = LostPeerError("party 'shop' disconnected and did not reconnect")
 OURS, THEIRS = (f"rank 1 of party '{name}' was lost" for name in ("bank", "shop"))
 
 

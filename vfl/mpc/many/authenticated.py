@@ -183,7 +183,7 @@ class AuthenticatedMember(BeaverEngine):
             where=f"operation {number}",
             got=got,
             want="shares whose MACs match the opened values",
-            fix="stop working with these holders; nothing that follows can be trusted",
+            fix="stop working with these holders; no further result can be trusted",
         )
 
     # Operations of the engine.

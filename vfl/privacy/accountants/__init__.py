@@ -114,7 +114,9 @@ def noise_for(
     while costs(high) > epsilon:
         low, high = high, 2 * high
         if high > 2**40:
-            raise PrivacyError(f"no noise keeps {steps} steps within epsilon {epsilon:g}")
+            raise PrivacyError(
+                f"no noise multiplier keeps {steps} steps within epsilon {epsilon:g}"
+            )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if high - low <= 1e-6 * high or not middle:
