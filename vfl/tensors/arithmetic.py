@@ -3,11 +3,11 @@
 Every function takes and returns `FixedPrecisionTensor`, with gradients, and discloses no value.
 Rounds on shares of two holders without MACs; a round is one message in each direction:
 
-moves, sums            no message
-product                one round; one more to divide a factor that is a product
-product with a number  no round, or one to divide such a factor
-sign, comparison       five rounds
-leading one            eight rounds
+moves, sums            no message.
+product                one round; one more to divide a factor that is a product.
+product with a number  no round, or one to divide such a factor.
+sign, comparison       five rounds.
+leading one            eight rounds.
 """
 
 from __future__ import annotations
