@@ -78,7 +78,7 @@ class ProductQuantise(Codec):
         if width % self.pieces:
             fits = [one for one in range(1, width + 1) if width % one == 0]
             raise WidthError(
-                f"a cut of width {width} cannot be divided into {self.pieces} pieces of equal length",
+                f"a cut of width {width} cannot be divided into {self.pieces} equal pieces",
                 got=f"pieces = {self.pieces}",
                 want=", ".join(map(str, fits)),
             )
