@@ -178,7 +178,7 @@ class TestFedLite:
         torch.testing.assert_close(cut.grad, 0.3 * (cut.detach() - sent) / 10)
 
     def test_a_width_without_equal_pieces_names_those_that_fit(self):
-        with pytest.raises(WidthError, match="no 5 pieces"):
+        with pytest.raises(WidthError, match="into 5 equal pieces"):
             make("fedlite:pieces=5").check(8)
 
 

@@ -95,6 +95,6 @@ def test_missing_and_repeated_ids_are_counted_and_not_shown():
     ids = texts("07", "7", "SECRET", "SECRET")
     with pytest.raises(MisalignedError) as caught:
         check_unique(normalise(ids, "zeros"), lambda: [ids], "party 'bank'", "zeros")
-    assert "2 rows repeat another row's id, 1 of them in the table" in str(caught.value)
+    assert "2 rows repeat another row's id, 1 of them before normalisation" in str(caught.value)
     assert "SECRET" not in str(caught.value)
     check_unique(normalise(ids[:3], "plain"), lambda: [ids[:3]], "party 'bank'", "plain")

@@ -192,7 +192,7 @@ def test_rows_that_a_rule_makes_alike_are_counted(made, tmp_path):
     cells.to_csv(tmp_path / "shop.csv", index=False)
     with pytest.raises(MisalignedError) as caught:
         alignment.align(experiment, "server_aided", tmp_path / "alignment")
-    assert caught.value.got == "1 rows repeat another row's id, 0 of them in the table"
+    assert caught.value.got == "1 rows repeat another row's id, 0 of them before normalisation"
 
 
 def test_a_composite_id_aligns_and_is_no_feature(tmp_path):

@@ -265,4 +265,5 @@ class Anchored(Defense):
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         anchored = next(part for part in bottom.modules() if isinstance(part, AnchoredBottom))
-        anchored.components.fit(inputs, torch.Generator())  # without features, no draws
+        # Without random features, `fit` draws nothing.
+        anchored.components.fit(inputs, torch.Generator())

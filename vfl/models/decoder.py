@@ -140,7 +140,7 @@ class BlockShape:
         even = self.positions == "learned" or self.turned % 2 == 0
         if not whole or self.heads % self.groups or not even:
             raise BadOptionError(
-                "the heads do not divide the width, or the groups the heads",
+                "width, heads, groups and rotary positions of a transformer do not fit together",
                 where="option 'heads'",
                 got=f"width {self.width}, heads {self.heads}, groups {self.groups}",
                 want="width a multiple of heads, heads of groups; rotary positions turn an even "

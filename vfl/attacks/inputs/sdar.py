@@ -159,7 +159,8 @@ class SDARLabels(SDAR):
     The victim's cuts go through the server's own layers, and then through the simulated ones.
 
     Only the distributions of cuts decide which cut belongs to which class. For convolutional
-    bottoms this suffices. For dense bottoms, and for similar classes, the attack confuses classes.
+    bottoms the distributions suffice. For dense bottoms, and for similar classes, the attack
+    confuses classes.
 
     Source: see `SDAR`.
 

@@ -86,7 +86,9 @@ def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: s
     mine = yield from protocol.role(own, (own.party, label_party), label_party)
     counts = bytes((yield Receive(label_party, _COUNTS.size)))
     if len(counts) != _COUNTS.size:
-        raise ProtocolError(f"an alignment message of another form from '{label_party}'")
+        raise ProtocolError(
+            f"an alignment message from '{label_party}' does not have the agreed form"
+        )
     rows, complete = _COUNTS.unpack(counts)
     accepted = complete >= own.bounds.min_common
     yield Send(label_party, _YES if accepted else _NO)
@@ -96,7 +98,9 @@ def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: s
     if answer == _NO:
         raise protocols.refused_by_others()
     if answer[:1] != _YES or len(answer) != 1 + _SLOT.itemsize * len(mine):
-        raise ProtocolError(f"an alignment message of another form from '{label_party}'")
+        raise ProtocolError(
+            f"an alignment message from '{label_party}' does not have the agreed form"
+        )
     slots = np.frombuffer(answer, _SLOT, offset=1).astype(np.int64)
     fits = rows <= own.bounds.max_ids and len(np.unique(slots)) == len(slots)
     if not fits or slots.max(initial=-1) >= rows or int((slots < complete).sum()) != complete:

@@ -370,8 +370,8 @@ def check_unique(
         raise MisalignedError(
             f"the ids of {where} do not identify its rows uniquely",
             where=f"id rules {spec}",
-            got=f"{spaced(repeated)} rows repeat another row's id, {spaced(before)} of them in "
-            "the table",
+            got=f"{spaced(repeated)} rows repeat another row's id, {spaced(before)} of them "
+            "before normalisation",
             want="one id in each row, and no id twice",
             fix='repeats = "first", "latest:COLUMN" or "mean" in [data] makes one row of each id'
             if before == repeated

@@ -709,4 +709,4 @@ def refused_by_others() -> ConsentError:
 
 def other_size(sender: str) -> ProtocolError:
     """Make the error for a message that does not have the protocol's form."""
-    return ProtocolError(f"an alignment message of another form from '{sender}'")
+    return ProtocolError(f"an alignment message from '{sender}' does not have the agreed form")
