@@ -359,7 +359,7 @@ def main() -> None:
         print(f"| {change:g} | {' | '.join(shares)} |", flush=True)
     print("\n| change of scores' weights | questions | left unknown | protected |")
     print("| --- | --- | --- | --- |")
-    for change, count in ((0.03, 256), (0.03, 1024), (0.1, 1024)):
+    for change, count in ((0.03, 256), (0.03, 640)):
         shares = [left_unknown_of_scores(change, count, one) for one in (Form(), protected)]
         print(f"| {change:g} | {count} | {shares[0]:.3f} | {shares[1]:.3f} |", flush=True)
     print("\n| asked | P0: words' vectors | words read | P1: keys |\n| --- | --- | --- | --- |")

@@ -20,6 +20,7 @@ def test_all_mistakes_of_a_file_are_told_at_once():
     for content, said in (
         ({"terms": terms}, {"terms.mode = slow"}),
         ({"terms": terms | {"mode": "fast"}}, {"shape is no", "first_bytes = 4 is less"}),
+        ({"terms": terms | {"mode": "thesis", "protect": "scores"}}, {'needs mode = "fast"'}),
         ({"terms": terms | {"shown_bytes": 3, "mode": "fast", "shape": {"vocabulary": 9}}},
          {"no 'owner'", "no 'dealer'"}),
     ):  # fmt: skip
