@@ -66,9 +66,9 @@ class Compared:
         best: spec of the best attack of the pack.
         heavy, adaptive, gain: fraction of right answers, or AUC, in percent, of both attackers, and
             their difference.
-        budget_s, spent_s: processor time that the adaptive attacker may use, and that it used. The
-            first is the time of the whole pack, or `LEAST_S`.
-        tried: compositions.
+        budget_s, spent_s: processor time that the adaptive attacker may use, and time that it
+            used. It may use the time of the whole pack, and at least `LEAST_S`.
+        tried: number of compositions that the adaptive attacker tried.
         voted: specs of the compositions whose votes gave the result.
     """
 

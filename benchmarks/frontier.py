@@ -315,7 +315,7 @@ class Claims:
         leaks: claim: some attack reaches more than the reference plus the margin, however many
             attacks were run.
         ahead: claim: the defense is more accurate than the best label-free bottom.
-        behind: claim: the defense is not more accurate, whichever label-free bottom is the best.
+        behind: claim: the defense is not more accurate than the best label-free bottom.
         beats: claim: the defense is more accurate, and no attack reaches more than the reference
             plus the margin.
     """

@@ -6,8 +6,9 @@ same network and take turns. vfl answers one question; each other system then co
 token, and one token from the middle of the answer, with earlier keys and values shared beforehand.
 
 The first token of vfl is timed from the call on, so its time includes the stream's handshake, TLS
-and new keys. Dealing takes place before and is reported separately; other systems deal within the
-measured time. Each run of another system is the second of two runs, as in `benchmarks.mpc`.
+and new keys. The dealer of vfl deals before the call, and this time is reported separately; other
+systems deal within the measured time. Another system runs each task twice, and the second run
+counts, as in `benchmarks.mpc`.
 
 `--next-tokens` measures something else: how often the next token after a prompt equals the token of
 the float64 model, and how close the scores of the two tokens are if they differ. Whole answers
@@ -422,7 +423,7 @@ class _Bench:
 
 
 def decoder_task(plain: Decoder, text: Sequence[int], past: int, name: str, path: Path) -> Task:
-    """Return a task for another system: the token after a text, of which `past` tokens are cached.
+    """Return a task for another system: compute the token after a text.
 
     Args:
         plain: the model.

@@ -5,9 +5,9 @@
     vfl grid --add-attack examples/outside_pipeline.py runs/outside --attack pipeline:learner=svm
     python -m benchmarks.outside runs/outside --out outside.csv
 
-A line of the file --out is the result of one attack on one victim. The table has the best external
-attack on each training, selected by its results, and the difference of its result from the adaptive
-attacker's on the same victims.
+A line of the file --out is the result of one attack on one victim. For each training,
+the printed table shows the external attack with the best results. Beside it stands the difference
+from the result of the adaptive attacker on the same victims.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
 
 
 def table(rows: Sequence[OutsideRow]) -> str:
-    """Return a line for each training, in points, with intervals over victims."""
+    """Return a table of all trainings: results in points, with intervals over victims."""
     head = ["task", "training", "measure", "adaptive", "best from outside", "reaches",
             "it less adaptive", "the others"]  # fmt: skip
     lines = []

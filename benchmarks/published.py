@@ -63,7 +63,8 @@ class Printed:
         source: table, figure or section.
         what, setting: meaning of the number, and conditions under which vfl's result was measured.
         unit: unit of the number.
-        better: whether "higher" or "lower" values are better; "near" means neither.
+        better: "higher" or "lower" if values above or below the printed one are better; "near" if
+            only values near it are good.
         printed: the number as the paper prints it.
         spread: standard deviation that the paper prints with it; "" if there is none.
         within: largest difference at which two numbers count as equal; if "", the unit determines
@@ -328,7 +329,9 @@ def _summary(rows: Sequence[PublishedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """A time of chapters 5 and 6, and the least time that its network link allows, in seconds.
+    """A time printed in chapters 5 and 6 of the thesis, and the least time that its link allows.
+
+    Times are in seconds.
 
     Attributes:
         what: workload and network link.

@@ -6,11 +6,11 @@ ranks take turns, so that each ratio compares measurements that are close in tim
 the median over the turns. In a step, the two parties also work in turn, so that one rank per party
 keeps one core busy, and two ranks keep two cores busy.
 
-The machine cannot run eight ranks at once, so their step is computed from two measurements. One is
-the CPU time of a step on an eighth of the batch, in one rank. The other is the time in which eight
-simultaneous ranks sum as many gradients and gather the outputs. For two ranks, the result of the
-same computation is shown beside the measurement. The computation ignores network time, and memory
-bandwidth that cores share.
+The machine cannot run eight ranks at once, so the time of their step is computed as the sum of two
+measured times. The first is the CPU time of a step on an eighth of the batch in one rank. The
+second is the time in which eight simultaneous ranks sum as many gradients and gather the outputs.
+For two ranks, the result of the same computation is shown beside the measurement. The computation
+ignores network time, and memory bandwidth that cores share.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class RankRow:
         wall_ms: median duration of a step at rank 0 of the label party; 0 for computed rows.
         speed: speed relative to one rank, by wall time; for computed rows, by CPU time.
         work: CPU time of all processes, divided by that with one rank.
-        final_loss: training loss of the last epoch; equal for all numbers of ranks. For computed
-            rows it is 0.
+        final_loss: training loss of the last epoch; equal for all numbers of ranks. The loss is 0
+            for computed rows.
     """
 
     model: str

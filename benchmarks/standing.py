@@ -70,7 +70,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of all clients of a load.
+    """Results of all clients of a load test.
 
     Attributes:
         losses: parties that were killed.

@@ -95,7 +95,7 @@ class StudyPage(Generic[Found]):
         shown: function that returns the sections about all tasks together.
         of_task: function that returns the sections about one task; it may write pictures beside the
             page.
-        method: end of the page, which does not depend on the results.
+        method: text at the end of the page, which does not depend on the results.
     """
 
     title: str

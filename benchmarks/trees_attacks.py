@@ -42,7 +42,7 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "trees"
 TASKS = ("bank", "credit")
-#: The tasks in which feature parties know nodes, by the task to which they belong.
+#: For each task, the variant in which feature parties learn which rows are in which node.
 TOLD = {one: f"{one}_nodes" for one in TASKS}
 #: Name of the trees with the options of the experiment itself.
 PLAIN = "none"
@@ -105,7 +105,7 @@ def _by_victim(values: Mapping[tuple[str, int], float]) -> dict[int, float]:
     return {int(seed): value for seed, value in by_victim(dict(values)).items()}
 
 
-# --- what it comes to -----------------------------------------------------------------------------
+# --- results for each model -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Place:
     Attributes:
         model: the options of the model that differ from the plain model's options.
         loss: utility of the plain trees minus the utility of this model.
-        worst: the strongest attack on labels.
+        worst: the attack on labels with the highest mean result.
         bins, answers: fraction of the variance of columns that attacks infer from bins, and from
             predictions.
         members: AUC of the membership inference.
@@ -336,7 +336,7 @@ def bench_trees_attacks(
     page: Path = Path("docs/results/trees_attacks.md"),
     redraw: bool = False,
 ) -> list[Task]:
-    """Train and attack the missing victims of a task; write result rows and the page.
+    """Train and attack the victims of a task that have no results yet; write rows and the page.
 
     Args:
         task: name of a file of examples/trees.

@@ -88,7 +88,7 @@ class WanRow:
         exchanges, seconds, bytes: training exchanges, seconds and bytes until a test first reached
             the accuracy; None if no test did.
         final_accuracy: accuracy in the last test.
-        best_accuracy: accuracy in the best test.
+        best_accuracy: highest accuracy of all tests.
         speedup: time until the accuracy in the first row, divided by the time in this row.
         accuracies: accuracy in every test, in order.
     """

@@ -120,7 +120,7 @@ def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decode
         if share > told:
             with torch.no_grad():
                 apart = float(loss_of(model, tests))
-            print(f"step {step}, {share:.0%}: loss {apart:.3f} of reviews kept apart", flush=True)
+            print(f"step {step}, {share:.0%}: test loss {apart:.3f}", flush=True)
             told += 0.1
     return model
 
@@ -138,7 +138,7 @@ def main() -> None:
     pairs = learn_pairs(seen, 1024)
     print("the tokenizer is learned", flush=True)
     one, other = (torch.tensor(pairs.encode("\n".join(each))) for each in (seen, held))
-    print(f"{len(one)} tokens to train on, {len(other)} kept apart", flush=True)
+    print(f"{len(one)} tokens to train on, {len(other)} tokens to test on", flush=True)
     model = train(one, other, given.minutes)
     pairs.save(given.folder)
     (given.folder / "apart.txt").write_text("\n".join(held), encoding="utf-8")

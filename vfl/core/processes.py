@@ -244,7 +244,9 @@ class Service(Process):
 
 
 def _reason(said: str) -> tuple[str | None, str, str]:
-    r"""Return place, cause and fix of the last vfl error in a log; else the last line as place.
+    r"""Return the place, the cause and the fix of the last vfl error in a log.
+
+    If the log has no such error, return its last line as the place.
 
     >>> _reason("error[V001]: no port\n  where h:1\n  got   busy\n  try   0\n  more  vfl explain")
     ('h:1', ': no port: busy', '0')

@@ -60,7 +60,7 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
     ('randtopk', {'k': '4', 'alpha': '0.1'})
 
     Raises:
-        SpecError: the text has another form, or an option occurs twice.
+        SpecError: the text does not have the form of a spec, or an option occurs twice.
     """
     name, _, tail = (piece.strip() for piece in spec.partition(":"))
     options: dict[str, str] = {}

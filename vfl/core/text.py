@@ -73,9 +73,9 @@ def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
     return "\n".join(printable(line, limit) for line in text[:limit].split("\n"))
 
 
-# A spreadsheet program computes a cell that begins with one of these signs, even after quotes and
-# characters that it skips. Fullwidth forms of the signs count too, because some programs treat them
-# as the plain signs.
+# A spreadsheet program takes a cell as a formula if it begins with one of these signs, also if the
+# sign follows quotes or characters that the program skips. Fullwidth forms of the signs count too,
+# because some programs treat them as the plain signs.
 _FORMULA = re.compile(
     "[\\s'\"`\u200b-\u200f\u2060\ufeff\x00-\x1f]*[=+\\-@\uff1d\uff0b\uff0d\uff20]|[ '\"]*[\t\r\n]"
 )

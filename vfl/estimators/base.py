@@ -158,7 +158,7 @@ class VFLEstimator(InProcessEstimator):
     def _train_epoch(
         self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        """Train one epoch on these rows, after the last step of an earlier epoch if there was one.
+        """Train one epoch on these rows; continue from the weights of earlier epochs, if any.
 
         Raises:
             ConfigError: the settings need validation rows, but `partial_fit` uses all rows for

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def horizontal(
-    path: Annotated[Path, argument("A file with [horizontal], sweeps or not.", "FILE.toml")],
+    path: Annotated[
+        Path, argument("File with a [horizontal] table, with or without sweeps.", "FILE.toml")
+    ],
     settings: Set = None,
     project: Annotated[
         Path | None, option("Train with the parties of a project, on their own tables, by Flower.")

@@ -100,7 +100,7 @@ class RowClipper:
         groups = max(1, len(self._layers)) if by == "layer" else 1
         self._group_of_layer = [at if by == "layer" else 0 for at in range(len(owned))]
         self._size_of_layer = [sum(one.numel() for one in own) for own in owned]
-        #: Index of the group of each weight; weights are in the model's order, sorted by group.
+        #: Index of the group of each weight, in the order of the model's parameters.
         self.group_of = [owner[id(weight)] if by == "layer" else 0 for weight in self._weights]
         self.norms = torch.full((groups,), norm / math.sqrt(groups), dtype=torch.float64)
         self.sizes = [0] * groups

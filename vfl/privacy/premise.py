@@ -460,7 +460,7 @@ def _seeded(key: int) -> Iterator[None]:
 
 @contextmanager
 def _tried(trial: _Trial) -> Iterator[_Trial]:
-    """Run a test and restore the model afterwards; other errors become refusals."""
+    """Run a test and restore the model afterwards; convert the model's errors to refusals."""
     with _left_as_it_was(trial.model):
         try:
             yield trial

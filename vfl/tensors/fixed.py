@@ -33,7 +33,7 @@ class FixedPrecisionTensor(ChainTensor):
     Args:
         child: the ring elements that represent the numbers.
         bits: fraction bits of the elements.
-        precision: fraction bits that a product has after its division.
+        precision: fraction bits of the original numbers, to which products are divided back.
     """
 
     kind = "a fixed-precision tensor"

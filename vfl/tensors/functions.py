@@ -398,7 +398,7 @@ def _step(a: FP, name: str) -> FP:
     a = a.divided()
     flags = less(stack([a, add(a, end), sub(end, a)]), 0)
     below, left, right = unbound(flags)
-    # The comparison with its sign.
+    # sign(a) if |a| <= end, otherwise 0
     inside = add(sub(sub(whole(torch.ones(()), a), mul(below, 2)), right), left)
     magnitude = at_precision(mul(a, inside), _INNER_BITS)
     t = sub(mul(magnitude, 2 / end), 1.0).divided()

@@ -29,7 +29,7 @@ class Rule:
     """The names that may read a tensor; tensors that share memory share one rule object.
 
     Attributes:
-        readers: names, or None if everyone may read.
+        readers: names of the parties that may read, or None if everyone may read.
     """
 
     readers: frozenset[str] | None = _EVERYBODY

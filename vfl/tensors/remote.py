@@ -330,7 +330,7 @@ class Pool:
 
 
 class RemoteWorker:
-    """A worker in another process; it answers `requests.REQUESTS`, as a `Worker` does.
+    """A worker in another process, which takes the same requests as a `Worker` of this process.
 
     Args:
         pool: pool to which the worker is connected.

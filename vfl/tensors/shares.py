@@ -182,8 +182,8 @@ def perform(
     raise UserError("no worker knows this step", got=kind)
 
 
-#: Linear maps of one tensor that only move elements; a value opened under a mask can then be moved
-#: too.
+#: Linear maps of one tensor that only move elements. If the tensor was opened under a mask, the
+#: opened value and the mask can be moved in the same way, without another opening.
 _MOVES = frozenset({"reshape", "expand", "gather", "pad", "clone"})
 
 

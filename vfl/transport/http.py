@@ -335,7 +335,7 @@ def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
 
 
 class _Listener:
-    """A listening socket on a loop, with the interface of `uvicorn.Server.servers`."""
+    """A listening socket of an asyncio loop, with the interface of `uvicorn.Server.servers`."""
 
     def __init__(self, listening: socket.socket, server: HttpServer) -> None:
         listening.setblocking(False)

@@ -52,7 +52,7 @@ class LinkLimits:
         return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
 
     def resend_bytes(self, window: int) -> int:
-        """Return the most bytes of sent frames that the listening party stores for a resend."""
+        """Return how many bytes of sent frames the listening party stores at most, for a resend."""
         return window * _largest(self.down)
 
     def held_bytes(self, window: int) -> int:

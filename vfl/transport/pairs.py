@@ -117,7 +117,7 @@ Made = TypeVar("Made", covariant=True)
 
 
 class Cipher(Protocol[Given, Made]):
-    """AES-256-GCM under one key, such as `AESGCM`."""
+    """Interface of AES-256-GCM with one key; `cryptography`'s `AESGCM` has it."""
 
     def encrypt(self, nonce: bytes, data: Given, about: bytes | None, /) -> Made:
         """Encrypt a message."""
