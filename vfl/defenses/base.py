@@ -490,7 +490,7 @@ def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
     for member in members:
         if uses(member, hook) and not member.rows_apart:
             does = f"may mix rows in '{hook}'"
-            cure = f"{defense}:norm=inf, which promises nothing, or one of the two alone"
+            cure = f"{defense}:norm=inf, which promises nothing, or only one of the two defenses"
             _refuse(f"the epsilon of '{defense}' does not hold", member, does, cure)
 
 

@@ -214,7 +214,9 @@ class MaxNorm(Defense):
         return (grad * factors[:, None]).to(grad.dtype)
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = "a feature party that scores norms of gradients; directions and cuts less so"
+        against = (
+            "a feature party that scores norms of gradients; less if it scores directions or cuts"
+        )
         return (PrivacyStatement("labels", against),)
 
 

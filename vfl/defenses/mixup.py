@@ -75,7 +75,7 @@ class Mixup(Defense):
         return (1 - share) * (cross_entropy(logits, others) - cross_entropy(logits, labels))
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        against = "an outsider who asks the trained model about its rows; no party of the training"
+        against = "an outsider who queries the trained model; not against parties of the training"
         return (PrivacyStatement("inputs", against),)
 
 

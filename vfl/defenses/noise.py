@@ -163,7 +163,9 @@ class GradientNoise(Defense):
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if self._noise.epsilon is not None:
-            cure = "gradient_noise:norm=inf, which promises nothing, or one of the two alone"
+            cure = (
+                "gradient_noise:norm=inf, which promises nothing, or only one of the two defenses"
+            )
             what = "the epsilon of 'gradient_noise' does not hold"
             refuse_hooks_on_labels(what, (*before, *after), cure)
             refuse_mixing("gradient_noise", before, "gradient")
@@ -184,8 +186,8 @@ class GradientNoise(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            "by one gradient of a row and for the top as it is then; it adds up over exchanges and"
-            " parties, and what the top learns from true labels is not counted"
+            "by one gradient of a row, for the top at that time; epsilons add up over exchanges and"
+            " parties, and do not count what the top learns from true labels"
         )
         return self._noise.promise("labels", "a feature party", against, "label")
 
@@ -255,8 +257,8 @@ class ClippedNoise(Defense):
             else "by one cut that is sent in training"
         )
         against = (
-            f"{when}, for the bottom as it is then; it adds up over epochs and queries, and what"
-            " the bottom learns from other rows is not counted"
+            f"{when}, for the bottom at that time; epsilons add up over epochs and queries, and do"
+            " not count what the bottom learns from other rows"
         )
         promised = self._noise.promise("inputs", "the label party", against, "record")
         return tuple(replace(one, training_only=not self.queries) for one in promised)

@@ -140,8 +140,8 @@ class SanText(Sanitisation):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            f"the label party: metric differential privacy of one word, {self.epsilon:g} times the "
-            "distance of two words"
+            "the label party: metric differential privacy of one word, with epsilon = "
+            f"{self.epsilon:g} x the distance of two words"
         )
         return (PrivacyStatement("inputs", against),)
 
@@ -188,7 +188,7 @@ class CusText(Sanitisation):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            f"the label party: epsilon {self.epsilon:g} of one word among {self.words} near ones"
+            f"the label party: epsilon {self.epsilon:g} of one word among {self.words} near words"
         )
         return (PrivacyStatement("inputs", against),)
 

@@ -116,8 +116,8 @@ class SplitAndDenoise(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            f"the label party: metric differential privacy of one message of a row, {self.eta:g} "
-            "times the distance of two rows; it adds up over epochs and queries"
+            "the label party: metric differential privacy of one message of a row, with epsilon = "
+            f"{self.eta:g} x the distance of two rows; epsilons add up over epochs and queries"
         )
         return (PrivacyStatement("inputs", against),)
 

@@ -59,7 +59,7 @@ class TranscriptPrivacy(Defense):
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         what = "the epsilon of 'tpsl' does not hold"
-        refuse_hooks_on_labels(what, (*before, *after), "one of the two alone")
+        refuse_hooks_on_labels(what, (*before, *after), "only one of the two defenses")
 
     def prepare(self, kind: LabelKind) -> None:
         require_classes("tpsl", kind)
@@ -96,7 +96,7 @@ class TranscriptPrivacy(Defense):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         against = (
-            "all parties, in one epoch; it adds up over epochs, and every training draws new noise"
+            "all parties, in one epoch; epsilons add up over epochs, and trainings draw new noise"
         )
         one = PrivacyStatement("labels", against, self.epsilon, 0.0, "label", "epoch")
         return (replace(one, relation="replace", accountant="Laplace mechanism"),)
