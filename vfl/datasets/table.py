@@ -433,7 +433,8 @@ def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
     unread = infinite = 0
     for block in blocks:
         values = _numbers(block)
-        unread += max(0, int(np.isnan(values).sum()) - int(block.isna().sum()))
+        if missing := int(np.isnan(values).sum()):
+            unread += max(0, missing - int(block.isna().sum()))
         infinite += int((np.abs(values) > LARGEST).sum())
         yield values
     if unread or infinite:
