@@ -492,7 +492,7 @@ def _report(
             "some cells have a percent sign and count as hundredths, others count as they stand; "
             "write them in one way"
             if "%" in fact.units
-            else "some amounts name a currency and others none; they count as of the same currency"
+            else "some amounts name a currency and others none; all are read as one currency"
         )
     if fact.rounded and kind == "number":
         notes.append(

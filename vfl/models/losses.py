@@ -92,7 +92,7 @@ class Focal(Loss):
 
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         surprise = functional.cross_entropy(outputs, targets, reduction="none")
-        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # for a finite slope of the root
+        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # keeps the slope of the root finite
         return missed**self.gamma * surprise
 
 

@@ -44,7 +44,7 @@ class PictureDecoder(nn.Module):
         )
 
     def forward(self, cuts: Tensor) -> Tensor:
-        """Return pictures, axes (rows, channels, height, width), cropped to odd side lengths."""
+        """Return pictures, axes (rows, channels, height, width), cropped if a side is odd."""
         pictures: Tensor = self.layers(cuts)
         return pictures[:, :, : self.height, : self.breadth]
 

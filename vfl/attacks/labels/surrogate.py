@@ -100,7 +100,7 @@ class Surrogate(GradientAttack):
     ) -> Tensor:
         """Train for some steps on one exchange; return distances of axes (rows, classes)."""
         wanted = one.gradients * len(one.rows)  # undoes the mean over the batch
-        sent = wanted != 0  # zeros were not sent by a sparse codec
+        sent = wanted != 0  # a sparse codec sends no zeros
         cuts = one.cuts()
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
         for _ in range(self.steps):

@@ -49,7 +49,7 @@ def unpad(padded: Payload, limit_bytes: int) -> memoryview:
         FrameError: `pad` could not have made these bytes.
     """
     if len(padded) > padded_limit(limit_bytes):
-        raise CorruptFrameError("a padded payload is longer than any can be")
+        raise CorruptFrameError("a padded payload is longer than the largest agreed size")
     marked = bytes(padded).rstrip(b"\0")
     if not marked.endswith(_MARK):
         raise CorruptFrameError("the padding of a payload is not one mark followed by zeros")

@@ -221,8 +221,8 @@ class Alignment:
             return f"{self.common} of {self.ids} rows are common"
         own = int((self.positions >= 0).sum())
         return (
-            f"the session has {len(self.positions)} rows, {own} of the {self.ids} here "
-            f"among them; all parties have {self.common} of those"
+            f"the session has {len(self.positions)} rows; this table has {own} of them "
+            f"(and {self.ids} rows in all), and all parties have {self.common} of them"
         )
 
     def keep(self, folder: Path) -> None:
