@@ -72,6 +72,17 @@ def test_with_protected_scores_tokens_are_the_same_and_no_party_sees_attention(s
     assert {"layers.0.attention_norm", "layers.1.mlp", "scores"} <= seen
 
 
+def test_with_protected_scores_batches_and_classifiers_answer_as_before():
+    form, model, prompts = Form(protect="scores", score_bits=6), decoder(**LLAMA), [[1, 2], [9, 8]]
+    with private(model, form=form) as hidden:
+        assert hidden.generate_all(prompts, 3) == [model.generate(each, 3) for each in prompts]
+    torch.manual_seed(0)
+    encoder = Encoder(EncoderShape(vocabulary=40, width=32, layers=2, heads=2)).eval()
+    text = [7, 3, 9, 11, 2]
+    with private(encoder, form=form) as hidden, torch.no_grad():
+        assert (hidden.classify(text) - encoder(torch.tensor([text]))).abs().max() < 1e-3
+
+
 def test_a_token_that_the_model_lacks_is_refused_by_name(monkeypatch):
     """P1 cannot check what P0 answers to its query, and must not compute on it."""
     choose = Role.choose
