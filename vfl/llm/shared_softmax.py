@@ -29,7 +29,8 @@ wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -63,8 +64,8 @@ _SUM, _INVERSE, _LEAST_SUM = 5, 9, 0.3
 _NEARLY, _NEARLY_RING, _OFFSET = 13, 15, 1 << 11
 _SECOND, _SECOND_RING = 12, 10
 
-#: Slice of the elements of a block, their opened values, and this holder's share of their vectors.
-Block = tuple[slice, Tensor, Tensor]
+#: Indices of a block's elements, their opened values, and this holder's share of their vectors.
+Block = tuple[Tensor, Tensor, Tensor]
 #: Function by which the dealer gets the factor of a one-hot vector from its mask's lower digit.
 Factor = Callable[[Tensor], Tensor]
 
@@ -83,13 +84,12 @@ class SharingRole(Role):
 
         The plain reference is ``torch.softmax``, row by row.
         """
-        above = scores.share - (self._largest(scores, rows)[rows] << scores.bits)
-        longest = int(rows.bincount().max())
-        above_sum = math.ceil(math.log2(math.e * longest + 2))
-        parts = self._exponentials(
-            Shared(above, scores.bits, scores.ring),
-            max(_EXPONENTIAL + _INVERSE + 2, _EXPONENTIAL + above_sum),
-        )
+        lengths = rows.bincount()
+        largest = self._largest(scores, rows, lengths)
+        above = replace(scores, share=scores.share - (largest[rows] << scores.bits))
+        above_sum = _bits_of(int(math.e * length + 2) for length in lengths.tolist())
+        ring_of_sum = _EXPONENTIAL + int(above_sum.max())
+        parts = self._exponentials(above, max(_EXPONENTIAL + _INVERSE + 2, ring_of_sum))
         inverse = self._inverse(self._totals(parts, rows), _SUM + above_sum, parts.ring)
         nearly = Shared(
             self._by_row(parts, inverse, rows), parts.bits + _INVERSE, _EXPONENTIAL + _INVERSE + 2
@@ -97,20 +97,22 @@ class SharingRole(Role):
         found = self._normalised(nearly, rows, bits, ring)
         return self._known(found)
 
-    def _largest(self, scores: Shared, rows: Tensor) -> Tensor:
+    def _largest(self, scores: Shared, rows: Tensor, lengths: Tensor) -> Tensor:
         """Return each row's largest score, rounded; its ring has only the bits before the point."""
         level = scores.dropped(scores.bits)
         reach = 1 << level.ring - 2
         levels, last = torch.arange(1 - reach, reach + 1), (1 << level.ring) - 1
-        count, longest = int(rows[-1]) + 1, int(rows.bincount().max())
-        numbers = max(1, longest).bit_length()
+        count = len(lengths)
+        bits = _bits_of(lengths.tolist())
+        numbers = int(bits.max())
         at_level = torch.zeros(count, 2 * reach, dtype=torch.int64)
         for at, c, dealt in self._looked_up(level, numbers):
             one_hot = dealt.gather(1, (c[:, None] - levels) & last)
             at_level.index_add_(0, rows[at], one_hot)
         reaching = at_level.flip(1).cumsum(1).reshape(-1)
-        none = torch.zeros(count * 2 * reach, dtype=torch.int64)
-        for at, c, dealt in self._looked_up(Shared(reaching, 0, numbers), level.ring):
+        none, counts = torch.zeros_like(reaching), Shared(reaching, 0, numbers)
+        bits = bits.repeat_interleave(2 * reach)
+        for at, c, dealt in self._looked_up(counts, level.ring, bits=bits):
             none[at] = dealt.gather(1, c[:, None])[:, 0]
         return self._plus(-none.reshape(count, -1).sum(1), torch.tensor(reach))
 
@@ -129,13 +131,13 @@ class SharingRole(Role):
                 found[at] += factor * dealt.gather(1, place[:, None])[:, 0]
         return Shared(found, _DEALT + _PUBLIC, ring + drop).dropped(drop)
 
-    def _inverse(self, totals: Shared, bits: int, ring: int) -> Tensor:
+    def _inverse(self, totals: Shared, bits: Tensor, ring: int) -> Tensor:
         """Return the approximate inverse of each row's sum, with `_INVERSE` fraction bits."""
-        x = totals.dropped(totals.bits - _SUM).within(bits)
-        sums = torch.arange(1 << bits).double() * 2.0**-_SUM
+        x = totals.dropped(totals.bits - _SUM).within(int(bits.max()))
+        sums = torch.arange(1 << x.ring).double() * 2.0**-_SUM
         table = _rounded(1 / sums.clamp(min=_LEAST_SUM), _INVERSE)
         found = torch.zeros(x.share.shape, dtype=torch.int64)
-        for block in self._looked_up(x, ring):
+        for block in self._looked_up(x, ring, bits=bits):
             found[block[0]] = _from_table(table, block)
         return found
 
@@ -179,7 +181,7 @@ class SharingRole(Role):
         near_one[1 << _SECOND_RING - 1 :] -= 2.0 ** (_SECOND_RING - _SECOND)
         table = _rounded(1 / (1 + near_one.double()), _SECOND)
         y = torch.zeros(rowwise, dtype=torch.int64)
-        for block in self._vectors(c_sum, r, _SECOND_RING, numbers):
+        for block in self._vectors(c_sum, r, torch.full(rowwise, _SECOND_RING), numbers):
             y[block[0]] = _from_table(table, block)
         number = self.next_number()
         if self.offline:
@@ -210,20 +212,26 @@ class SharingRole(Role):
     # Look-ups.
 
     def _looked_up(
-        self, x: Shared, ring: int, low: int = 0, factor: Factor = torch.ones_like
+        self,
+        x: Shared,
+        ring: int,
+        low: int = 0,
+        factor: Factor = torch.ones_like,
+        bits: Tensor | None = None,
     ) -> Iterator[Block]:
         """Open elements under masks, and yield the blocks of `_vectors`; one opening."""
         number = self.next_number()
         r, c = self._kept_mask(x.share.shape, "r", number), x.share
         if not self.offline:
             (c,) = self._open(number, (x.share + r, x.ring))
-        yield from self._vectors(c, r, x.ring, Ring(ring), low, factor)
+        bits = torch.full(x.share.shape, x.ring) if bits is None else bits
+        yield from self._vectors(c, r, bits, Ring(ring), low, factor)
 
     def _vectors(
         self,
         c: Tensor,
         r: Tensor,
-        bits: int,
+        bits: Tensor,
         numbers: Ring,
         low: int = 0,
         factor: Factor = torch.ones_like,
@@ -233,24 +241,23 @@ class SharingRole(Role):
         Args:
             c: opened elements, axes (elements,).
             r: at the dealer, the masks of the elements.
-            bits: number of bits of an element.
+            bits: number of bits that suffice for each element; vectors of fewer bits are shorter.
             numbers: ring of the vectors.
             low: number of lower bits that do not select an entry.
             factor: function that returns the factors of vectors, given these bits of the masks.
         """
-        entries = 1 << bits - low
-        each = max(1, BLOCK // entries)
-        for start in range(0, len(c), each):
-            at, number = slice(start, start + each), self.next_number()
-            shape = (len(c[at]), entries)
-            if self.deals:
-                places = r[at] >> low & entries - 1
-                values = torch.zeros(shape, dtype=torch.int64)
-                values.scatter_(1, places[:, None], factor(r[at] & (1 << low) - 1)[:, None])
-                self._deal([values], "W", number, numbers=numbers)
-            (dealt,) = self._kept_dealt([shape], number, numbers)
-            if not self.offline:
-                yield at, c[at], dealt
+        for own in bits.bincount().nonzero()[:, 0].tolist():
+            entries, group = 1 << own - low, (bits == own).nonzero()[:, 0]
+            for at in group.split(max(1, BLOCK // entries)):
+                number, shape = self.next_number(), (len(at), entries)
+                if self.deals:
+                    values = torch.zeros(shape, dtype=torch.int64)
+                    places = r[at] >> low & entries - 1
+                    values.scatter_(1, places[:, None], factor(r[at] & (1 << low) - 1)[:, None])
+                    self._deal([values], "W", number, numbers=numbers)
+                (dealt,) = self._kept_dealt([shape], number, numbers)
+                if not self.offline:
+                    yield at, c[at] & (1 << own) - 1, dealt
 
     def _kept_mask(self, shape: Sequence[int], name: str, number: int) -> Tensor:
         """Return this holder's part of a mask that is drawn offline; at the dealer, all of it."""
@@ -283,6 +290,11 @@ class SharingRole(Role):
         return opened
 
 
+def _bits_of(numbers: Iterable[int]) -> Tensor:
+    """Return the number of bits of each number, equal on all machines."""
+    return torch.tensor([each.bit_length() for each in numbers])
+
+
 def _decay(low: Tensor) -> Tensor:
     """Return exp(-r) for the lower digit r of a mask."""
     return _rounded((-low.double() * 2.0**-_EXPONENT).exp(), _DEALT)
@@ -299,7 +311,8 @@ def _of_row(elements: Tensor, factors: Tensor, rows: Tensor) -> Tensor:
 def _from_table(table: Tensor, block: Block) -> Tensor:
     """Return shares of a public table's entries at the elements of a block."""
     _, c, dealt = block
-    places = c[:, None] - torch.arange(len(table)) & len(table) - 1
+    entries = dealt.shape[1]
+    places = c[:, None] - torch.arange(entries) & entries - 1
     return (table[places] * dealt).sum(1)
 
 
