@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +43,9 @@ from benchmarks.studies import (
     study_of,
 )
 from vfl.core.registry import require_choice
-from vfl.experiments.cells import Cell
+from vfl.experiments.cells import HONEST, Cell
 from vfl.experiments.results import TEST, LoadedGrid
+from vfl.experiments.scores import BASELINES
 from vfl.experiments.statistics import Estimate, over_victims
 from vfl.experiments.study import plan_study
 from vfl.training.specs import read_checked
@@ -62,6 +65,8 @@ GRIDS: Mapping[str, tuple[str, Sequence[str]]] = {
     "hidden_labels_fashion": ("hidden_labels", ()),
     "hidden_labels_mnist": ("hidden_labels", ("data.source=mnist",)),
 }
+#: Files of rows that name the file of `examples` which trains them again.
+TRAININGS = ("training_attacks", "defenses")
 #: Comparisons of codecs: names of the files in `examples/thesis`, and of the files with their rows.
 COMPARISONS = ("fm20", "review_polarity", "yoochoose_filtered", "tiny_imagenet_32")
 #: Results of one training of a comparison: the rows and the measure to use, by column.
@@ -284,21 +289,61 @@ def of_labels(asked: Asked) -> Iterator[Figure]:
                 seeds=list(range(int(own[0]["victims"]))), baselines=["raw"], pictures=0,
             )  # fmt: skip
             folder = played_alone(study, asked.out / "labels" / name, asked.jobs, [defense])
-            yield from _labels(name, own, LoadedGrid(folder))
+            own = [row | {"training": defense} for row in own]
+            yield from _labels("labels", name, own, LoadedGrid(folder))
 
 
-def _labels(name: str, rows: Sequence[Mapping[str, str]], grid: LoadedGrid) -> Iterator[Figure]:
+def _labels(
+    page: str, name: str, rows: Sequence[Mapping[str, str]], grid: LoadedGrid
+) -> Iterator[Figure]:
     for row in rows:
+        asked = tuple(row[one] for one in ("training", "adversary", "attack", "measure", "k"))
         values = {
             (one.repeat, one.draw): one.value
             for one in grid.records
-            if (one.training, one.subject) == (row["defense"], row["attack"])
-            and (one.measure, one.k) == (row["measure"], int(row["k"]))
+            if (one.training, one.adversary, one.subject, one.measure, str(one.k)) == asked
         }
         half = float(row["half_width"]) if row["half_width"] else None
         what = f"{row['attack']}, k = {row['k']}"
         was = Estimate(float(row["mean"]), half, int(row["victims"]))
-        yield Figure("labels", name, row["defense"], what, was, over_victims(values))
+        yield Figure(page, name, row["training"], what, was, over_victims(values))
+
+
+def of_training(asked: Asked) -> Iterator[Figure]:
+    """Yield attacks on drawn trainings of the pages of training attacks and defenses.
+
+    A row names its file of `examples` and overrides; no command trains a row without a file again.
+    """
+    rows = [
+        row
+        for name in TRAININGS
+        for row in leaderboard.rows_stored(asked.results / f"{name}.csv")
+        if row["file"]
+    ]
+
+    def key(row: Mapping[str, str]) -> tuple[str, str, str, str]:
+        return row["file"], row["overrides"], row["training"], row["adversary"]
+
+    for task, trainings in asked.of([(row["task"], key(row)) for row in rows]).items():
+        for file, overrides, training, adversary in trainings:
+            one = (file, overrides, training, adversary)
+            own = [row for row in rows if (row["task"], key(row)) == (task, one)]
+            study = study_of(
+                EXAMPLES / f"{file}.toml", *shlex.split(overrides),
+                seeds=list(range(max(int(row["victims"]) for row in own))),
+            )  # fmt: skip
+            wanted = {(BASELINES, HONEST), (training, adversary)}
+            folder = played(
+                study, asked.out / "training" / file.replace("/", "_") / _name(overrides),
+                asked.jobs,
+                lambda cell: (cell.victim, cell.about.get("adversary", HONEST)) in wanted,  # noqa: B023
+            )  # fmt: skip
+            yield from _labels("training", task, own, LoadedGrid(folder))
+
+
+def _name(overrides: str) -> str:
+    """Return a folder's name for some overrides."""
+    return re.sub(r"[^\w.=]", "_", overrides) or "plain"
 
 
 def of_codecs(asked: Asked) -> Iterator[Figure]:
@@ -375,6 +420,7 @@ PAGES: Mapping[str, Callable[[Asked], Iterator[Figure]]] = {
     "tops": of_tops,
     "trees": of_trees,
     "labels": of_labels,
+    "training": of_training,
     "codecs": of_codecs,
     "published": of_published,
 }

@@ -1,17 +1,22 @@
 """Rows of pages again: what is drawn, what holds, and once from end to end."""
 
 import json
+import shlex
 import subprocess
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from benchmarks import frontier, verify
+from benchmarks.leaderboard import rows_stored
 from benchmarks.studies import played, store, study_of
 from vfl.core.text import csv_text
-from vfl.experiments.results import LoadedGrid
+from vfl.experiments.cells import HONEST, grid_settings_of
+from vfl.experiments.results import TEST, LoadedGrid
 from vfl.experiments.statistics import Estimate
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 AGAIN = Estimate(0.6, 0.02, 3)
 
 
@@ -120,8 +125,8 @@ def test_a_row_of_labels_and_a_training_of_a_comparison_come_again(monkeypatch, 
     grid = LoadedGrid(played(study, tmp_path / "runs", 1))
     rows = [
         {
-            "defense": one.training, "attack": one.subject, "k": one.k, "measure": one.measure,
-            "mean": one.value, "half_width": "", "victims": 1,
+            "defense": one.training, "adversary": one.adversary, "attack": one.subject,
+            "k": one.k, "measure": one.measure, "mean": one.value, "half_width": "", "victims": 1,
         }
         for one in grid.attacks
     ]  # fmt: skip
@@ -140,3 +145,39 @@ def test_a_row_of_labels_and_a_training_of_a_comparison_come_again(monkeypatch, 
     (codec,) = again("codecs")
     assert 0 < codec.again.mean <= 1
     assert not codec.holds
+
+
+def test_rows_of_training_attacks_name_trainings_of_their_files():
+    rows = [row for name in verify.TRAININGS for row in rows_stored(RESULTS / f"{name}.csv")]
+    named = {(row["file"], row["overrides"]) for row in rows} - {("", "")}
+    assert len(named) > 6
+    for file, overrides in named:
+        study = study_of(verify.EXAMPLES / f"{file}.toml", *shlex.split(overrides))
+        trained = {(cell.victim, cell.about.get("adversary", HONEST)) for cell in study.cells}
+        attacks = {*grid_settings_of(study.experiment).attacks, TEST}
+        for row in rows:
+            if (row["file"], row["overrides"]) == (file, overrides):
+                assert (row["training"], row["adversary"]) in trained
+                assert row["attack"] in {*attacks, row["adversary"]}
+
+
+@pytest.mark.slow
+def test_a_row_of_training_attacks_comes_again(monkeypatch, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.setattr(verify, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(verify, "TRAININGS", ("training_attacks",))
+    grid = LoadedGrid(played(study_of(tmp_path / "tiny.toml"), tmp_path / "runs", 1))
+    wanted = [*grid.attacks, next(one for one in grid.records if one.measure == "accuracy")]
+    rows = [
+        {
+            "task": "digits", "file": "tiny", "overrides": "", "training": one.training,
+            "adversary": one.adversary, "attack": one.subject, "k": one.k,
+            "measure": one.measure, "mean": one.value, "half_width": "", "victims": 1,
+        }
+        for one in wanted
+    ]  # fmt: skip
+    rows.append({**rows[0], "file": ""})
+    (tmp_path / "training_attacks.csv").write_text(csv_text(list(rows[0]), rows))
+    found = verify.bench_verify(["training"], share=1.0, jobs=1, out=tmp_path, results=tmp_path)
+    assert len(found) == len(rows) - 1
+    assert all(one.holds for one in found)

@@ -122,6 +122,10 @@ def test_first_gradients_say_which_class_is_rare(spec):
     assert misread(spec, start=0.5) < by_leaked_rows_alone
 
 
+def test_the_principal_direction_turns_that_of_a_single_leaked_row():
+    assert misread("gradient_direction:epochs=8") == 0
+
+
 def test_equal_shares_leave_the_classes_to_leaked_rows():
     """Their first gradients drift to a side as well, and this side says nothing."""
     axis = torch.nn.functional.normalize(torch.ones(WIDTH), dim=0)
@@ -194,8 +198,7 @@ def test_columns_of_a_colluding_party_are_equations_too():
 
 
 @pytest.mark.parametrize(
-    ("defended", "chosen"),
-    [({"noise": 1.0}, "gradient_mixture"), ({"group": 20}, "batch_sums")],
+    ("defended", "chosen"), [({"noise": 1.0}, "gradient_mixture"), ({"group": 20}, "batch_sums")]
 )
 def test_an_adaptive_attacker_finds_what_a_defense_left_open(defended, chosen):
     attack = make("adaptive:at=accumulated+inputs,candidates=12")
@@ -205,8 +208,10 @@ def test_an_adaptive_attacker_finds_what_a_defense_left_open(defended, chosen):
     report = attack.last_report()
     assert any(spec.startswith(chosen) for spec in report["chosen"])
     assert all(one["folds"] for one in report["compositions"])
+    tried = {one["spec"].partition(":")[0] for one in report["compositions"]}
+    assert tried > {"gradient_mixture", "gradient_teacher", "batch_sums"}
     assert found > area(case, "label_propagation:at=inputs") + 0.1
-    assert found > area(case, chosen) - 0.05
+    assert found > area(case, chosen) - 0.07
 
 
 def test_groups_are_rows_of_one_gradient():

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, ThreatModel, View
-from vfl.attacks.labels.adaptive import _folds, calibrated, compositions
+from vfl.attacks.labels.adaptive import _folds, calibrated, compositions, ordered
 from vfl.attacks.scoring import Case, attempt
 from vfl.attacks.view import IN_TRAINING
 from vfl.core.seeds import generator
@@ -90,6 +91,16 @@ def test_every_leaked_row_is_held_back_once():
     assert torch.stack(folds).sum(0).tolist() == [1] * 11
     assert all(set(labels[~fold].tolist()) == {0, 2} for fold in folds)
     assert _folds(torch.tensor([0, 0, 1]), 2, generator(0)) == []
+
+
+def test_where_classes_are_uneven_the_order_of_held_out_rows_counts():
+    draw = generator(0)
+    scores, labels = torch.randn(90, 3, generator=draw), torch.arange(90) % 9 // 3 % 2
+    areas = {code: roc_auc_score(labels == code, scores[:, code]) for code in (0, 1)}
+    found = ordered(scores, labels)
+    assert {c: found[labels == c].mean().item() for c in areas} == pytest.approx(areas)
+    same = ordered(torch.ones(90, 3), labels)  # who always names one class
+    assert same.tolist() == [0.5] * 90
 
 
 def test_each_composition_is_given_once_and_can_be_made():

@@ -75,6 +75,31 @@ def test_a_discriminant_without_further_rows_is_the_plain_one():
     assert np.mean(found.numpy() == plain.predict(some.numpy())) > 0.97
 
 
+def test_a_shrunken_discriminant_is_that_of_scikit_learn():
+    leaked, labels = rows(30, "leaked"), torch.arange(30) % CLASSES
+    leaked[:, 0] += labels
+    plain = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.4)
+    plain.fit(leaked.numpy(), labels.numpy())
+    some = rows(200, "some")
+    task = SimpleNamespace(further=lambda: some)
+    made = make("discriminant:shrink=0.4,weight=0")
+    found = made.learn(leaked, labels, CLASSES, task=task)(some).softmax(1)
+    assert np.allclose(found, plain.predict_proba(some.numpy()), atol=0.01)
+
+
+def test_unlabelled_rows_of_less_weight_move_a_discriminant_less():
+    """All unlabelled rows lie beside the leaked ones."""
+    leaked, labels = rows(60, "leaked"), torch.arange(60) % 2
+    leaked[:, 0] += 3 * labels
+    task = SimpleNamespace(further=lambda: rows(600, "some") + 1)
+    found = {
+        weight: make(f"discriminant:weight={weight}").learn(leaked, labels, 2, task=task)(leaked)
+        for weight in (0, 0.01, 1)
+    }
+    near, far = ((found[one] - found[0]).abs().mean() for one in (0.01, 1))
+    assert 0 < near < far / 3
+
+
 def test_further_rows_show_a_discriminant_where_the_classes_lie_apart():
     """In a direction of little variance, which two leaked rows of each class do not show."""
     some, labels = rows(600, "some") * 5, torch.arange(600) % 2

@@ -24,6 +24,7 @@ from vfl.core.registry import require, require_range
 _FOLDS = 3
 _SAMPLE = 1500  # unlabelled rows in a trial
 _VOTES = 9
+_UNEVEN = 1.5  # ratio of class counts above which a guess of the frequent class is often right
 _TRUST = 8  # exponent: a vote weighs (share of right guesses)^8
 _UNKNOWN = 0.8  # assumed share of right guesses if no row is held out
 _SEARCH = 0.6  # share of the budget for the first fold
@@ -33,7 +34,7 @@ _NEW = 4  # safety factor of the expected time of a learner without earlier tria
 _SPENT = 0.85  # share of the budget to plan with, because costs are estimates
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
 #: Attacks that always read all rows, not a sample.
-_OF_ALL_ROWS = ("gradient_mixture", "batch_sums")
+_OF_ALL_ROWS = ("gradient_mixture", "gradient_teacher", "batch_sums")
 _LEARNERS = (
     "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
     "label_propagation:spread=0.9", "logistic", "logistic:strength=0.1", "nearest_mean", "knn",
@@ -47,7 +48,8 @@ class Trial:
 
     Attributes:
         spec: spec of the composition.
-        right: whether the guess for each held-out leaked row was right.
+        right: score of each held-out leaked row: 1 for a right guess, 0 for a wrong one; see
+            `ordered` for uneven classes.
         guesses: guesses about the sample of unlabelled rows.
         seconds: processor time of all folds, in seconds.
         folds: number of folds that the trial has completed.
@@ -55,7 +57,7 @@ class Trial:
     """
 
     spec: str
-    right: list[bool] = field(default_factory=list)
+    right: list[float] = field(default_factory=list)
     guesses: Tensor | None = None
     seconds: float = 0.0
     folds: int = 0
@@ -63,7 +65,7 @@ class Trial:
 
     @property
     def validation(self) -> float:
-        """Return the share of right guesses on held-out rows; 0 if no row is held out."""
+        """Return the mean of `right`, a share of right guesses or an AUC; 0 without such rows."""
         return sum(self.right) / len(self.right) if self.right else 0.0
 
 
@@ -86,11 +88,13 @@ class Adaptive(Attack):
     """Searches combinations of layers, scalers, learners and teachers; the nine best vote.
 
     If the attack reads the layer "accumulated" of a recorded training, candidates include attacks
-    on the gradients of all epochs and on sums of gradients (`accumulating`). The labels of the
-    target rows never influence the choice, because they are not in the attacker's view.
+    on the gradients of all epochs, on sums of gradients and on randomised labels (`accumulating`).
+    The labels of the target rows never influence the choice, because they are not in the attacker's
+    view.
 
-    To compare the candidates, the attack holds out some of the leaked labels. With one leaked label
-    per class it can hold out none. Then the best candidates are those whose guesses about
+    To compare the candidates, the attack holds out some of the leaked labels. It counts right
+    guesses, or computes the AUC if classes have unequal numbers of leaked rows. With one leaked
+    label per class it can hold out none. Then the best candidates are those whose guesses about
     unlabelled rows agree most with the guesses of other candidates. With `at=inputs` the same
     attack runs without the trained model, as a baseline.
 
@@ -163,6 +167,8 @@ class _Search:
         drawn = torch.randperm(self._rows, generator=draw)
         self._sample = drawn[:_SAMPLE]
         self._folds = _folds(self._seen.labels, self._seen.classes, draw)
+        counts = self._seen.labels.bincount()
+        self._even = int(counts.max()) <= _UNEVEN * int(counts[counts > 0].min())
         self._draw = draw
 
     @property
@@ -172,7 +178,7 @@ class _Search:
 
     def trials(self) -> list[Trial]:
         """Return all trials, the best first."""
-        points = compositions(self._layers, self._draw)
+        points = compositions(self._layers, self._draw, self._even)
         if self._budget is None:
             points = islice(points, self._most)
         tried: list[Trial] = []
@@ -238,7 +244,9 @@ class _Search:
             scores = self._whole(made, self._view.withholding(hidden))
             scores = torch.cat([scores[len(scores) - held :], scores[self._sample]])
         guesses = scores.argmax(1)
-        trial.right += (guesses[:held] == self._seen.labels[hidden]).tolist()
+        truth = self._seen.labels[hidden]
+        right = (guesses[:held] == truth).float()
+        trial.right += (right if self._even else ordered(scores[:held], truth)).tolist()
         trial.guesses = guesses[held:]
         trial.seconds += time.process_time() - started
         trial.folds += 1
@@ -282,11 +290,18 @@ def _learner(spec: str) -> tuple[str, bool]:
     return spec.partition(":")[0], once and "teacher=" not in spec
 
 
-def compositions(layers: Sequence[str], draw: torch.Generator) -> Iterator[str]:
-    """Yield different compositions of some layers; frequent winners of earlier searches first."""
+def compositions(layers: Sequence[str], draw: torch.Generator, even: bool = True) -> Iterator[str]:
+    """Yield different compositions of some layers; frequent winners of earlier searches first.
+
+    Args:
+        layers: layers to read.
+        draw: generator of the compositions after the winners.
+        even: whether about as many rows of each class leaked.
+    """
     given: set[str] = set()
     for spec in [
         *accumulating(layers),
+        *([] if even else shrunken(layers)),
         *_first(layers),
         *(_drawn(layers, draw) for _ in range(5000)),
     ]:
@@ -306,7 +321,22 @@ def accumulating(layers: Sequence[str]) -> list[str]:
     alone = ["gradient_mixture:steps=0", "gradient_mixture:steps=0,epochs=2"]
     if "inputs" not in layers:
         return alone
-    return ["batch_sums", "gradient_mixture", *alone, "batch_sums:penalty=10"]
+    taught = "gradient_teacher:epochs=8,steps=300"
+    return ["batch_sums", "gradient_mixture", taught, *alone, "batch_sums:penalty=10"]
+
+
+def shrunken(layers: Sequence[str]) -> list[str]:
+    """Return winners on columns behind noise, where leaked rows are many and classes overlap.
+
+    >>> shrunken(["cut"])[0]
+    'discriminant:at=cut,scaler=standard,weight=0,shrink=0.1'
+    """
+    whole = "+".join(layers)
+    found = [
+        f"discriminant:at={whole},scaler=standard,weight={weight},shrink=0.1"
+        for weight in ("0", "0.1", "0.3")
+    ]
+    return [*found, f"logistic:at={whole},scaler=standard,strength=0.01"]
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
@@ -380,13 +410,39 @@ def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """Return trials sorted by the share of right guesses, then by agreement with other trials."""
+    """Return trials sorted by validation, then by agreement with other trials."""
     guesses = [one.guesses for one in trials if one.guesses is not None]
     for one in trials:
         assert one.guesses is not None
         same = [float(torch.eq(one.guesses, other).double().mean()) for other in guesses]
         one.agreement = sum(same) / max(1, len(same))
     return sorted(trials, key=lambda one: (-one.validation, -one.agreement))
+
+
+def ordered(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the share of rows of other classes that score lower in a row's class, axes (rows,).
+
+    The mean over the rows of a class is the AUC of this class against the rest. Shares of classes
+    do not change it, while the share of right guesses is high for who always guesses one class.
+
+    >>> ordered(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 0, 1]))
+    tensor([1., 0., 0.5000])
+
+    Args:
+        scores: axes (rows, classes).
+        labels: codes of the rows.
+    """
+    found = torch.full((len(labels),), 0.5)
+    for code in labels.unique().tolist():
+        own = labels == code
+        others = scores[~own, code].sort().values
+        if len(others):
+            marks = scores[own, code].contiguous()
+            lower = torch.searchsorted(others, marks) + torch.searchsorted(
+                others, marks, right=True
+            )
+            found[own] = lower / (2 * len(others))
+    return found
 
 
 def calibrated(scores: Tensor, share: float) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from vfl.core.registry import require_range
 
 _MOST = 512  # more columns than this are replaced by principal components
 _LEAST = 1e-6  # smallest share of a class
+_LEAST_PENALTY = 1e-3
+_CERTAIN = 3.0  # standard deviations of an estimate that is not due to chance
 
 
 class BatchSums(GradientAttack):
@@ -34,13 +37,15 @@ class BatchSums(GradientAttack):
     proportions (Quadrianto et al. 2009). Generalised cross-validation chooses the penalty (Golub,
     Heath and Wahba 1979). Penalised least squares gives the residuals. Before these steps, the
     attack divides gradients by the root mean square of their batch and centres them in each epoch.
-    For K classes, it projects them on K - 1 principal directions. Leaked rows show which of the
+    For K classes, it projects them on the K - 1 directions along which groups with common rows vary
+    together. Leaked rows show which of the
     projected values belong to which class. With two classes, the direction of the first gradients'
     mean shows this too (`orientation.by_shares`).
 
     Args:
         epochs: number of first epochs to read; 0 reads all.
-        penalty: weight of the squared residuals, relative to the equation of a group with one row.
+        penalty: weight of the squared residuals, relative to the equation of a group with one row;
+            0 estimates it.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -49,8 +54,8 @@ class BatchSums(GradientAttack):
     uses = frozenset({Grant.LEAKED, Grant.INPUTS, Grant.PRIOR})
     fewest = 0
 
-    def __init__(self, epochs: int = 0, penalty: float = 1.0) -> None:
-        require_range("penalty", penalty, 1e-6)
+    def __init__(self, epochs: int = 0, penalty: float = 0.0) -> None:
+        require_range("penalty", penalty, 0)
         super().__init__(epochs)
         self.penalty = penalty
 
@@ -66,7 +71,7 @@ class BatchSums(GradientAttack):
         if equations is None:  # all gradients are 0
             return prior.expand(rows, -1).float()
         explained = columns @ equations.slopes(columns)
-        own = equations.own(explained, self.penalty)
+        own = equations.own(explained, self.penalty or equations.penalty(explained))
         found = explained + own
         found = (found - found.mean(0)) / found.std(0).clamp_min(1e-12)
         known = one_hot(labels, view.classes).double()
@@ -121,15 +126,59 @@ class Equations:
                 continue
             centre = all_sizes[here] @ means[here] / all_sizes[here].sum()
             means[here] -= centre
-        weighed = means * all_sizes.sqrt()[:, None]
-        _, axes = torch.linalg.eigh(weighed.T @ weighed)
-        axes = axes[:, -dimensions:]
-        found = means @ axes
-        found = found / (found * all_sizes.sqrt()[:, None]).std(0).clamp_min(1e-12)
         places, rows = torch.cat(members), torch.cat(columns)
         shares = (1 / all_sizes[places]).numpy()
         matrix = sparse.csr_array((shares, (places.numpy(), rows.numpy())), (count, seen.rows))
-        return cls(matrix, all_sizes, found, axes)
+        whole = cls(matrix, all_sizes, means, torch.eye(means.shape[1]).double())
+        return whole.along(whole.principal(dimensions))
+
+    @cached_property
+    def shared(self) -> sparse.csr_array:
+        """Rows that groups share, weighed by sizes; zeros on the diagonal, axes (groups, groups).
+
+        Two groups of one row each have a 1 if they are of the same row.
+        """
+        weighed = sparse.diags_array(self.sizes.sqrt().numpy()) @ self.groups
+        found = sparse.csr_array(weighed @ weighed.T)
+        found.setdiag(0)
+        return found
+
+    def in_common(self, values: Tensor) -> tuple[Tensor, float]:
+        """Return the covariance of a row's own part of some values, and the deviation of its error.
+
+        Equations of different groups have no noise in common. What they have in common comes from
+        the rows that they share (Haseman and Elston 1972).
+
+        Args:
+            values: of the groups, axes (groups, dimensions).
+
+        Returns:
+            Axes (dimensions, dimensions), and the deviation of a diagonal entry that is 0 in truth.
+        """
+        weighed = (values * self.sizes.sqrt()[:, None]).numpy()
+        size = max(float(self.shared.power(2).sum()), 1e-12)
+        found = torch.from_numpy(weighed.T @ (self.shared @ weighed)) / size
+        return found, np.sqrt(2 / size) * float(np.square(weighed).mean())
+
+    def principal(self, count: int) -> Tensor:
+        """Return the directions that rows move the values along, axes (width, count).
+
+        Noise is as large in all directions, and hides those of a principal component analysis. If
+        groups share too few rows to see more than chance, it is done nevertheless.
+        """
+        own, error = self.in_common(self.values)
+        variances, axes = torch.linalg.eigh(own)
+        by_chance = np.sqrt(2 * len(own)) + _CERTAIN  # of the largest of so many directions
+        if float(variances[-count:].min()) < by_chance * error:
+            weighed = self.values * self.sizes.sqrt()[:, None]
+            _, axes = torch.linalg.eigh(weighed.T @ weighed)
+        return axes[:, -count:]
+
+    def along(self, axes: Tensor) -> Equations:
+        """Return the same of values along some directions, with a deviation of 1."""
+        found = self.values @ axes
+        spread = (found * self.sizes.sqrt()[:, None]).std(0).clamp_min(1e-12)
+        return replace(self, values=found / spread, axes=self.axes @ axes)
 
     def slopes(self, columns: Tensor) -> Tensor:
         """Return slopes of a ridge regression of the groups' values on their mean columns.
@@ -143,6 +192,22 @@ class Equations:
         root = self.sizes.sqrt()[:, None]
         means = root * torch.from_numpy(self.groups @ columns.numpy())
         return ridge(means, root * self.values)
+
+    def penalty(self, explained: Tensor) -> float:
+        """Return the noise of an equation of one row, divided by the variance of rows' residuals.
+
+        It is 1 if groups share too few rows to tell. No label is used.
+
+        Args:
+            explained: axes (rows, dimensions).
+        """
+        left = self.values - torch.from_numpy(self.groups @ explained.numpy())
+        own, error = self.in_common(left)
+        variance = float(own.diagonal().mean())
+        if variance < _CERTAIN * error:
+            return 1.0
+        whole = float((left.square() * self.sizes[:, None]).mean())
+        return max(whole / variance - 1, _LEAST_PENALTY)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
         """Estimate the rows' residuals, which columns do not explain, by penalised least squares.

@@ -268,12 +268,16 @@ class Discriminant(Composed):
 
     Expectation-maximisation uses unlabelled rows too: each step computes their class probabilities,
     and leaked rows keep their labels. The covariance comes from all rows, so the attack finds
-    classes that differ in directions of little variance.
+    classes that differ in directions of little variance. If noise makes the classes overlap,
+    unlabelled rows need a smaller weight, and few leaked rows a shrunken covariance.
 
-    Source: Nigam et al. 2000 (labelled and unlabelled rows), here with linear discriminants.
+    Source: Nigam et al. 2000 (labelled and unlabelled rows; 5.3.1: their weight), here with linear
+    discriminants; Friedman 1989 (shrunken covariance).
 
     Args:
         steps: number of expectation-maximisation steps.
+        weight: weight of an unlabelled row, where a leaked row has 1.
+        shrink: share of the covariance that a multiple of the identity replaces.
         columns: largest number of columns; wider rows are reduced to this many principal
             components.
         options: options that all composed attacks have; see `Composed`.
@@ -284,16 +288,25 @@ class Discriminant(Composed):
 
     uses = frozenset({Grant.LEAKED, Grant.UNLABELLED})
 
-    def __init__(self, steps: int = 30, columns: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        steps: int = 30,
+        columns: int = 64,
+        weight: float = 1.0,
+        shrink: float = 0.0,
+        **options: Any,
+    ) -> None:
         require_at_least(1, steps=steps, columns=columns)
+        require_range("weight", weight, 0, 1)
+        require_range("shrink", shrink, 0, 1)
         super().__init__(**self.defaults | options)
-        self.steps, self.columns = steps, columns
+        self.steps, self.columns, self.weight, self.shrink = steps, columns, weight, shrink
 
     def learn(
         self, rows: Tensor, labels: Tensor, classes: int,
         weights: Tensor | None = None, task: Task | None = None,
     ) -> Predict:  # fmt: skip
-        further = rows[:0] if task is None else task.further()
+        further = rows[:0] if task is None or not self.weight else task.further()
         every = torch.cat([rows, further]).double()
         turn = None
         if every.shape[1] > self.columns:
@@ -312,6 +325,8 @@ class Discriminant(Composed):
             if spread is None:
                 away = every - shares @ means / shares.sum(1, keepdim=True)
                 spread = (away * shares.sum(1, keepdim=True)).T @ away / total.sum()
+                even = spread.diagonal().mean() * torch.eye(len(spread), dtype=torch.float64)
+                spread = spread.lerp(even, self.shrink)
             factor = torch.linalg.cholesky(spread + apart)
             centres = torch.linalg.solve_triangular(factor, means.T, upper=False).T
             prior = (total / total.sum()).log() - centres.square().sum(1) / 2
@@ -326,7 +341,7 @@ class Discriminant(Composed):
         found = fitted(torch.cov(every.T).reshape(apart.shape))
         for _ in range(self.steps if len(further) else 1):
             if len(further):
-                shares[len(rows) :] = found(every[len(rows) :]).softmax(1)
+                shares[len(rows) :] = self.weight * found(every[len(rows) :]).softmax(1)
             found = fitted(None)
         return lambda some: found(some.double() if turn is None else some.double() @ turn).float()
 

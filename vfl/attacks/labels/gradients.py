@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -112,7 +113,9 @@ class GradientDirection(GradientAttack):
 
     Gradients of rows of one class have nearly the same direction; gradients of the other class have
     nearly the opposite direction. The attack compares gradients of the same epoch, in which the top
-    changes little, and averages the cosines over the epochs.
+    changes little, and averages the cosines over the epochs. With few leaked rows, noise may turn
+    their mean direction around. The attack therefore finds the principal direction, which depends
+    on no label, and orients it by all leaked rows and by the first gradients.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
@@ -131,18 +134,46 @@ class GradientDirection(GradientAttack):
         self.check(view.classes, width_of(seen))
         leaked, rows = view.leaked, view.targets.rows
         sought = rarest(view.prior)
-        positive = rows + torch.nonzero(leaked.labels == sought)[:, 0]
+        is_sought = (leaked.labels == sought).long()
+        positive = rows + torch.nonzero(is_sought)[:, 0]
         if not len(positive):
             raise DataError(
                 "no leaked row is positive",
                 got=f"{leaked.rows} leaked rows, all of class {1 - sought}",
                 want=f"at least one leaked row of class {sought}, the rarer one",
             )
-        scores = torch.zeros(rows)
-        for epoch in seen.each_epoch():
-            found = epoch.mean(directions)
-            scores += found[:rows] @ found[positive].mean(0)
-        return scores
+        epochs = [one.mean(directions) for one in seen.each_epoch()]
+        scores = torch.stack([found @ found[positive].mean(0) for found in epochs]).sum(0)
+        return scores[:rows] * self._side(view, epochs, scores, is_sought)
+
+    def _side(
+        self, view: View, epochs: Sequence[Tensor], scores: Tensor, is_sought: Tensor
+    ) -> float:
+        """Return -1 if the leaked rows of the sought class probably have the other's direction.
+
+        The principal direction of each epoch depends on no label; scores only give it a side. All
+        leaked rows and the first gradients say whether it is the right one.
+
+        Args:
+            view: the attacker's view.
+            epochs: mean directions of each row in every epoch, axes (rows, width).
+            scores: similarity to the leaked rows of the sought class, axes (rows,).
+            is_sought: 1 for leaked rows of the sought class.
+        """
+        first, along, axes = self.transcript(view).first(1), torch.zeros(len(scores)), []
+        there = torch.stack(epochs).abs().sum((0, 2)) > 0
+        if not there.any():
+            return 1.0
+        for found in epochs:
+            centred, _, every = principal(found[there])
+            axis = every[:, 0].float() * float(
+                (centred @ every[:, 0] @ scores[there].double()).sign()
+            )
+            axes.append(axis)
+            along += found @ axis
+        drift = by_shares(first, directions, axes[0], float(view.prior[rarest(view.prior)]))
+        along[~there] = torch.nan
+        return 1.0 if is_upward([along], is_sought, drift) else -1.0
 
 
 class GradientSimilarity(GradientAttack):

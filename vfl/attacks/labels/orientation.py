@@ -81,18 +81,34 @@ def by_shares(
         share: share of class 1.
     """
     sent = sorted(seen.messages, key=lambda one: one.step)[:_EARLY]
-    means = torch.stack(
-        [(value(one).double() @ axis.double()).mean() for one in sent if one.gradients.any()]
-        or [torch.tensor(0.0).double()]
-    )
-    if len(means) < 2 or not (error := float(means.std()) / math.sqrt(len(means))):
+    whole = [value(one).double().mean(0) for one in sent if one.gradients.any()]
+    if len(whole) < 2:
         return 0.0
-    drift = float(means.mean()) / error
+    means = torch.stack(whole)
+    along = means @ axis.double()
+    if not (error := float(along.std()) / math.sqrt(len(means))):
+        return 0.0
+    drift = float(along.mean()) / error
     exponent = min(drift**2 * _DRIFT / (1 + _DRIFT) / 2, 700.0)
     odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # updated by the Bayes factor
     exists = (1 - _OTHER) * odds / (1 + odds)
     learns = 2 * _NORMAL.cdf((share - 0.5) / _FIRST) - 1
     return _log_odds((1 + exists * learns * (2 * _NORMAL.cdf(drift) - 1)) / 2)
+
+
+def _alignment(means: Tensor, axis: Tensor) -> float:
+    """Return the squared cosine of the mean of some vectors and an axis, without their noise.
+
+    Args:
+        means: axes (vectors, width).
+        axis: axes (width,).
+    """
+    axis = axis / axis.norm().clamp_min(1e-12)
+    noise = means.var(0) / len(means)
+    mean = means.mean(0)
+    whole = float(mean.square().sum() - noise.sum())
+    along = float((mean @ axis).square() - axis.square() @ noise)
+    return min(1.0, max(0.0, along) / max(whole, 1e-12))
 
 
 def _log_odds(chance: float) -> float:
