@@ -433,7 +433,7 @@ def ordered(scores: Tensor, labels: Tensor) -> Tensor:
         labels: codes of the rows.
     """
     found = torch.full((len(labels),), 0.5)
-    for code in labels.unique().tolist():
+    for code in sorted(set(labels.tolist())):
         own = labels == code
         others = scores[~own, code].sort().values
         if len(others):

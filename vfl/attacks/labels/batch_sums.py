@@ -172,7 +172,8 @@ class Equations:
         if float(variances[-count:].min()) < by_chance * error:
             weighed = self.values * self.sizes.sqrt()[:, None]
             _, axes = torch.linalg.eigh(weighed.T @ weighed)
-        return axes[:, -count:]
+        found: Tensor = axes[:, -count:]
+        return found
 
     def along(self, axes: Tensor) -> Equations:
         """Return the same of values along some directions, with a deviation of 1."""

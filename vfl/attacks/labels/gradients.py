@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -146,9 +145,7 @@ class GradientDirection(GradientAttack):
         scores = torch.stack([found @ found[positive].mean(0) for found in epochs]).sum(0)
         return scores[:rows] * self._side(view, epochs, scores, is_sought)
 
-    def _side(
-        self, view: View, epochs: Sequence[Tensor], scores: Tensor, is_sought: Tensor
-    ) -> float:
+    def _side(self, view: View, epochs: list[Tensor], scores: Tensor, is_sought: Tensor) -> float:
         """Return -1 if the leaked rows of the sought class probably have the other's direction.
 
         The principal direction of each epoch depends on no label; scores only give it a side. All

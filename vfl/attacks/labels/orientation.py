@@ -71,7 +71,8 @@ def by_shares(
     network predicts a probability near 1/2 for class 1. So the mean of its first gradients points
     to the side of the more frequent class, until the network has learned the class shares. A mean
     over whole batches contains little noise of single rows. The prior assumes such a drift in four
-    of five trainings. With class shares of 1/2, the mean is no evidence.
+    of five trainings. With class shares of 1/2, the mean is no evidence. A top turns while it learns,
+    so a mean that points across the axis is little evidence.
 
     Args:
         seen: messages of a training, starting with its first exchange.
@@ -91,7 +92,7 @@ def by_shares(
     drift = float(along.mean()) / error
     exponent = min(drift**2 * _DRIFT / (1 + _DRIFT) / 2, 700.0)
     odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # updated by the Bayes factor
-    exists = (1 - _OTHER) * odds / (1 + odds)
+    exists = (1 - _OTHER) * odds / (1 + odds) * _alignment(means, axis.double())
     learns = 2 * _NORMAL.cdf((share - 0.5) / _FIRST) - 1
     return _log_odds((1 + exists * learns * (2 * _NORMAL.cdf(drift) - 1)) / 2)
 
