@@ -310,9 +310,9 @@ def _labels(
 
 
 def of_training(asked: Asked) -> Iterator[Figure]:
-    """Yield attacks on drawn trainings of the pages of training attacks and defenses.
+    """Yield the figures of drawn trainings from the pages of training attacks and defenses.
 
-    A row names its file of `examples` and overrides; no command trains a row without a file again.
+    Each row names a file of `examples` and its overrides. Rows without a file are left out.
     """
     rows = [
         row

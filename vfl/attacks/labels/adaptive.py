@@ -326,7 +326,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
 
 
 def shrunken(layers: Sequence[str]) -> list[str]:
-    """Return winners on columns behind noise, where leaked rows are many and classes overlap.
+    """Return compositions for many leaked rows of overlapping classes, such as columns in noise.
 
     >>> shrunken(["cut"])[0]
     'discriminant:at=cut,scaler=standard,weight=0,shrink=0.1'
@@ -422,8 +422,8 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 def ordered(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the share of rows of other classes that score lower in a row's class, axes (rows,).
 
-    The mean over the rows of a class is the AUC of this class against the rest. Shares of classes
-    do not change it, while the share of right guesses is high for who always guesses one class.
+    The mean over the rows of a class is the AUC of this class against the rest. A frequent class
+    raises the share of right guesses of a learner that always guesses it, and not this AUC.
 
     >>> ordered(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 0, 1]))
     tensor([1., 0., 0.5000])

@@ -134,9 +134,9 @@ class Equations:
 
     @cached_property
     def shared(self) -> sparse.csr_array:
-        """Rows that groups share, weighed by sizes; zeros on the diagonal, axes (groups, groups).
+        """Return the weight of the rows that two groups share, axes (groups, groups).
 
-        Two groups of one row each have a 1 if they are of the same row.
+        Two groups of the same single row have a 1. The diagonal is 0.
         """
         weighed = sparse.diags_array(self.sizes.sqrt().numpy()) @ self.groups
         found = sparse.csr_array(weighed @ weighed.T)
@@ -144,16 +144,17 @@ class Equations:
         return found
 
     def in_common(self, values: Tensor) -> tuple[Tensor, float]:
-        """Return the covariance of a row's own part of some values, and the deviation of its error.
+        """Estimate the covariance of single rows' values from groups that share rows.
 
-        Equations of different groups have no noise in common. What they have in common comes from
-        the rows that they share (Haseman and Elston 1972).
+        The noise of different groups is independent. The covariance of two groups therefore comes
+        from the rows that they share (Haseman and Elston 1972).
 
         Args:
-            values: of the groups, axes (groups, dimensions).
+            values: values of the groups, axes (groups, dimensions).
 
         Returns:
-            Axes (dimensions, dimensions), and the deviation of a diagonal entry that is 0 in truth.
+            The covariance, axes (dimensions, dimensions), and the standard deviation of a diagonal
+            entry whose true value is 0.
         """
         weighed = (values * self.sizes.sqrt()[:, None]).numpy()
         size = max(float(self.shared.power(2).sum()), 1e-12)
@@ -161,10 +162,11 @@ class Equations:
         return found, np.sqrt(2 / size) * float(np.square(weighed).mean())
 
     def principal(self, count: int) -> Tensor:
-        """Return the directions that rows move the values along, axes (width, count).
+        """Return the directions in which single rows differ most, axes (width, count).
 
-        Noise is as large in all directions, and hides those of a principal component analysis. If
-        groups share too few rows to see more than chance, it is done nevertheless.
+        Principal components of the values contain noise, which hides these directions; the
+        covariance of groups with common rows does not. If groups share too few rows for an
+        estimate, the method returns the principal components.
         """
         own, error = self.in_common(self.values)
         variances, axes = torch.linalg.eigh(own)
@@ -176,7 +178,7 @@ class Equations:
         return found
 
     def along(self, axes: Tensor) -> Equations:
-        """Return the same of values along some directions, with a deviation of 1."""
+        """Project the values on some directions and scale them to a deviation of 1."""
         found = self.values @ axes
         spread = (found * self.sizes.sqrt()[:, None]).std(0).clamp_min(1e-12)
         return replace(self, values=found / spread, axes=self.axes @ axes)
@@ -197,7 +199,7 @@ class Equations:
     def penalty(self, explained: Tensor) -> float:
         """Return the noise of an equation of one row, divided by the variance of rows' residuals.
 
-        It is 1 if groups share too few rows to tell. No label is used.
+        The result is 1 if groups share too few rows for an estimate. No label is used.
 
         Args:
             explained: axes (rows, dimensions).
