@@ -226,9 +226,9 @@ def test_groups_are_rows_of_one_gradient():
 def test_the_regression_of_groups_is_that_of_scikit_learn():
     case = training(group=20)
     seen = case.view.transcript
-    equations = Equations.of(seen, 1)
     inputs = torch.cat([case.view.targets.inputs, case.view.leaked.inputs]).double()
     inputs = inputs - inputs.mean(0)
+    equations = Equations.of(seen, 1, inputs)
     found = equations.slopes(inputs)[:, 0].numpy()
     means, wanted = equations.groups @ inputs.numpy(), equations.values[:, 0].numpy()
     weights = equations.sizes.numpy()
@@ -239,6 +239,23 @@ def test_the_regression_of_groups_is_that_of_scikit_learn():
     assert min(near) < 1e-6
 
 
+def test_noise_that_hides_the_principal_component_hides_no_direction_of_the_rows():
+    """Rows of eight epochs vary together along the classes' direction, noise along another."""
+    case = training(noise=0.4, columns=1.5)
+    draw = generator(0, "loud")
+    loud = [
+        replace(
+            one,
+            gradients=one.gradients + torch.eye(WIDTH)[0] * torch.randn(BATCH, 1, generator=draw),
+        )
+        for one in case.view.exchanges
+    ]
+    noisy = replace(case, view=case.view.instead(exchanges=loud))
+    assert area(noisy, "batch_sums") > 0.95
+    means = torch.cat([one.gradients for one in loud])
+    assert abs(torch.linalg.eigh(means.T @ means)[1][0, -1]) > 0.9
+
+
 def test_rows_own_numbers_are_least_squares():
     pairs = [([0, 1, 2, 3, 4, 5], [1.0, -1.0, 3.0]), ([0, 2, 1, 4, 3, 5], [2.0, 0.5, -4.0])]
     sent = [torch.tensor(values).repeat_interleave(2)[:, None] for _, values in pairs]
@@ -247,7 +264,7 @@ def test_rows_own_numbers_are_least_squares():
         for epoch, (rows, _) in enumerate(pairs)
     ]
     seen = Transcript(6, exchanges)
-    equations = Equations.of(seen, 1)
+    equations = Equations.of(seen, 1, torch.arange(6).double()[:, None] - 2.5)
     found = equations.own(torch.zeros(6, 1).double(), 0.5)[:, 0].numpy()
     matrix, weights = equations.groups.toarray(), np.diag(equations.sizes.numpy())
     system = matrix.T @ weights @ matrix + 0.5 * np.eye(6)

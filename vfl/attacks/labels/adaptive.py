@@ -426,7 +426,7 @@ def ordered(scores: Tensor, labels: Tensor) -> Tensor:
     raises the share of right guesses of a learner that always guesses it, and not this AUC.
 
     >>> ordered(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 0, 1]))
-    tensor([1., 0., 0.5000])
+    tensor([1.0000, 0.0000, 0.5000])
 
     Args:
         scores: axes (rows, classes).

@@ -66,7 +66,7 @@ class BatchSums(GradientAttack):
             inputs = components_of(inputs, _MOST)
         columns = scale_by("standard", inputs)(inputs).double()
         seen = self.transcript(view)
-        equations = Equations.of(seen, view.classes - 1)
+        equations = Equations.of(seen, view.classes - 1, columns)
         prior = view.prior.double().clamp_min(_LEAST).log()
         if equations is None:  # all gradients are 0
             return prior.expand(rows, -1).float()
@@ -103,16 +103,24 @@ class Equations:
     axes: Tensor
 
     @classmethod
-    def of(cls, seen: Transcript[RecordedExchange], dimensions: int) -> Equations | None:
-        """Return the equations of a transcript; None if all gradients are 0."""
-        columns, members, values, sizes, epochs = [], [], [], [], []
+    def of(
+        cls, seen: Transcript[RecordedExchange], dimensions: int, columns: Tensor
+    ) -> Equations | None:
+        """Return the equations of a transcript; None if all gradients are 0.
+
+        Args:
+            seen: messages about the rows.
+            dimensions: number of directions to project the gradients on.
+            columns: see `principal`.
+        """
+        named, members, values, sizes, epochs = [], [], [], [], []
         count = 0
         for one in seen.messages:
             if not bool(one.gradients.any()):
                 continue
             of_row, first, size = grouped(one.gradients)
             members.append(of_row + count)
-            columns.append(one.rows)
+            named.append(one.rows)
             values.append(at_scale(one)[first].double())
             sizes.append(size.double())
             epochs.append(torch.full((len(size),), one.epoch))
@@ -126,11 +134,11 @@ class Equations:
                 continue
             centre = all_sizes[here] @ means[here] / all_sizes[here].sum()
             means[here] -= centre
-        places, rows = torch.cat(members), torch.cat(columns)
+        places, rows = torch.cat(members), torch.cat(named)
         shares = (1 / all_sizes[places]).numpy()
         matrix = sparse.csr_array((shares, (places.numpy(), rows.numpy())), (count, seen.rows))
         whole = cls(matrix, all_sizes, means, torch.eye(means.shape[1]).double())
-        return whole.along(whole.principal(dimensions))
+        return whole.along(whole.principal(dimensions, columns))
 
     @cached_property
     def shared(self) -> sparse.csr_array:
@@ -161,19 +169,23 @@ class Equations:
         found = torch.from_numpy(weighed.T @ (self.shared @ weighed)) / size
         return found, np.sqrt(2 / size) * float(np.square(weighed).mean())
 
-    def principal(self, count: int) -> Tensor:
+    def principal(self, count: int, columns: Tensor) -> Tensor:
         """Return the directions in which single rows differ most, axes (width, count).
 
         Principal components of the values contain noise, which hides these directions; the
         covariance of groups with common rows does not. If groups share too few rows for an
-        estimate, the method returns the principal components.
+        estimate, the method returns the principal components of what columns explain.
+
+        Args:
+            count: number of directions.
+            columns: columns of the rows, float64, axes (rows, columns), each with mean 0.
         """
         own, error = self.in_common(self.values)
         variances, axes = torch.linalg.eigh(own)
         by_chance = np.sqrt(2 * len(own)) + _CERTAIN  # of the largest of so many directions
         if float(variances[-count:].min()) < by_chance * error:
-            weighed = self.values * self.sizes.sqrt()[:, None]
-            _, axes = torch.linalg.eigh(weighed.T @ weighed)
+            explained = columns @ self.slopes(columns)
+            _, axes = torch.linalg.eigh(explained.T @ explained)
         found: Tensor = axes[:, -count:]
         return found
 
@@ -199,7 +211,8 @@ class Equations:
     def penalty(self, explained: Tensor) -> float:
         """Return the noise of an equation of one row, divided by the variance of rows' residuals.
 
-        The result is 1 if groups share too few rows for an estimate. No label is used.
+        If groups share too few rows for an estimate of the variance, its upper bound counts, at
+        most half of an equation.
 
         Args:
             explained: axes (rows, dimensions).
@@ -207,9 +220,9 @@ class Equations:
         left = self.values - torch.from_numpy(self.groups @ explained.numpy())
         own, error = self.in_common(left)
         variance = float(own.diagonal().mean())
-        if variance < _CERTAIN * error:
-            return 1.0
         whole = float((left.square() * self.sizes[:, None]).mean())
+        if variance < _CERTAIN * error:
+            variance = max(min(_CERTAIN * error, whole / 2), 1e-12)
         return max(whole / variance - 1, _LEAST_PENALTY)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:

@@ -71,8 +71,8 @@ def by_shares(
     network predicts a probability near 1/2 for class 1. So the mean of its first gradients points
     to the side of the more frequent class, until the network has learned the class shares. A mean
     over whole batches contains little noise of single rows. The prior assumes such a drift in four
-    of five trainings. With class shares of 1/2, the mean is no evidence. A top turns while it learns,
-    so a mean that points across the axis is little evidence.
+    of five trainings. With class shares of 1/2, the mean is no evidence. A top turns while it
+    learns, so a mean that points across the axis is little evidence.
 
     Args:
         seen: messages of a training, starting with its first exchange.
