@@ -218,9 +218,9 @@ def _line_s(wan: Wan, sent_bytes: int, messages: int) -> float:
 def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
     """Estimate a next token of ChatGLM-6B, context 32, from 28 times the measured layer.
 
-    The one-hot embedding, the last norm, the head and the index are added. Their bytes are those of
-    the model in `tests/llm/test_private_decoder.py`, and their seconds are scaled by the number of
-    integer products.
+    The costs of the one-hot embedding, the last norm, the head and the index are added. Their bytes
+    are those of the model in `tests/llm/test_private_decoder.py`, and their seconds are those of a
+    layer, scaled by the number of integer products.
     """
     width = max(_HEADS)
     above = form.integer_bits + 2

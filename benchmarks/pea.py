@@ -155,7 +155,11 @@ def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
     """
     bottom = models.make_bottom(spec)
     if not isinstance(bottom, PretrainedBottom):
-        raise BadOptionError("reviews need another bottom", got=spec, want="pretrained:name=NAME")
+        raise BadOptionError(
+            "hidden states of reviews need a pretrained bottom",
+            got=spec,
+            want="pretrained:name=NAME",
+        )
     length = _WHOLE if bottom.tail else _TOKENS
     form = SetFormat(length=length, tokenizer=bottom.name)
     texts = read_bundled("review_polarity", limit=limit, form=form).cells
@@ -198,7 +202,7 @@ def centred(task: Task, epsilon: float | None, part: float) -> Tensor:
     most 1.
 
     Args:
-        task: task that has the features.
+        task: task whose features are centred.
         epsilon: total epsilon; None without noise.
         part: fraction of epsilon and delta that the mean costs.
     """

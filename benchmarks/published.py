@@ -352,7 +352,7 @@ class LineRow:
 
 
 def line_rows(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> list[LineRow]:
-    """Return the times of the thesis's methods in Tables 5.2 to 6.2, and what their links allow.
+    """Return the times of the methods in Tables 5.2 to 6.2, and what their network links allow.
 
     Args:
         rows: rows of `joined`.
@@ -390,10 +390,10 @@ def _line_table(found: Sequence[LineRow]) -> str:
     heads = [
         "what",
         "printed",
-        "printed bytes over the line",
+        "printed bytes over the link",
         "messages, half a round trip each",
-        "ours, computed",
-        "ours, measured",
+        "vfl, computed",
+        "vfl, measured",
     ]
     figures = [(it.printed, it.sent, it.latency, it.computed, it.measured) for it in found]
     return _table(
@@ -406,8 +406,8 @@ def _line_words(found: Sequence[LineRow]) -> str:
     alone = sum(it.printed < it.sent for it in found)
     both = sum(it.printed < it.sent + it.latency for it in found)
     return (
-        f"Of {len(found)} printed times {alone} are shorter than the printed bytes take on a line "
-        f"of the printed bandwidth, and {both} shorter than bytes and messages together."
+        f"Of {len(found)} printed times, {alone} are shorter than the time of the printed bytes on "
+        f"a link of the printed bandwidth, and {both} are shorter than bytes and messages together."
     )
 
 
@@ -434,8 +434,8 @@ def _simulated_words(folder: Path) -> str:
     below = sum(float(row["permuted"]) < float(single[row["distribution"]]) for row in wide)
     off = max(abs(float(row["estimated"]) - float(row["projected"])) for row in rows)
     return (
-        f"In {below} of {len(wide)} cells the permuted vector has less than a projection to one "
-        f"number, as the source says; eq 5-19 is off by {off:.3f} at most."
+        f"In {below} of {len(wide)} cells, the permuted vector has a smaller correlation than a "
+        f"projection to one number, as the source says; eq 5-19 errs by {off:.3f} at most."
     )
 
 

@@ -361,7 +361,7 @@ def bench_standing(
 
 
 def rows_of(outcome: Outcome) -> list[StandingRow]:
-    """Return a row for each kind of event, and one for the whole load."""
+    """Return a row for each kind of event, and a row for the whole load test."""
     took = {
         f"{kill} killed": [
             loss.answered_at - loss.back_at for loss in outcome.losses if loss.kill == kill

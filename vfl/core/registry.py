@@ -300,7 +300,7 @@ class Registry(Generic[Member]):
         }  # fmt: skip
 
     def replace(self, former: Iterable[str], members: Mapping[str, type[Member]]) -> None:
-        """Forget some names, and register members in this process."""
+        """Remove former names, and register other members in this process."""
         for name in former:
             self._members.pop(name, None)
         self._members.update(members)

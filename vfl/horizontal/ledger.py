@@ -59,7 +59,7 @@ class RoundLedger(Spending[Rounds]):
                 known = new
             if known.settings != new.settings:
                 raise DisagreementError(
-                    "this name of a run is bound to other settings",
+                    "this run name is bound to other settings",
                     where=str(self._path(new.run)),
                     fix="another name",
                 )

@@ -109,7 +109,7 @@ class HorizontalSettings(Settings):
             which = "sensitivity = 'rigorous'" if self.noise == "client" else f"'{self.noise}'"
             return (
                 f"clip = 'percentile' uses norms without protection, but {which} promises "
-                "an epsilon of everything: use clip = 'quantile', its private form, or 'fixed'"
+                "an epsilon for all steps: use clip = 'quantile', its private form, or 'fixed'"
             )
         if self.clip == "quantile" and self.sensitivity == "paper" and self.noise == "client":
             return (

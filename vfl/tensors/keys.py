@@ -82,7 +82,7 @@ class WorkerKeys:
                 f"this is not the key of {name} whose fingerprint is known",
                 where=self._name,
                 want=", ".join(sorted(self._known)),
-                fix=f"start it with --key, and this one with --peer {name}=FINGERPRINT",
+                fix=f"start {name} with --key, and this worker with --peer {name}=FINGERPRINT",
             )
 
     def require_known(self, keys: Sequence[bytes]) -> None:
