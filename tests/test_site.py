@@ -171,7 +171,7 @@ def test_every_option_of_a_plugin_has_a_meaning(reference):
     ]
     assert missing == []
     kept = reference.meanings_of(registries()["codecs"].member("topk"))
-    assert kept["k"] == "number of values kept per row."  # of the class above
+    assert kept["k"] == "number of values to send per row."  # of the class above
 
 
 def test_every_attacker_of_a_grid_is_in_the_reference(site, reference):
