@@ -449,7 +449,7 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
     """Read the payload of a sealed container.
 
     Raises:
-        RunFolderError: the file is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or does not have the expected seal.
     """
     content = read_bytes(path)
     view = memoryview(content)
@@ -470,7 +470,7 @@ def checked_span(path: Path, seal: Seal) -> range:
     """Check a sealed container piece by piece, and return the byte range of its payload.
 
     Raises:
-        RunFolderError: the file is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or does not have the expected seal.
     """
     least, start = len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES, len(_MAGIC) + _LENGTH.size
     try:
@@ -510,7 +510,7 @@ def read_sealed_json(path: Path, seal: Seal) -> dict[str, Any]:
     """Read the record of a sealed JSON file, with its seal.
 
     Raises:
-        RunFolderError: the file is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or does not have the expected seal.
     """
     content = read_bytes(path)
     _check_digest(content, _JSON_DIGEST.search(content), path)
@@ -669,7 +669,7 @@ def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
     """Read a state dict from sealed safetensors.
 
     Raises:
-        RunFolderError: the file is missing or damaged, or has another seal.
+        RunFolderError: the file is missing or damaged, or does not have the expected seal.
     """
     state, _ = unpack_weights(read_bytes(path), seal, path)
     return state

@@ -111,7 +111,7 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
 
 
 def _line(t: FP, constant: float, slope: float) -> FP:
-    """Return constant + slope t with the fraction bits of a product, for any slope."""
+    """Return constant + slope * t with the fraction bits of a product, for any slope."""
     bits = t.bits + t.precision
     child = t.child.linear("scale", round(slope * 2.0**t.precision))
     return made(child.plus(torch.tensor(round(constant * 2.0**bits))), bits, t)
