@@ -228,7 +228,7 @@ def test_a_file_is_told_all_that_its_promise_forbids_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"secure": "permuted"}, "no party has a half"),
+        ({"secure": "permuted"}, "no party has a model whose gradients"),
         ({"dp": {}}, "needs an epsilon"),
         ({"dp": {"epsilon": 1, "noise": 1}, "train": {"keep": "best"}}, "keep = 'last'"),
         ({"train": {"precision": "bfloat16"}}, "float32"),

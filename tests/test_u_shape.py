@@ -217,9 +217,9 @@ def test_defenses_of_one_end_stand_beside_a_middle(digits, defense):
 @pytest.mark.parametrize("defense", ["mixup", "dcor", "split_guard"])
 def test_defenses_that_join_both_ends_are_refused(digits, defense):
     settings = experiment_of().model_copy(update={"defense": defense})
-    with pytest.raises(SpecError, match="cuts and labels together"):
+    with pytest.raises(SpecError, match="cuts and labels at one party"):
         LocalSession(settings, digits, outputs=10)
-    with pytest.raises(SpecError, match="cuts and labels together"):
+    with pytest.raises(SpecError, match="cuts and labels at one party"):
         check_specs(settings)
 
 

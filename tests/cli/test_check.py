@@ -185,4 +185,4 @@ def test_all_of_a_grid_that_does_not_fit_its_rows(vfl, refused, tmp_path):
 
 def test_one_process_has_no_link_to_measure(refused, breast_cancer):
     done = refused("check", breast_cancer, "--measure")
-    assert "has no link" in done.err
+    assert "has no network link" in done.err

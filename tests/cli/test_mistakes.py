@@ -140,7 +140,7 @@ def test_an_interruption_leaves_the_federations_run_alone_and_says_so(
     monkeypatch.setattr(federated, "run_session", interrupt)
     done = vfl("train", "project")
     assert done.code == 130
-    assert "continues the run, in " in done.err
+    assert "continues the run in " in done.err
     assert "project/label/store/runs/" in done.err
 
 

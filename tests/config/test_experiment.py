@@ -134,7 +134,7 @@ def test_bins_of_a_project_are_each_partys_own():
 
 
 @pytest.mark.parametrize(
-    ("bins", "shape", "told"), [(8, [1, 2, 2], "picture"), (2000, None, "1024")]
+    ("bins", "shape", "told"), [(8, [1, 2, 2], "images"), (2000, None, "1024")]
 )
 def test_bins_that_a_party_cannot_have(bins, shape, told):
     data = {"source": "x.csv", "id": "id", "bins": bins} | ({"shape": shape} if shape else {})

@@ -151,7 +151,7 @@ def test_what_a_table_on_disk_cannot_give_is_told_together(read):
     [
         (
             "[data]\nsource = 'mnist'\nfolds = 3\n[label]\nparty = 'lender'\n[parties.bank]\n",
-            ["data.folds: folds supply the test rows in turn"],
+            ["data.folds: folds take turns as test rows"],
         ),
         (
             "codec = 'tpk'\nsecure = 'pea'\n[data]\nid = 'id'\nrows = 9\nsource = 'north.csv'\n"

@@ -187,7 +187,7 @@ def test_who_is_found_out_is_told_and_not_trained_again(tmp_path, monkeypatch):
 
 
 def test_mistakes_are_told_before_anything_is_trained(tmp_path):
-    with pytest.raises(UserError, match="which an owner that trains alone rules out"):
+    with pytest.raises(UserError, match="impossible if one owner trains alone"):
         grid_cells(tampered(trained_by="owner"))
     file = tmp_path / "tampered.toml"
     file.write_text(

@@ -38,7 +38,7 @@ def test_a_run_stands_beside_each_party_alone(run, tmp_path):
     scores = {party: own["0"] for party, own in alone_scores(run).items()}
     reached = RunFolder(run).summary()["test_auc"]
     gains = [100 * (reached - scores[name]["test_auc"]) for name in ("clinic", "laboratory")]
-    words = f"({gains[0]:+.1f} points beside clinic alone, {gains[1]:+.1f} points beside laboratory"
+    words = f"({gains[0]:+.1f} points over clinic alone, {gains[1]:+.1f} points over laboratory"
     assert words in glance(run).sentence
     assert words in build_report(run).read_text(encoding="utf-8")
     # The same as a training of that party's columns and nobody else's on the same rows.
@@ -79,7 +79,7 @@ def test_a_study_says_what_joining_gains_over_each_party(kind, table, tmp_path):
     assert len(scores) == 2
     gain = np.mean([joined[repeat] - own["test_auc"] for repeat, own in scores.items()])
     assert f"({100 * gain:+.1f} ± " in found.sentence
-    assert "points beside clinic alone, " in found.sentence
+    assert "points over clinic alone, " in found.sentence
 
 
 @pytest.fixture

@@ -109,10 +109,10 @@ def test_there_are_rows_and_classes_to_attack(data):
     numbers = {**data, "label": replace(data["label"], classes=None)}
     told_of = [error for _, error in told(numbers)]
     assert told_of
-    assert all("looks for classes, and labels here are numbers" in error for error in told_of)
+    assert all("infers classes, but the labels here are numbers" in error for error in told_of)
     assert all("the pack numbers" in error for error in told_of)
     ((_, error),) = told(data, grid={"attacks": ["regression"]})
-    assert "looks for numbers, and labels here are classes" in error
+    assert "infers numbers, but the labels here are classes" in error
 
 
 def test_a_cell_trains_nothing_that_its_attacks_could_not_meet(tmp_path, monkeypatch):

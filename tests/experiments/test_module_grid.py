@@ -183,9 +183,9 @@ def test_commands_for_runs_say_who_made_a_module(tmp_path, ask):
     (path,) = (tmp_path / "cells").iterdir()
     run = vfl.Run(path)
     assert "own" in run.page.read_text()
-    with pytest.raises(RunFolderError, match="functions of a caller"):
+    with pytest.raises(RunFolderError, match="a caller's functions"):
         ask(run)
-    with pytest.raises(RunFolderError, match="functions of a caller"):
+    with pytest.raises(RunFolderError, match="a caller's functions"):
         train_alone(tmp_path)
 
 
@@ -296,7 +296,7 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
 @pytest.mark.parametrize(
     ("made", "given", "options", "error", "words"),
     [
-        (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "other settings"),
+        (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "settings differ"),
         (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "not a split module"),
         (build, iter([]), {}, DataError, "again in each epoch"),
         (build, [], {}, DataError, "training and as test"),
@@ -307,7 +307,7 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
         (build, None, {"train": {"patience": 3}}, ConfigError, "need validation rows"),
         (build, None, {"train": {"keep": "best"}}, ConfigError, "need validation rows"),
         (build, None, {"fit": print, "epochs": 3}, ConfigError, "your own function trains"),
-        (build, None, {"loss": nn.CrossEntropyLoss()}, ConfigError, "a loss by its spec"),
+        (build, None, {"loss": nn.CrossEntropyLoss()}, ConfigError, "a loss is given by its spec"),
         (build, None, {"loss": "crossentropy"}, UserError, "no loss is called"),
     ],
     ids=lambda one: one if isinstance(one, str) else None,
@@ -371,7 +371,7 @@ def test_a_table_says_the_codec_of_each_party(tmp_path):
     table = vfl.attack(towers("none", "none", 0), train, test, pack="logistic", leaks=[5],
                        draws=1, baselines=["raw"], **QUIET).table  # fmt: skip
     assert set(table.codec) == {"bank: quantise:values=4; shop: none"}
-    with pytest.raises(ConfigError, match="other settings than requested") as caught:
+    with pytest.raises(ConfigError, match="settings differ from the requested") as caught:
         vfl.compare(
             lambda codec, defense, seed: towers("none", defense, seed),
             train, test, codecs=["topk:k=2"], seeds=[0], out=tmp_path / "other", **QUIET,

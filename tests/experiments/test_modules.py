@@ -299,7 +299,7 @@ def test_what_the_attacker_does_not_hold_is_refused():
     model = vfl.split(network(), "1", inputs[:2])
     with pytest.raises(UserError, match="gradient_norm reads a recorded training"):
         vfl.attack(model, train, test, pack="gradient_norm", **QUICK)
-    with pytest.raises(UserError, match="needs rows"):
+    with pytest.raises(UserError, match="needs a loader of rows"):
         vfl.attack(model)
     with pytest.raises(TooFewRowsError):
         vfl.attack(model, train, test, pack="logistic", **QUICK | {"leaks": [99]})

@@ -63,7 +63,7 @@ def test_codecs_are_compared(tmp_path):
     assert repr(found).startswith(f"<results of {tmp_path}: ")
     assert found.content["codecs"][0]["repeats"] == 1
     assert found.sentence.startswith("With none the test accuracy is ")
-    assert found.sentence.endswith("One repeat shows no codec to be as good as none.")
+    assert found.sentence.endswith("With one repeat, no codec is shown to be as good as none.")
     again = vfl.Results.of(tmp_path)
     pd.testing.assert_frame_equal(again.table, table)
     assert found.failed == []

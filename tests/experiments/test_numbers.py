@@ -41,7 +41,7 @@ def test_a_run_is_attacked_by_the_pack_for_numbers(experiment, tmp_path):
     assert "| mae " in repr(attacks)
     recorded = run.attack("regression:at=gradients", leaks=[40], draws=1).table
     assert recorded[recorded.measure == "r2"].value.item() > 0.5  # the gradient is the error
-    assert "points of R² beside the guess" in run.glance.sentence
+    assert "points of R² over the guess" in run.glance.sentence
     assert run.page.read_text().count("R²") > 2
 
 

@@ -198,9 +198,9 @@ def test_sums_are_attacked_by_who_colludes_and_by_nobody_who_saw_single_cuts(tmp
             ExposedCutError, match=f"{spec} reads recorded frames: a trace contains single cuts"
         ):
             grid_cells(together(attacks=[spec], **sums))
-    with pytest.raises(ExposedCutError, match="reads bottoms of every epoch: a trace keeps them"):
+    with pytest.raises(ExposedCutError, match="reads bottoms of every epoch, which a trace stores"):
         grid_cells(together(attacks=["averaging:over=snapshots"], **sums))
-    with pytest.raises(UserError, match="the label party sees every cut"):
+    with pytest.raises(UserError, match="here the label party sees every cut"):
         grid_cells(together(attacks=specs))
     with pytest.raises(UserError, match="there is only one"):
         grid_cells(recorded(attacks="pooled"))

@@ -101,7 +101,7 @@ def test_the_label_party_is_named_while_its_new_table_is_not_aligned():
     service = Service("lender")
     service.show(None, ["bank", "shop"])
     service.waits_for_alignment()
-    with pytest.raises(Unavailable, match="newer than their alignment: vfl align") as refused:
+    with pytest.raises(Unavailable, match="newer than their alignment; run vfl align") as refused:
         service._check_here(0.0)
     assert (refused.value.party, refused.value.status) == ("lender", 503)
     service.waits_for(["bank"])

@@ -263,7 +263,7 @@ def test_a_defense_acts_on_a_cut_by_name(defense):
 
 def test_tokens_have_no_labels():
     tokens = torch.arange(10).reshape(2, 5)
-    with pytest.raises(SpecError, match="tokens have none"):
+    with pytest.raises(SpecError, match="tokens, which have no label each"):
         vfl.split(Texts(), "embedding", tokens, row_axes=2, untie=True, defense="marvell")
 
 

@@ -265,7 +265,7 @@ def test_noise_at_inference_cannot_be_left_out_silently(tmp_path):
     defense = "clipped_noise:sigma=1,queries=true"
     parties = {"clinic": {"width": 8}, "shop": {"width": 8}}
     folder, _ = run_of(tmp_path, defense=defense, parties=parties)
-    with pytest.raises(SpecError, match="answers with noise"):
+    with pytest.raises(SpecError, match="adds noise to its outputs"):
         export_half(folder, "clinic", "torch", None)
 
 

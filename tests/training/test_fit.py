@@ -193,10 +193,10 @@ def test_the_default_loss_of_a_single_logit_is_binary(axes):
 
 
 def test_outputs_and_labels_that_do_not_go_together_are_refused():
-    with pytest.raises(DataError, match="do not go together") as caught:
+    with pytest.raises(DataError, match="do not fit together") as caught:
         loss_of(torch.zeros(6, 3), torch.zeros(6), "classification")
     assert "labels.long()" in caught.value.fix
-    with pytest.raises(DataError, match="do not go together"):  # shares of classes, or several?
+    with pytest.raises(DataError, match="do not fit together"):  # shares of classes, or several?
         loss_of(torch.zeros(6, 3), torch.zeros(6, 3), "classification")
-    with pytest.raises(DataError, match="do not go together"):
+    with pytest.raises(DataError, match="do not fit together"):
         loss_of(torch.zeros(6, 3), torch.zeros(6), "regression")

@@ -137,5 +137,5 @@ def test_what_is_not_there_is_refused():
     tokens = vfl.split(
         nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "0", torch.zeros(2, 3, 4), row_axes=2
     )
-    with pytest.raises(SpecError, match="a row for each token"), vfl.record(tokens):
+    with pytest.raises(SpecError, match="these rows are tokens"), vfl.record(tokens):
         pass

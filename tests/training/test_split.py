@@ -125,7 +125,10 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
         (lambda: joined(nn.Linear(3, 4))({"bank": torch.ones(2, 5)}), "bank.*inputs.*(2, 5)"),
         (lambda: joined(nn.Linear(3, 4))({"bank": torch.ones(2, 3).long()}), "bank.*int64"),
         (lambda: joined(nn.Linear(3, 4))({"bank": [1.0, 2.0]}), "bank.*inputs"),
-        (lambda: joined(EMBEDDING)({"bank": torch.tensor([[77]])}), "index that it has no entry"),
+        (
+            lambda: joined(EMBEDDING)({"bank": torch.tensor([[77]])}),
+            "index for which it has no entry",
+        ),
         (lambda: joined(nn.LSTM(3, 4))({"bank": torch.ones(2, 3)}), "gives no tensor"),
         (lambda: joined(nn.Linear(3, 5), 5)({"bank": torch.ones(2, 3)}), "the top does not take"),
         (lambda: joined("mlp"), "bottom that is a module"),

@@ -351,7 +351,7 @@ def test_a_loss_without_its_term_is_refused_before_a_gradient_leaves(spec):
     trace = Trace()
     model = fresh(defense=spec, observers=[trace])
     loss = nn.functional.cross_entropy(model(batch_of(), LABELS), LABELS)
-    with pytest.raises(SpecError, match="this loss lacks"):
+    with pytest.raises(SpecError, match="given loss lacks"):
         loss.backward()
     assert [frame.direction for frame in trace] == ["up"] * len(COLUMNS)
     assert all(weights.grad is None for weights in model.bottoms.parameters())
@@ -360,7 +360,7 @@ def test_a_loss_without_its_term_is_refused_before_a_gradient_leaves(spec):
 @pytest.mark.parametrize("codec", ["l1:target=3", "rate"])
 def test_a_codecs_own_term_is_required_too(codec):
     model = fresh(codec=codec)
-    with pytest.raises(SpecError, match="this loss lacks"):
+    with pytest.raises(SpecError, match="given loss lacks"):
         model(batch_of()).sum().backward()
     (model(batch_of()).sum() + model.extra_loss()).backward()
 

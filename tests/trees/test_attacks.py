@@ -403,7 +403,7 @@ def test_a_finished_run_is_attacked_by_itself(source, tmp_path):
         ({"attacks": ["averaging:over=snapshots"]}, UserError, "after every epoch"),
         ({"attacks": ["white_box_inversion"]}, UserError, "the victim's bottom"),
         ({"adversaries": ["fsha"]}, UserError, "this model has neither"),
-        ({"models": ["network"]}, UserError, "rows of a grid are those of one model"),
+        ({"models": ["network"]}, UserError, "models of a grid must be of the kind"),
         ({"record": ["training"]}, UserError, "its weights determine the frames"),
         ({"attacks": ["pooled"]}, UserError, "a second feature party"),
     ],

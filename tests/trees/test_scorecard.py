@@ -83,7 +83,7 @@ def test_page_and_text_show_the_card(carded):
     points = loaded.lines[2].column.points
     for number in points[:-1]:
         assert f" {number} " in text
-    assert "600 points stand for 50 goods for each bad" in text
+    assert "600 points mean 50 good rows per bad row" in text
 
 
 def run_command(monkeypatch, capsys, *words):
@@ -160,7 +160,7 @@ def test_a_class_that_is_absent_is_refused(tmp_path):
     parts = {"lender": (np.zeros((9, 1), np.uint8), Layout((2,), (False,)))}
     with pytest.raises(DataError, match="the same class"):  # where test rows have all the bads
         fit_card(Scorecard(), Local(parts, [0], np.zeros(9, bool)), 9, 0)
-    with pytest.raises(VFLError, match="no class has the name"):
+    with pytest.raises(VFLError, match="names no class"):
         trained(tmp_path, made_table(300), "scorecard:bad=late")
 
 

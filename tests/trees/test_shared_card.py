@@ -57,7 +57,7 @@ def test_sums_on_shares_make_the_card_of_one_place(both):
     assert shared.card.scores["test"].auc() == order.card.scores["test"].auc()
     page, text = (path.read_text() for path in write_card(shared.folder.path))
     assert "bin of every training" not in page
-    assert "rows and bads of each cell" in text
+    assert "good and bad rows of each cell" in text
     assert "training rows have no scores" in page
 
 

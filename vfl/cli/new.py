@@ -64,7 +64,7 @@ def new(
     folder, own = Path(name), _KINDS[kind]
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            "this is not a name of a member",
+            "this is not a valid name for a member",
             got=name,
             want="at most 32 small letters, digits and '_', starting with a letter",
         )

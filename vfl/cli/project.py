@@ -156,7 +156,7 @@ def init(
     _check_parties(parties)
     if secure not in ("beaver", "pea") or (secure == "pea" and not (dealer and not tables)):
         raise ConfigError(
-            "that mode needs a dealer, and party files that you complete by hand",
+            "this mode needs a dealer, and party files that you complete by hand",
             where="--secure",
             got=secure,
             want="beaver, or pea with --dealer and without --from",
@@ -457,7 +457,10 @@ def check(
     facts, experiment, address = _plan_of(path, settings or [])
     if measure:
         if not address:
-            raise ConfigError("an experiment in one process has no link", got=f"--measure {path}")
+            raise ConfigError(
+                "an experiment in one process has no network link to measure",
+                got=f"--measure {path}",
+            )
         round_trip_ms = 1000 * round_trip_s(address)
     if round_trip_ms is not None:
         facts |= (

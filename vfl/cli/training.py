@@ -512,7 +512,7 @@ def on_the_federation(
         except KeyboardInterrupt:
             folder = read_party_file(label.party_file).run_path(name)
             if not simulated:
-                say(f"only this command ended: the SuperLink continues the run, in {folder}")
+                say(f"only this command has ended: the SuperLink continues the run in {folder}")
             raise
 
 

@@ -123,7 +123,7 @@ def play_rank(order: Order) -> None:
     party = read_party_file(order.party_file)
     message = SessionMessage.model_validate(order["message"])
     terms = message.terms
-    assert isinstance(terms, Terms), "an alignment has one rank"
+    assert isinstance(terms, Terms), "a party has a single rank in an alignment"
     data, started, meter = own_data(party, terms), time.perf_counter(), Meter()
     introduction = Introduction.of(data, terms, message.session)
     limits = frame_limits(terms, party.party, data.split)
@@ -299,7 +299,7 @@ class _PartySession:
 
     def _label_party(self, ends: Mapping[str, Link], own: Own, ledger: Ledger) -> LabelParty:
         """Build an additional label party, which learns its own task from the cuts."""
-        assert self.data is not None, "it has labels, or rows"
+        assert self.data is not None, "an additional label party has labels, or at least rows"
         return LabelParty(
             self.data,
             self.terms.at_label(self.name),
@@ -388,7 +388,7 @@ class _PartySession:
         if size == 1:
             return self._play_rank_0(stream, link, own, meter, None)
         device = device_of(own.device, 0)
-        assert self.data is not None, "a party without data has one rank"
+        assert self.data is not None, "a party without data has a single rank"
         patience_s = self.message.idle_timeout_s
         with further_ranks(self.party, size, patience_s, device) as ranks:
             watched = ranks.watch(stream, "the label party")
@@ -409,7 +409,7 @@ class _PartySession:
         ranks: FurtherRanks | None,
     ) -> PartyReport:
         terms, data, start = self.terms, self.data, self.message.start
-        assert data is not None, "a party without data is a dealer"
+        assert data is not None, "a helper without data is a dealer"
         direct: Link = link
         cuts: Link = link
         if terms.takers:

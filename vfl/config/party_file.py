@@ -395,7 +395,7 @@ class OwnFile(Settings):
     @property
     def path(self) -> Path:
         """Path of the file."""
-        assert self._path is not None, "it was read from a file"
+        assert self._path is not None, "the settings were read from a file"
         return self._path
 
     @property

@@ -162,7 +162,7 @@ class RunFolder:
         """
         if self.mode == "module":
             raise RunFolderError(
-                "functions of a caller made the models and rows of this run",
+                "a caller's functions made the models and the data of this run",
                 where=str(self.path),
                 want="a run of an experiment file",
                 fix="call vfl.grid or vfl.compare with these functions on the grid's folder again",

@@ -101,7 +101,7 @@ Model = TypeVar("Model", bound=Settings)
 def _reached(text: str) -> str:
     address = parse_address(text)
     if address.port == 0:
-        raise ValueError("no other party can reach port 0; want a port from 1 on")
+        raise ValueError("other parties cannot connect to port 0; want a port of 1 or more")
     return str(address)
 
 

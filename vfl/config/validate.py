@@ -170,7 +170,7 @@ def of_grid(grid: GridSettings) -> Iterator[str]:
 def of_own_data(data: OwnData) -> Iterator[str]:
     """Yield mistakes about a party's own table: images, and settings for other tables."""
     if data.bins and data.shape:
-        yield "bins is for plain columns, but shape makes pictures of them"
+        yield "bins is for plain columns, but shape makes images of the columns"
     if data.length is not None and data.tokenizer is None:
         yield "length is a number of tokens, and needs tokenizer"
     sources = [data.source, *([data.predict] if data.predict else [])]
@@ -233,7 +233,7 @@ def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
     if dp is None:
         return
     if agreed.secure.partition(":")[0] not in ("none", "sum", "pea"):
-        why = "no party has a half whose gradients it could clip"
+        why = "no party has a model whose gradients it could clip"
         yield f"[dp] needs secure = 'none', 'sum' or 'pea': {why}"
     if agreed.middle is not None or agreed.tasks:
         yield (
@@ -495,7 +495,7 @@ def of_training_here(
     yield from of_one_process(experiment)
     if experiment.data.folds and "test" in own_parts:
         yield ConfigError(
-            "folds supply the test rows in turn, but this data set has its own test rows",
+            "folds take turns as test rows, but this data set has its own test rows",
             where="data.folds",
             got=f"data.source = '{experiment.data.source}'",
             fix="leave data.folds out",

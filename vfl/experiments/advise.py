@@ -269,11 +269,17 @@ def exposures(experiment: Experiment) -> Iterator[Exposure]:
         sees = "gradients of the head's inputs, and every cut"
         yield Exposure("labels", label, middle, "middle", sees)
     for one in others:
-        yield Exposure("labels", one, label, "label party", "the same cuts, which both tasks train")
-    holder = "anyone who holds a model or asks for predictions"
+        yield Exposure(
+            "labels",
+            one,
+            label,
+            "label party",
+            "the same cuts, which the tasks of both label parties train",
+        )
+    holder = "anyone who has a model or requests predictions"
     yield Exposure("records", "every party", holder, "model holder", "weights, or answers")
     yield Exposure(
-        "lengths", "every party", "an observer of the link", "network", "bytes and times"
+        "lengths", "every party", "an observer of the network", "network", "bytes and times"
     )
 
 
@@ -291,7 +297,7 @@ def _of_columns(mode: str, party: str) -> str:
     if mode == "beaver":
         return "the sum of all parties' first layers"
     if mode in ("permuted", "pea"):
-        return "shares, and what that protocol opens"
+        return "shares, and the values that the protocol opens"
     if mode != "none":
         return f"what the model '{mode}' sends it, such as bins of {party}'s columns"
     return f"{party}'s cut of every row, in training and at every query"

@@ -34,8 +34,8 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
     if measure == "accuracy":
         return "Attacks on labels are ranked by accuracy: no class is much larger than the others"
     return (
-        f"Attacks on labels are ranked by {MEASURES[measure]}: there are two classes or one is "
-        "large, so always guessing it is often right without any evidence"
+        f"Attacks on labels are ranked by {MEASURES[measure]}: there are two classes, or one class "
+        "is large, so always guessing the largest class is often right without any evidence"
     )
 
 

@@ -140,7 +140,7 @@ class GridFolder:
             created = self.head("created")
             if (self.modules is None) is not (modules is None):
                 raise RunFolderError(
-                    "only one of the two grids is of a module, so they cannot share this folder",
+                    "only one of the two grids trains modules, so they cannot share this folder",
                     where=str(self.path),
                     fix="give another folder: --out, or out= in Python",
                 )

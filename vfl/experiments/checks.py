@@ -88,10 +88,10 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
         yield from islice(mistakes, 1)
     if len(_like(experiment, settings)) < len(settings.models):
         yield UserError(
-            "the rows of a grid are those of one model, with options of its own",
+            "all models of a grid must be of the kind that the setting 'model' has",
             where="grid.models",
             got=", ".join(settings.models),
-            want=f"specs of '{parse(experiment.secure)[0]}', as model says",
+            want=f"specs of '{parse(experiment.secure)[0]}', the kind of the setting 'model'",
         )
     if settings.record and kind_of_cases(experiment).replays:
         yield UserError(
@@ -110,7 +110,7 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
         )
     if active and settings.trained_by == "owner":
         yield UserError(
-            f"{active[0]} tampers with the training, which an owner that trains alone rules out",
+            f"{active[0]} tampers with the training, which is impossible if one owner trains alone",
             where="grid.adversaries",
             fix="trained_by = 'split'",
         )
@@ -141,9 +141,9 @@ def _scenario_mistakes(
     """
     if scenario == SECURE_SUM and experiment.secure == "none":
         yield UserError(
-            f"{spec} takes cuts off a sum, and the label party sees every cut",
+            f"{spec} subtracts cuts from a sum, but here the label party sees every cut",
             where="grid.attacks",
-            fix="secure = 'sum', or the attack by itself",
+            fix="secure = 'sum', or the attack inside this spec on its own",
         )
     kind = kind_of_cases(experiment)
     victims = experiment, *_like(experiment, settings)
@@ -159,7 +159,7 @@ def _scenario_mistakes(
         why = f"recorded frames: {trace_of_masked_cuts().what}"
         if scenario == SNAPSHOTS:
             why = (
-                "bottoms of every epoch: a trace keeps them, and under a secure sum none is written"
+                "bottoms of every epoch, which a trace stores; with a secure sum there is no trace"
             )
         yield ExposedCutError(
             f"{spec} reads {why}",
@@ -308,9 +308,9 @@ def _check_attack(
     """
     if not scenario.attribute and attack.goal in _OF_TASK[classes == 1]:
         raise UserError(
-            "this attack looks for classes, and labels here are numbers"
+            "this attack infers classes, but the labels here are numbers"
             if classes == 1
-            else "this attack looks for numbers, and labels here are classes",
+            else "this attack infers numbers, but the labels here are classes",
             fix="the pack numbers" if classes == 1 else "the pack light",
         )
     if validates and scenario in (RECORDED_QUERIES, QUERIES_ATTRIBUTE, SECURE_SUM):

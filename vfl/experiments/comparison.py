@@ -268,7 +268,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
     plain = replace(cut, rows=min(cut.rows, 8))
     if length_follows_data(least, cut):
         raise BadOptionError(
-            "no number can be found here, because the length of frames depends on the data",
+            "no number can be found for ?, because the length of frames depends on the data",
             got=spec,
             fix="write the number yourself; the comparison shows the bytes that were sent",
         )
@@ -280,7 +280,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
         grows = False
     if not grows:
         raise BadOptionError(
-            "the search cannot find a number here, because frames do not become longer with it",
+            "no number can be found for ?, because frames do not become longer with it",
             got=spec,
             want="an option that determines the number of sent bytes, such as topk:k=?",
         )

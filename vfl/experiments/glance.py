@@ -131,7 +131,7 @@ def of_grid(
         Card(f"Test {good}", estimate_text(plain.utility), note),
         _cost_card(rows),
         Card(
-            "Labels, points above no model",
+            "Labels, points over the model-free baseline",
             _above(plain.worst),
             "undefended" + ("" if best is plain else f"; {best.defense} {_above(best.worst)}"),
         ),
@@ -200,7 +200,7 @@ def of_comparison(
         found = (
             f"Every codec that sends less than {name} is worse."
             if less_sent and decided
-            else f"One repeat shows no codec to be as good as {name}."
+            else f"With one repeat, no codec is shown to be as good as {name}."
             if less_sent
             else f"No codec sends less than {name}."
         )
@@ -209,7 +209,7 @@ def of_comparison(
         unit = " points" if measure in SHARES else ""
         found = (
             f"{small.about['codec']} sends {small.sent_percent:.2f} % of dense float32 and reaches "
-            f"{score_text(small.over(measure), measure)}, {less}{unit} beside {name}: "
+            f"{score_text(small.over(measure), measure)}, {less}{unit} relative to {name}: "
             "it is not shown to be worse."
         )
     gained = alone(measure, reference.values(measure))
@@ -239,7 +239,7 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
     draws = len({row.draw for row in mine if row.k in (0, worst.k)})
     over = f", mean of {draws} draws" if draws > 1 else ""
     card = Card(
-        "Labels, points above no model",
+        "Labels, points over the model-free baseline",
         value,
         f"{worst.attack}{over}; one victim is not enough for a verdict",
     )
@@ -262,8 +262,8 @@ def _attack_sentence(
     )
     return (
         f"{where} {name}, {leaked}) infers labels with {MEASURES[measure]} "
-        f"{estimate_text(worst.value)}: {over_guess:+.1f} points beside the guess, and "
-        f"{estimate_text(worst.advantage, '+', '')} beside the best attack without the model: "
+        f"{estimate_text(worst.value)}: {over_guess:+.1f} points over the guess, and "
+        f"{estimate_text(worst.advantage, '+', '')} over the best attack without the model: "
         f"{verdict_words(worst)}{_more_words(worst)}."
     )
 
@@ -271,12 +271,12 @@ def _attack_sentence(
 def verdict_words(one: Standing) -> str:
     """Return a verdict as a clause."""
     if one.verdict == "protected":
-        return "no attack that was run gains anything from the model"
+        return "no attack that was run gains from having the model"
     if one.verdict == "leaks":
         return "the model discloses labels"
     count = one.advantage.count
     victims = "one victim leaves" if count == 1 else f"{count} victims leave"
-    return f"{victims} undecided whether the model discloses labels"
+    return f"{victims} it undecided whether the model discloses labels"
 
 
 def _more_words(one: Standing) -> str:
@@ -286,7 +286,7 @@ def _more_words(one: Standing) -> str:
     if one.judged.verdict == "undecided" and one.judged.more is None:
         return ""
     if one.judged.verdict == "undecided":
-        return f"; {one.judged.more} more victims would decide it, to a point"
+        return f"; {one.judged.more} more victims would decide it, at a margin of one point"
     return f"; labels are {one.judged.sentence}"
 
 
@@ -299,8 +299,8 @@ def _gained(one: Standing, measure: LabelMeasure) -> str:
     """Return the worst attack's gain over the guess and over the baseline without the model."""
     over_guess = 100 * (one.value.mean - one.guess.mean)
     return (
-        f"{over_guess:+.1f} points of {MEASURES[measure]} beside the guess, "
-        f"{_above(one)} beside no model"
+        f"{over_guess:+.1f} points of {MEASURES[measure]} over the guess, "
+        f"{_above(one)} over attacks without the model"
     )
 
 
@@ -312,19 +312,19 @@ def _price_sentence(best: LeaderboardEntry, good: str, margin: float) -> str:
     if best.difference is None:
         return ""
     answers = {
-        "yes": f"at most {margin:g} points less",
-        "no": f"more than {margin:g} points less",
-        "undecided": f"whether that is at most {margin:g} points less is undecided",
+        "yes": f"the loss is at most {margin:g} points",
+        "no": f"the loss is more than {margin:g} points",
+        "undecided": f"whether the loss is at most {margin:g} points is undecided",
     }
     return (
         f"Its {good} is {estimate_text(best.utility)}, "
-        f"{estimate_text(best.difference, '+', '')} points beside undefended: "
+        f"{estimate_text(best.difference, '+', '')} points relative to the undefended model: "
         f"{answers[best.affordable or 'undecided']}."
     )
 
 
 def _assumes(settings: GridSettings) -> str:
-    owner = "given by an owner who trained both halves"
+    owner = "given by an owner who trained the whole model"
     trained = "its own" if settings.trained_by == "split" else owner
     return (
         f"This holds for the attacks that were run, for an attacker with a bottom model that is "
@@ -354,11 +354,11 @@ def _columns_of(rows: Sequence[Record]) -> _Part:
         card = Card(
             "Columns, error explained",
             percent_text(max(0.0, gain(own))),
-            f"{attack}; 0 % is the mean of each column",
+            f"{attack}; guessing each column's mean explains 0 %",
         )
         words = (
-            f"The best attack on columns ({attack}) has a squared error of {three_digits(value)}, "
-            f"the mean of each column {three_digits(guess)}."
+            f"The best attack on columns ({attack}) has a squared error of {three_digits(value)}; "
+            f"guessing each column's mean has {three_digits(guess)}."
         )
         return _Part(card, f"the best attack on columns explains {card.value} of them", words)
     word = "words" if measure == "token_accuracy" else "an attribute"
@@ -366,10 +366,10 @@ def _columns_of(rows: Sequence[Record]) -> _Part:
         f"Columns, {word}", percent_text(value), f"{attack}; the guess {percent_text(guess)}"
     )
     words = (
-        f"The best attack on columns ({attack}) finds {word} with {percent_text(value)}, "
-        f"the guess with {percent_text(guess)}."
+        f"The best attack on columns ({attack}) infers {word} with {percent_text(value)}; "
+        f"the guess reaches {percent_text(guess)}."
     )
-    return _Part(card, f"the best attack on columns finds {word} with {card.value}", words)
+    return _Part(card, f"the best attack on columns infers {word} with {card.value}", words)
 
 
 def _mean(rows: Sequence[Record], name: str) -> float:

@@ -214,7 +214,7 @@ class Recipe:
         own = made.experiment
         if codec not in made.codec_specs or (own.defense, own.seed) != (defense, seed):
             raise ConfigError(
-                "build returned a module with other settings than requested",
+                "build returned a module whose settings differ from the requested ones",
                 got=_settings_text(made.codec_text, own.defense, own.seed),
                 want=_settings_text(*asked),
                 fix="build(codec, defense, seed) hands all three on to vfl.split or SplitModule",

@@ -299,7 +299,7 @@ def _of_task(labels: Tensor, task: str) -> Tensor:
         return labels.float()
     if labels.is_floating_point() and not labels.equal(labels.round()):
         raise DataError(
-            "labels are numbers, and the module's task is classification",
+            "the labels are numbers, but the module's task is classification",
             where="the loader",
             fix="task='regression' in vfl.split or SplitModule",
         )

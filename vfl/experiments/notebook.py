@@ -257,7 +257,9 @@ def attack(
         return run.attack(*specs, progress=progress, **settings)
     model = crossings_of(victim)
     if loader is None:
-        raise UserError("an attack on a module needs rows", want="vfl.attack(model, loader)")
+        raise UserError(
+            "an attack on a module needs a loader of rows", want="vfl.attack(model, loader)"
+        )
     asked = _asked(specs, settings)
     with _bar("attacks", 1, progress) as step:
         folder = None if out is None else Path(out)
@@ -386,20 +388,23 @@ def _module_study(
     **options: object,
 ) -> Results:
     if loader is None:
-        raise UserError("a module is trained on rows", want=f"vfl.{kind}(build, loader, test)")
+        raise UserError(
+            "a study of modules needs a loader of training rows",
+            want=f"vfl.{kind}(build, loader, test)",
+        )
     given = {"epochs": epochs, "learning_rate": learning_rate}
     how = {**(train or {}), **{key: one for key, one in given.items() if one is not None}}
     recipe_of(how)
     if fit is not None and (unused := [*how, *([] if loss is None else ["loss"])]):
         raise ConfigError(
-            "these settings are of vfl.fit, and here your own function trains",
+            "these settings are for vfl.fit, but your own function trains here",
             where="fit",
             got=", ".join(unused),
             fix="leave them out and set them in your function, or leave fit out",
         )
     if callable(loss):
         raise ConfigError(
-            "a grid or a comparison takes a loss by its spec",
+            "in a grid or a comparison, a loss is given by its spec",
             where="loss",
             got="a function",
             want="for example 'cross_entropy:smoothing=0.1'",

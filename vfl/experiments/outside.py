@@ -150,7 +150,7 @@ def attack_from_outside(
     if is_stale(cell, folder, data):
         raise RunFolderError(
             "this victim was trained on other rows or by other code", where=str(path),
-            fix=f"train it anew: {folder.head('command')}",
+            fix=f"train it again: {folder.head('command')}",
         )  # fmt: skip
     settings = grid_settings_of(folder.experiment())
     update = {"attacks": tuple(specs), "baseline_attacks": None}

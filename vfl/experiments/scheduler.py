@@ -420,7 +420,7 @@ class RetryingWorker(ABC):
                 return
             causes.append(cause)
         record = {
-            "what": "the process that trained this cell ended early, every time",
+            "what": "the process that trained this cell died in every attempt",
             "got": f"{TRIES} tries: {', '.join(dict.fromkeys(causes))}",
             "fix": "run the same command again: it continues from the last checkpoint",
             "exit": 1,

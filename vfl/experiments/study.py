@@ -237,7 +237,7 @@ def add_attack(
     folder = GridFolder(path)
     if folder.modules is not None:
         raise RunFolderError(
-            "victims of this grid are modules, which only their own functions build",
+            "the victims of this grid are modules, which only the caller's functions can build",
             where=str(path),
             fix="register the attack, and call vfl.grid(build, loader, attacks=...) on this folder",
         )

@@ -115,7 +115,7 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
         folder = GridFolder(path)
         if folder.modules is not None:
             raise RunFolderError(
-                "functions of a caller made the models and rows of this grid",
+                "a caller's functions made the models and the data of this grid",
                 where=str(path),
                 want="a study of an experiment file",
             )
@@ -180,7 +180,7 @@ def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> 
         scores = {repeat: one[name] for repeat, one in own.items() if one.get(name) is not None}
         if scores.keys() & reached.keys():
             less = score_text(paired_difference(reached, scores), measure, "+")
-            words.append(f"{less}{' points' * (measure in SHARES)} beside {party} alone")
+            words.append(f"{less}{' points' * (measure in SHARES)} over {party} alone")
     return ", ".join(words)
 
 

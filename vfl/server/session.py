@@ -278,7 +278,9 @@ class LabelSession:
             refuse_trace(party, self.ranks)
             refuse_ranks(terms, self.data.split, self.ranks)
             if simulation:
-                raise ConfigError("a simulation's parties have one rank each", where="node.ranks")
+                raise ConfigError(
+                    "each party of a simulation has a single rank", where="node.ranks"
+                )
         if front is not None:
             self.say(front.welcome)
 

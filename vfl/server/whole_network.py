@@ -205,7 +205,7 @@ class WholeNetworkLabel(AnyLabelParty):
                 self._measure(outputs, exchange)
         else:
             outputs = self.network.outputs(exchange)
-            assert outputs is not None, "the label party is disclosed the outputs"
+            assert outputs is not None, "the label party learns the outputs"
             asked = self._aligned(exchange)
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:

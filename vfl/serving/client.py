@@ -244,7 +244,10 @@ class Client:
 
     def _strange(self, got: str) -> ProtocolError:
         return ProtocolError(
-            "this is no answer of vfl serve", where=self.address, got=got, fix="check the address"
+            "this answer is not from vfl serve",
+            where=self.address,
+            got=got,
+            fix="check the address",
         )
 
 

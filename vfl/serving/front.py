@@ -216,7 +216,7 @@ class Guard:
             if not over:
                 welcome(scope)
             if not (self._late if over else self._rate).allow(client.name):
-                what = "too many requests of this token"
+                what = "too many requests with this token"
                 return _refused(what, 429, "rate", retry_after_s=1)
             if over and scope["path"] not in _OPEN:
                 self._figures.add("expired_requests", client=client.name)
@@ -652,7 +652,7 @@ class Questions:
         if len(asked.ids) > settings.max_ids:
             raise _RefusedQuestion(_refused(f"more than {settings.max_ids} ids", 413, "size"))
         if asked.explain and not settings.explain:
-            what = "contributions are not disclosed: --explain"
+            what = "this service does not disclose contributions (vfl serve --explain does)"
             raise _RefusedQuestion(_refused(what, 403, "explain"))
         found = now.rows.positions(asked.ids)
         if found is None:
@@ -661,7 +661,7 @@ class Questions:
         if asked.columns is not None:
             inputs = now.rows.inputs(asked.columns, len(asked.ids))
             if inputs is None or len(set(found)) < len(found):
-                what = "the columns are not those of the label party's model, or an id came twice"
+                what = "the columns are not those of the label party's model, or an id occurs twice"
                 raise _RefusedQuestion(_ill_formed(what))
         if (spent := self._budgets.take(client, len(found))) is not None:
             most = self._budgets.most(client)[COUNTED.index(spent)]

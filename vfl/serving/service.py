@@ -44,7 +44,7 @@ _CHECK_EVERY_S = 5.0
 _TICK_S = 0.1
 #: Reasons why rows cannot be answered: a party is missing, or new tables of the label party are not
 #: aligned.
-_AWAY, _UNALIGNED = "it is absent", "its tables are newer than their alignment: vfl align"
+_AWAY, _UNALIGNED = "it is absent", "its tables are newer than their alignment; run vfl align"
 #: Pause in seconds before a lost session restarts.
 _PAUSE_S = 0.5
 _NOTHING: Mapping[str, Tensor] = {}
@@ -62,7 +62,7 @@ _HELP = {
     "responses": "responses by HTTP status",
     "rows": "rows that were answered",
     "sessions_lost": "lost and restarted sessions",
-    "timeouts": "requests beyond the time limit",
+    "timeouts": "requests that exceeded the time limit",
 }
 
 
@@ -587,7 +587,7 @@ class Service:
         for request in batch.requests:
             rows = [row for each in request.rows if (row := known[each]) is not None]
             whole = len(rows) == len(request.rows)
-            no_number = Unavailable(self.owner, "the output of its network is not finite")
+            no_number = Unavailable(self.owner, "the output of its model is not finite")
             _settle(request, Result(rows, shares) if whole else no_number)
 
     def _cached(self, rows: list[int]) -> dict[int, str | None]:

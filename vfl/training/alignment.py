@@ -120,8 +120,8 @@ def align(
             f"{'only ' if common else ''}{spaced(common) if common else 'no'} ids are common",
             where=f"id rules {rules}",
             got=", ".join(f"'{party}': {spaced(len(own))} ids" for party, own in ids.items()),
-            want="the same ids at every party, alike after the rules",
-            fix="vfl align FILE --preview counts what each rule would gain",
+            want="ids that the rules make equal at all parties",
+            fix="vfl align FILE --preview counts how many common ids each rule would add",
         )
     session, versions = secrets.token_hex(16), {}
     for party, its in found.items():
@@ -169,7 +169,7 @@ def _tables(experiment: Experiment) -> dict[str, OwnTable]:
     tables = own_tables(experiment)
     if not tables:
         raise ConfigError(
-            "only parties with files of their own can be aligned",
+            "only parties with separate files can be aligned",
             fix='source = "FILE" in the [parties.NAME] of each',
         )
     return tables

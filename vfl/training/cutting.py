@@ -374,11 +374,13 @@ class CutModel(Crossings):
         """
         lacking = None
         if self._on_labels and not by_row:
-            lacking = "a label for each row of a cut, and tokens have none"
+            lacking = (
+                "one label for each row of a cut, but the rows are tokens, which have no label each"
+            )
         elif defenses.uses(self._defense, "local_loss") and any(
             len(names) != 1 for names in self._rows_of.values()
         ):
-            lacking = "one tensor of inputs of each party"
+            lacking = "a single tensor of inputs per party"
         elif (
             self.server is not None
             and len(self._cuts) != 2
@@ -507,7 +509,7 @@ class _TracedCut:
         """
         if any(len(axes) <= row_axes for axes in self.axes):
             raise WidthError(
-                "a cut needs an axis behind its rows",
+                "a cut needs an axis after its row axes",
                 where=f"layer '{self.layer}'",
                 got=f"axes {min(self.axes, key=len)}",
                 want=f"more than {row_axes} axes",
@@ -642,7 +644,7 @@ class _Traced:
                         "values other than the cut cross between two parties",
                         where=f"layer '{layer}'" if layer else "the model's own forward",
                         got=f"party '{owner}' reads {what} of {other}",
-                        want="operations behind the cut that read the cut alone",
+                        want="operations after the cut that read only the cut",
                         fix="cut at a layer that all of it passes, or label_inputs=[...]",
                     )
         raise SpecError(

@@ -81,7 +81,7 @@ def export_half(
         return written
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise MissingPackageError(
-            "writing a half as ONNX needs packages that are not installed",
+            "an export as ONNX needs packages that are not installed",
             want="onnx and onnxscript",
             fix="pip install 'vfl[onnx]', or --to torch",
         )
@@ -108,7 +108,7 @@ def export_half(
     if worst is not None and worst > TOLERANCE:
         path.unlink()
         raise SpecError(
-            f"the {to} file does not compute what the half computes",
+            f"the {to} file does not compute the same as the party's model",
             got=f"a relative difference of {worst:.1e}",
             want=f"at most {TOLERANCE:.0e}",
         )
@@ -134,7 +134,7 @@ def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict
         return None
     if to not in forms:
         raise SpecError(
-            "this model is written in another form",
+            "this kind of model is exported in another format",
             where="--to",
             got=to,
             want=" or ".join(forms or _FORMS),
@@ -228,7 +228,7 @@ class _LabelHalf(_Half):
         if shape is not None:
             self.inputs |= {"columns": shape}
         if task.name == "regression":
-            self.output = "answers in the labels' own units"
+            self.output = "predictions in the labels' own units"
         elif task.calibration is None:
             self.output = "logits, one a class"
         else:
@@ -320,7 +320,7 @@ def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
     drawn = [half.cut(rows, StepContext(secret=Secret(secrets.token_bytes(32)))) for _ in range(2)]
     if not torch.equal(*drawn):
         raise SpecError(
-            "this half answers with noise, which a file without the party's secret leaves out",
+            "this model adds noise to its outputs, which a file without the party's secret cannot",
             got=f"defense = '{terms.defense}'",
             fix="serve it with vfl, or train with noise in training only",
         )
@@ -348,7 +348,7 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
             return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
     except Exception as problem:
         raise SpecError(
-            "this half cannot be written as a program",
+            "this model cannot be exported as a program",
             got=type(problem).__name__,
             fix="a model of torch's own layers, without branches on the values of rows",
         ) from None
@@ -371,7 +371,7 @@ def _to_onnx(
             )
     except torch.onnx.OnnxExporterError as problem:
         raise SpecError(
-            "this half has an operation that ONNX lacks",
+            "this model has an operation that ONNX lacks",
             got=type(problem).__name__,
             fix="--to torch",
         ) from None

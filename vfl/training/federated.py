@@ -84,7 +84,7 @@ def _folder_of_all(folder: LabelFolder) -> Path:
         raise MissingDataError(
             "a simulation runs every party, but the file of one party is not on this machine",
             where=str(missing[0]),
-            want="the folders of all parties beside the label party's",
+            want="the folders of all parties next to the label party's folder",
             fix="train over the network: vfl up at each party, then vfl train without --engine",
         )
     return beside

@@ -181,7 +181,7 @@ def logits_in(outputs: Any) -> Tensor:
     found = entry_of(outputs, "logits") if not isinstance(outputs, Tensor) else outputs
     if found is None:
         raise DataError(
-            "a model's answer contains no logits",
+            "the output of the model contains no logits",
             where="the model's output",
             got=f"a {type(outputs).__name__}",
             want="a tensor, or a dict or an object with 'logits'",
@@ -230,7 +230,7 @@ def _by_label(logits: Tensor, labels: Tensor) -> Tensor:
 def _other_axes(logits: Tensor, labels: Tensor, want: str) -> DataError:
     named = str(labels.dtype).removeprefix("torch.")
     return DataError(
-        "outputs and labels do not go together",
+        "outputs and labels do not fit together",
         got=f"outputs of axes {tuple(logits.shape)}, labels of axes {tuple(labels.shape)}, {named}",
         want=want,
         fix="labels.long() where they are classes, task='regression' where they are numbers, or "
@@ -420,7 +420,7 @@ def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]
     else:
-        assert isinstance(model, SplitModule), "modules with crossings are of these two kinds"
+        assert isinstance(model, SplitModule), "a split module is a SplitModule or a CutModel"
         parties, owners = [*model.bottoms, ""], {}
     found: dict[str, list[nn.Parameter]] = {party: [] for party in parties}
     for name, weight in model.named_parameters():

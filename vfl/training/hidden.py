@@ -84,7 +84,7 @@ def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
     others = [party for party in tables if party != label]
     if len(others) != 1 or label not in tables:
         raise ConfigError(
-            "hidden statistics are of a label party and one feature party with files of their own",
+            "hidden statistics need a label party and one feature party with separate files",
             got=", ".join(tables) or "one table",
             fix="one experiment for each feature party",
         )
@@ -187,7 +187,7 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
             raise ConfigError(
                 "no class of the label has enough rows",
                 where="label.column",
-                want=f"a class and its others with at least {least} rows each",
+                want=f"a class with at least {least} rows, and as many rows of other classes",
             )
         inputs = np.concatenate([inputs, targets], axis=1)
     return _Brought(keys, torch.from_numpy(inputs), labels, left_out)

@@ -254,7 +254,7 @@ class LocalSession(PartiesSession):
                 self._own[name] = replace(self._own[name], augment=augment)
         if self._mode.whole_network:
             raise ExposedCutError(
-                "no party holds a model here, because the network is secret-shared",
+                "no party has a model here, because the network is secret-shared",
                 got=f"secure = '{self.terms.secure}'",
                 want="vfl train on an experiment file, or secure = 'none', 'sum' or 'beaver'",
             )

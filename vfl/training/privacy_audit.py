@@ -106,7 +106,7 @@ def audit(
     label, dp = experiment.label.party, experiment.dp
     if dp is None or experiment.secure != "none":
         raise PrivacyError(
-            "an audit needs a claim, and gradients of halves that are there",
+            "an audit needs a claimed epsilon, and gradients that are not secret-shared",
             got="no [dp]" if dp is None else f"secure = '{experiment.secure}'",
             want="[dp], with secure = 'none'",
         )
@@ -122,7 +122,7 @@ def audit(
     needed = each * (2 if dp.sampling == "shuffled" else 1)
     if asked < FEWEST or needed > rows // 2:
         raise PrivacyError(
-            "so few canaries prove nothing, or too few rows can be canaries",
+            "there are too few canaries to prove anything, or too few rows to replace",
             got=f"{canaries} canaries, {trainings} trainings, {rows} training rows",
             want=f"{FEWEST} canaries, or trainings, and {max(2 * needed, FEWEST)} rows",
         )
@@ -354,7 +354,7 @@ class _Auditor:
 
 def _private(end: Any) -> PrivateHalf:
     half: PrivateHalf | None = end.private
-    assert half is not None, "with [dp] every half is private"
+    assert half is not None, "with [dp] every party trains with DP-SGD"
     return half
 
 

@@ -74,7 +74,7 @@ class ModuleTrace:
         model = self._model
         if isinstance(model, CutModel) and not model.by_row:
             raise SpecError(
-                "a recorded training is about rows, and these cuts have a row for each token",
+                "a recorded training needs one label per row of a cut, but these rows are tokens",
                 want="a module cut with row_axes=1",
             )
         self._began = {name: copy.deepcopy(codec) for name, codec in model.codecs.items()}
@@ -105,7 +105,7 @@ class ModuleTrace:
             raise DataError(
                 "this trace belongs to another module's training",
                 where="trace",
-                got="a module of another origin, whose weights are not those at the trace's end",
+                got="a module with another origin, and with other weights than at the trace's end",
                 want="the module that was trained in the block 'with vfl.record(model) as trace:', "
                 "a copy or an average of it, or a module with its final weights",
             )

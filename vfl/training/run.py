@@ -169,9 +169,9 @@ def training_rows(folder: RunFolder) -> dict[str, PartyData]:
     data = load_rows(folder)
     if any(own.unseen is not None for own in data.values()):
         raise TrainedRowsError(
-            "the tables have other rows than those this run trained on",
+            "the tables have different rows than in the training of this run",
             where=str(folder.path),
-            want="the rows of the training, which an attack on the run is about",
+            want="the rows of the training, which an attack on the run needs",
             fix="restore the tables of the training, or train again",
         )
     return data
@@ -573,7 +573,7 @@ def evaluate_together(
         raise TrainedRowsError(
             "at least one of these runs was trained or validated on each row",
             where=", ".join(names),
-            fix="runs with the same seed and split, or rows that none of them has had",
+            fix="runs with the same seed and split, or rows that none of them has used",
         )
     found = []
     nothing = np.empty(0, dtype=np.int64)

@@ -293,7 +293,7 @@ def check_beside_middle(spec: str) -> None:
     """
     if found := defenses.uses(defenses.make(spec), *_JOINING):
         raise SpecError(
-            "this defense needs cuts and labels together, which [middle] keeps apart",
+            "this defense needs cuts and labels at one party, but [middle] separates them",
             got=f"'{spec}', for its '{found[0]}'",
             want="a defense of labels, outputs and gradients at the label party alone, or of cuts "
             "at the feature parties alone",

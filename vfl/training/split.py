@@ -468,7 +468,7 @@ class Addition:
         """Reject a gradient if the loss did not include these terms."""
         if self.total is not None and self.total.requires_grad and not self.arrived:
             raise SpecError(
-                "codec or defense add a term to the loss, which this loss lacks",
+                "codec or defense add a term to the loss, which the given loss lacks",
                 where=f"step {step}, at the gradient of party '{party}'",
                 want="loss + model.extra_loss() in one backward pass",
             )
@@ -614,7 +614,7 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
             missed.append("the task's own loss")
     if missed and set(missed) <= set(elsewhere):
         raise SpecError(
-            "a model that was cut keeps its layers, and this defense replaces some",
+            "the layers of a split model stay unchanged, but this defense replaces some",
             got=f"{spec}, which acts on {', '.join(missed)}",
             want="a defense of cuts, gradients or outputs",
             fix="SplitModule({party: bottom}, top, {party: width}, defense=...) joins models",
@@ -655,7 +655,7 @@ class taking:
         # the error's text contains the index, which is a value of a row
         if isinstance(error, IndexError):
             raise DataError(
-                f"{self.whose} got an index that it has no entry for",
+                f"{self.whose} received an index for which it has no entry",
                 got=_described(self.given),
                 want="whole numbers from 0 on, below the size of its table",
             ) from None
@@ -700,7 +700,7 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
         raise DataError("a defense needs one label for each row", got=got, want=f"axes ({rows},)")
     if labels.is_floating_point() is not (classes is None):
         raise DataError(
-            "labels have another type than the task's",
+            "the labels have a type that does not fit the task",
             got=f"{str(labels.dtype).removeprefix('torch.')}",
             want="floating-point numbers" if classes is None else "codes of classes, from 0 on",
             fix=f"task='{'classification' if classes is None else 'regression'}', or other labels",
@@ -726,7 +726,7 @@ def _positions(rows: Any) -> np.ndarray:
     found = torch.as_tensor(rows)
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.lt(0).any():
         raise DataError(
-            "rows must be positions in a table",
+            "rows must be positions of rows in a table",
             where="rows",
             got=f"axes {tuple(found.shape)}, {str(found.dtype).removeprefix('torch.')}",
             want="axes (rows,), whole numbers from 0 on",
@@ -772,7 +772,7 @@ def _require_names(what: str, given: Collection[str], parties: Collection[str]) 
     """Raise an error if an argument lacks a party, or names an unknown party."""
     if set(given) != set(parties):
         raise DataError(
-            "an argument names other parties than the module",
+            "an argument names parties that the module does not have, or lacks some",
             where=what,
             got=", ".join(map(str, given)) or "no party",
             want=", ".join(parties),
@@ -788,7 +788,7 @@ def arguments_of(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(inputs, Mapping) and inputs:
         return (), inputs
     raise DataError(
-        "a bottom does not accept such inputs",
+        "a bottom model does not accept inputs of this type",
         got=f"a {type(inputs).__name__}",
         want="a tensor, or a tuple or a dict of arguments, the first with a row of axis 0 each",
     )

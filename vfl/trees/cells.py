@@ -118,7 +118,7 @@ class CellsMode(NetworkMode):
         for setting, got, want in given:
             if got != want:
                 raise ExposedCutError(
-                    "this setting is for networks; parameters of this model are its options",
+                    "only neural networks use this setting; set this model's options instead",
                     got=f"{setting} = {got}",
                     want=f"{setting} = {want}, the default, or none",
                     fix=self.instead.get(setting),
@@ -277,13 +277,13 @@ class CellsEnd(WholeNetwork):
 
     @property
     def _binning(self) -> Binning:
-        assert self._own is not None, "a party with columns, whose attempt has begun"
+        assert self._own is not None, "the party has columns, and its attempt has begun"
         return self._own
 
     @property
     def _categories(self) -> tuple[int, ...]:
         inputs = self._rows.inputs
-        assert inputs is not None, "asked of a party with columns"
+        assert inputs is not None, "the party has columns"
         return self._rows.categories or (0,) * inputs[:1].numel()
 
     def _positions(self, phase: str) -> np.ndarray:
@@ -303,7 +303,7 @@ class CellsEnd(WholeNetwork):
 
     def _cells(self, positions: np.ndarray) -> np.ndarray:
         """Return the cells of some aligned rows, float32, axes (rows, columns)."""
-        assert self._rows.inputs is not None, "asked of a party with columns"
+        assert self._rows.inputs is not None, "the party has columns"
         return taken(self._rows.inputs.flatten(1).numpy(), positions)
 
     def _bins(self, positions: np.ndarray) -> np.ndarray:
@@ -489,7 +489,9 @@ class LabelCellsEnd(CellsEnd):
         if not fits:
             where = f"the message of party '{name}'"
             raise ProtocolError(
-                "no columns can have this layout", where=where, want="bins of each column"
+                "the description of the columns is not valid",
+                where=where,
+                want="bins of each column",
             )
         return layout, signs
 
@@ -515,7 +517,7 @@ class LabelCellsEnd(CellsEnd):
             part = self._pull(name, 0)
             if len(part) != end - start:
                 raise ProtocolError(
-                    "the number of bins is not the expected one",
+                    "the message has a wrong number of bins",
                     where=where,
                     want="one bin per cell",
                 )
@@ -523,7 +525,7 @@ class LabelCellsEnd(CellsEnd):
         bins = np.frombuffer(raw, kind).reshape(columns, rows).T
         for cells, count in zip(bins.T, layout.bins, strict=True):
             if ((cells >= np.intp(count)) & (cells != layout.width - 1)).any():
-                raise ProtocolError("a cell is in none of its column's bins", where=where)
+                raise ProtocolError("a bin number is larger than its column has bins", where=where)
         self._note("bins of cells", name, SETUP, bins.size)
         return (bins, layout), signs
 

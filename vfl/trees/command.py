@@ -61,7 +61,7 @@ def importance_of(run: Path) -> dict[str, Any]:
     terms = (folders[0] if folders else PartyFolder(run / "parties")).terms()
     if "xgboost" not in make(terms.secure).exports:
         raise SpecError(
-            "importance of columns is computed for trees",
+            "the importance of columns is computed only for boosted trees",
             where=str(run),
             want="a run with model = 'trees'",
             fix="vfl value says what each party adds to a network",

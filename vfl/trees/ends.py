@@ -245,7 +245,7 @@ class LabelEnd(LabelCellsEnd):
                 continue
             if own.nbytes > CHUNK_BYTES:
                 raise DataError(
-                    f"the Shapley values of party '{name}' fit no message",
+                    f"the Shapley values of party '{name}' do not fit one message",
                     got=f"{count} columns, {own.shape[2]} outputs",
                     want=f"at most {CHUNK_BYTES // (4 * QUERY_ROWS)} columns times outputs",
                 )
@@ -380,10 +380,10 @@ class LabelEnd(LabelCellsEnd):
         rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:
             raise ProtocolError(
-                "the number of answers is not the expected one",
+                "the message has a wrong number of answers",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
-                want=f"{rows * width} bytes, a bit a split",
+                want=f"{rows * width} bytes, one bit per split",
                 fix="predict with the run that all parties have trained",
             )
         self._note("sides of splits", name, EVALUATE, rows * splits)
@@ -420,7 +420,7 @@ def read_splits(raw: bytes, layout: Layout) -> list[Split]:
         return [_split(one, layout) for one in json.loads(raw)]
     except (ValueError, TypeError, IndexError, RecursionError):
         raise ProtocolError(
-            "no forest can have these splits on these columns",
+            "the message contains splits that these columns cannot have",
             where="the label party's message",
             want="a column, bins of it and a direction for each split",
         ) from None
@@ -459,7 +459,7 @@ def joined(layouts: Sequence[Layout]) -> Layout:
         raise DataError(
             "all columns together have too many bins",
             got=f"{len(layout.bins)} columns of up to {layout.width - 1} bins",
-            want=f"at most {_MOST_PLACES} places of a histogram",
+            want=f"at most {_MOST_PLACES} positions in a histogram",
             fix="fewer columns, or a smaller max_bin",
         )
     return layout

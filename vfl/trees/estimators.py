@@ -114,7 +114,7 @@ class VFLBoosting(InProcessEstimator):
         signs = self.monotone_constraints or {}
         if strange := [name for name in signs if _OF_SPECS & set(name)]:
             raise ConfigError(
-                "a constraint cannot name this column",
+                "a constraint cannot be set for a column with this name",
                 where="monotone_constraints",
                 got=f"{len(strange)} names with one of {' '.join(sorted(_OF_SPECS))}",
                 fix="rename the column",

@@ -173,10 +173,10 @@ def _with_columns(
     if away:
         told = ", ".join(f"{count} on columns of '{name}'" for name, count in away.items())
         raise RunFolderError(
-            "thresholds of some splits lie with the owners of their columns",
+            "this host does not have the thresholds of splits on other parties' columns",
             where=str(own.path.parent),
             got=f"splits without a threshold: {told}",
-            want="all splits on columns of parties whose files lie here",
+            want="only splits on columns of parties whose files are on this host",
             fix="vfl predict or vfl serve, which query the owners",
         )
 

@@ -79,7 +79,7 @@ class Trees(CellsMode):
     facts_bytes: ClassVar[int] = 1 << 15
     facts: ClassVar[type[Settings]] = Facts
     keeps: ClassVar[tuple[str, str]] = (
-        "the splits on them",
+        "the splits on its columns",
         "all trees, without the thresholds of other parties",
     )
 
@@ -196,7 +196,7 @@ class Trees(CellsMode):
                 accountant="closed form",
                 assumes=(
                     "epsilon is per cell: a row spends it for each of the party's columns",
-                    "no predictions are requested, because they show true cells",
+                    "no predictions are requested, because predictions use the true cells",
                 ),
                 training_only=True,
             ),

@@ -580,7 +580,7 @@ def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalt
         raise DataError(
             "columns are collinear: each follows from the others, so coefficients are not unique",
             got=f"columns {_listed(places[share > share.max() / 10])} (0 is the intercept)",
-            want="columns that are no weighted sums of other columns",
+            want="columns, none of which is a weighted sum of other columns",
             fix="remove one of them, or set l2=0.001",
         )
 

@@ -48,7 +48,7 @@ class Regression(CellsMode):
     facts_bytes: ClassVar[int] = 1 << 14
     facts: ClassVar[type[Settings]] = Facts
     keeps: ClassVar[tuple[str, str]] = (
-        "coefficients of them, with standard errors",
+        "the coefficients of its columns, with standard errors",
         "all coefficients, without the units of other parties' columns",
     )
     instead: ClassVar[Mapping[str, str]] = {"train.weight_decay": "model = 'regression:l2=0.01'"}

@@ -261,7 +261,7 @@ class TrainingEnd(SummingEnd[Facts]):
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
         read = [read_description(OwnFacts, raw, f"party '{name}'") for name, raw in told.items()]
-        assert self._own_family is not None, "the label party makes the facts"
+        assert self._own_family is not None, "only the label party makes the facts"
         columns = tuple(one.columns for one in read)
         return Facts(rows=read[-1].rows, columns=columns, family=self._own_family.name)
 
@@ -362,7 +362,10 @@ class TrainingEnd(SummingEnd[Facts]):
         last = Asked(player, self._family, fine, coarse, own).follow(most, size)
         if own is not None and part is not None:
             if len(last) != size:
-                raise ProtocolError("the fit is of other columns", where=_LABEL_PARTY)
+                raise ProtocolError(
+                    "the message has coefficients for a different number of columns",
+                    where=_LABEL_PARTY,
+                )
             found = np.frombuffer(last, "<f8").reshape(len(KEPT), -1)
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
@@ -372,7 +375,7 @@ class TrainingEnd(SummingEnd[Facts]):
         fine, coarse = self._opened(own)
         gram = player.gram(fine) if coarse is None else None
         products = player.label_products(fine, torch.from_numpy(labels))
-        assert products is not None, "the label party learns them"
+        assert products is not None, "the label party learns these sums"
         ends = np.cumsum(self._facts.columns)
         # The fit has the intercept first; the label party's first column is the intercept.
         first, columns = int(ends[-2]), int(ends[-1])
@@ -511,14 +514,14 @@ class FeatureEnd(FeatureCellsEnd):
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        assert weights is not None, "a training has left them"
+        assert weights is not None, "a finished training has stored the weights"
         self.load_weights(weights)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._part = Part.of_state(weights, self._rows, False)
 
     def train(self, exchange: Exchange) -> None:
-        raise AssertionError("a training has another end")
+        raise AssertionError("trainings use TrainingEnd, not this class")
 
     def answer_rows(self, exchange: Exchange) -> None:
         """Send this party's part of the margins for the rows of an exchange."""
@@ -542,7 +545,7 @@ class LabelEnd(LabelCellsEnd):
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        assert weights is not None, "a training has left them"
+        assert weights is not None, "a finished training has stored the weights"
         self.load_weights(weights)
         self._parts: dict[str, np.ndarray] = {}
 
@@ -551,7 +554,7 @@ class LabelEnd(LabelCellsEnd):
         self._result = Result.of_state(weights)
 
     def train(self, exchange: Exchange) -> None:
-        raise AssertionError("a training has another end")
+        raise AssertionError("trainings use TrainingEnd, not this class")
 
     def outputs(self, exchange: Exchange) -> Tensor:
         self._ask_all(exchange.step)
@@ -576,15 +579,16 @@ class LabelEnd(LabelCellsEnd):
             raw = self._next(name, exchange.step)
             if len(raw) != ELEMENT_BYTES * rows:
                 raise ProtocolError(
-                    "the number of answers is not the expected one",
+                    "the message has a wrong number of answers",
                     where=f"the message of party '{name}'",
                     got=f"{len(raw)} bytes",
-                    want=f"{ELEMENT_BYTES * rows} bytes, a number a row",
+                    want=f"{ELEMENT_BYTES * rows} bytes, one number per row",
                 )
             self._parts[name] = np.frombuffer(raw, "<f8")
             if not np.isfinite(self._parts[name]).all():
                 raise ProtocolError(
-                    "a part of a margin is not a number", where=f"the message of party '{name}'"
+                    "a party's part of a margin is not a finite number",
+                    where=f"the message of party '{name}'",
                 )
             self._note(PARTS, name, EVALUATE, rows)
         return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))

@@ -205,7 +205,7 @@ class _Meeting:
         self.facts: Facts = place.describe(end)
         others = len(terms.feature_parties)
         if not others == len(self.facts.columns) == len(self.facts.widths):
-            raise ProtocolError("the label party describes other parties than the terms have")
+            raise ProtocolError("the label party describes parties that differ from the terms")
         place.confirm(self.facts)
         by_role = {roles.index(name): link for name, link in links.items()}
         self._peer, self._roles = Peer(roles.index(party), by_role, {"model": "trees"}), roles
@@ -270,7 +270,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _require_taken(self, taken: Sequence[Split], step: int) -> None:
         if sorted(map(repr, taken)) != sorted(map(repr, self._answered)):
             raise ProtocolError(
-                "the label party requested other splits than its trees have",
+                "the label party requested splits that its trees do not have",
                 where=f"round {step}",
                 want="the sides of rows at the splits of its trees",
             )
@@ -281,7 +281,9 @@ class SharedFeatureEnd(FeatureEnd):
         split = self.split
         rows = (len(split.train), len(split.validation), len(split.test))
         if (facts.rows, facts.columns[place], facts.widths[place]) != (rows, *own):
-            raise ProtocolError("the label party describes other rows than this party has")
+            raise ProtocolError(
+                "the label party describes a different number of rows than this party has"
+            )
 
     def _serve(self, step: int) -> bytes:
         """Answer requests until the last one of a round; return the last one's content."""
@@ -410,7 +412,7 @@ class HelperEnd(CellsEnd):
                 part[:] = raw.view(kind).reshape(part.shape)
             if bins.size and bins.max() >= width:
                 raise ProtocolError(
-                    "a cell is in none of its column's bins", where=f"bins of {sender}"
+                    "a bin number is larger than its column has bins", where=f"bins of {sender}"
                 )
             self._note("bins of cells, rows permuted", name, SETUP, bins.size)
         self.link.send(Frame(Kind.PROTOCOL, 0, b""))

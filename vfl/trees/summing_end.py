@@ -125,7 +125,7 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
 def other_parties() -> ProtocolError:
     """Return the error for facts that describe other parties than the terms."""
-    return ProtocolError("the label party describes other parties than the terms have")
+    return ProtocolError("the label party describes parties that differ from the terms")
 
 
 def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any]) -> None:
@@ -136,7 +136,7 @@ def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any
     """
     if own != described:
         raise DisagreementError(
-            "the label party describes other rows than this party has",
+            "the label party describes a different number of rows than this party has",
             got=f"{described[0][0]} training rows",
             want=f"{own[0][0]} training rows",
         )
@@ -150,7 +150,7 @@ def rows_of(rows: OwnRows) -> RowCounts:
 
 def categories_of(rows: OwnRows) -> tuple[int, ...]:
     """Return the number of categories of each column of a party; 0 for a column of numbers."""
-    assert rows.inputs is not None, "asked of a party with columns"
+    assert rows.inputs is not None, "the party has columns"
     return rows.categories or (0,) * rows.inputs[:1].numel()
 
 

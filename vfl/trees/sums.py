@@ -274,7 +274,7 @@ class Summing(Engine):
         if self.deals:
             self._deal_means(number, family, fine, coarse)
             return None
-        assert margins is not None, "a holder has its part"
+        assert margins is not None, "a party with columns has its part of the margins"
         self.spend(self.columns[self.role] + self._of_pairs)
         part = encode(margins[self.order], _MARGIN_BITS, "margins", _SUM_BITS - _MARGIN_BITS, _FIX)
         for holder in self.others:  # masked parts, of which only the sum is revealed
@@ -315,7 +315,7 @@ class Summing(Engine):
         bins = np.ascontiguousarray(raw.reshape(shape[0], self.rows).T)
         if bins.size and bins.max() >= shape[1]:
             raise ProtocolError(
-                "a cell is in none of its column's bins", where=f"bins of {channel.peer}"
+                "a bin number is larger than its column has bins", where=f"bins of {channel.peer}"
             )
         self.leakage.count("bins of cells", "rows permuted", bins.size, bins.size)
         (share,) = self.channels[self.label].receive([(self.rows,)], number)
@@ -454,7 +454,7 @@ class Asked:
         assert own is not None, "the label party has columns"
         margins = torch.from_numpy(own @ parts[-1])
         found = player.sums_at(self._of, self._fine, self._coarse, margins)
-        assert found is not None, "the label party learns them"
+        assert found is not None, "the label party learns these sums"
         return found
 
     def end(self, last: Mapping[int, bytes]) -> None:

@@ -80,7 +80,7 @@ def test_numbers_come_first(run_folder):
 def test_it_says_who_held_what_and_how_to_repeat_it(run_folder):
     _, page = page_of(run_folder())
     assert "left and right each held their own columns and a bottom model" in page.text
-    assert "clinic held the labels and the top model. They trained over a Flower" in page.text
+    assert "clinic held the labels and the top model. The parties trained in a Flower" in page.text
     assert "vfl train digits.toml --set codec=randtopk:k=4,alpha=0.1,values=8" in page.text
     assert "5f" * 32 in page.text
     assert 'party = "clinic"' in page.text

@@ -124,7 +124,7 @@ def _tradeoff(
     words = f"{MEASURES[measure]} of attacks, percent"
     return scatter_drawing(
         title,
-        words + ("; shaded: no more than without the model" if safe else ""),
+        words + ("; shaded: attacks reach no more than without the model" if safe else ""),
         f"{MEASURES[good]} of the model and {words}: {'; '.join(ends)}.",
         points,
         f"{MEASURES[good]} of the model on test rows, percent",
@@ -238,7 +238,7 @@ def attack_page(grid: LoadedGrid) -> Content:
     attacks = [one for one in records if one.evaluator == "attack"]
     labels = [one for one in attacks if label_measure(one) == measure]
     entries = leaderboard(records, settings.margin, measure)
-    margin, title = settings.margin, "Leaderboard, by the worst case over attacks"
+    margin, title = settings.margin, "Leaderboard, by the worst attack on each defense"
     tables: dict[str, Table | None] = {
         "access": access_table(records, margin, measure) if entries else None,
         "outside": outside_table(records, margin, measure) if entries else None,
@@ -297,7 +297,7 @@ def _of_labels(
     choices = [("everybody who attacked", _board(entries, places, settings))]
     choices += [(words, _board(one, places, settings)) for words, one in boards.items() if one]
     yield Section(
-        title="Leaderboard, by the worst case over attacks",
+        title="Leaderboard, by the worst attack on each defense",
         choices=choices if len(boards) > 1 else (),
         tables=() if len(boards) > 1 else [choices[0][1]],
         below=_OF_BOARD.format(settings.margin),
@@ -446,7 +446,7 @@ def _counted(count: int, one: str, more: str = "") -> str:
 def _sentence(settings: GridSettings) -> str:
     leaks = list_text(tuple(str(k) for k in settings.leaks), shown=8)
     trained = {
-        "owner": "One owner trained both halves and handed the bottom out.",
+        "owner": "One owner trained the whole model and then gave the bottom model away.",
         "split": "Each feature party trained its own bottom.",
     }
     active = len(settings.trainings) - 1

@@ -74,7 +74,7 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
         "other parties of these sessions": _listed(others),
         "sessions": ", ".join(f"{count} {mode}" for mode, count in sorted(sessions.items())) or "0",
         "refused": str(sum(line.event == "refused" for line in lines)),
-        "rows sent, each as often as it was": str(sum(line.rows for line in ended)),
+        "rows sent, counted at each sending": str(sum(line.rows for line in ended)),
         "sent": f"{sent} of cuts or their like; columns and ids stay here",
         "epsilon spent, of one row's inputs": f"{epsilon:.4g}" if stated else "none is stated",
         "rows erased": str(forgotten),
@@ -197,7 +197,7 @@ def happened(line: Line) -> str:
         "removed": f"{who} left: no session with it is consented to",
         "renamed": f"{who} is known since",
         "accepted": f"you consented to sessions with {who}, whose fingerprint was compared",
-        "restored": "the store was put back from a copy",
+        "restored": "the store was restored from a copy",
         "forgotten": f"{line.rows} rows were erased here",
         "withdrawn": f"{line.rows} rows left the alignment: another party erased them",
     }.get(line.event, "")

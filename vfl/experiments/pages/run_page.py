@@ -51,10 +51,10 @@ _SHARED = {
     "permuted": "shares of a network, which no party has whole",
 }
 _MODES = {
-    "in-process": "All parties ran in one process, over real frames.",
-    "module": "A module of the caller's own played all parties in one process, over real frames.",
-    "federated": "They trained over a Flower federation, each in a process of its own.",
-    "simulation": "They ran on Flower's simulation engine.",
+    "in-process": "All parties ran in one process and exchanged real frames.",
+    "module": "A caller's module ran all parties in one process; they exchanged real frames.",
+    "federated": "The parties trained in a Flower federation, each in its own process.",
+    "simulation": "The parties ran on Flower's simulation engine.",
 }
 #: Display names of measures by their names in the records, in the order of the table.
 _MEASURES = {
@@ -293,7 +293,7 @@ def drawings_of(run: LoadedRun) -> list[Drawing]:
         drawings.append(line_drawing(f"{title} by epoch", words, lines, "epoch", whole_x=True))
     spent = [(one["epoch"], one["epsilon"]) for one in epochs if "epsilon" in one]
     if spent:
-        words = "of one record, against who has the models; lower is more private"
+        words = "epsilon of one record against a party that has the models; lower is more private"
         lines = [Series("spent", spent, 1)]
         drawings.append(line_drawing("Epsilon by epoch", words, lines, "epoch", whole_x=True))
     largest = max((epoch.get("sent", 0) for epoch in epochs), default=0)

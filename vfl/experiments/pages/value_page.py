@@ -167,8 +167,8 @@ def _glance(lines: Sequence[Line], measure: str) -> Glance:
         Card(
             f"Test {word}, split", score_text(split.over(measure), measure), _seeds(split, measure)
         ),
-        beside("Beside the best party alone", best),
-        beside("Beside one place", CENTRAL),
+        beside("Over the best party alone", best),
+        beside("Relative to one place", CENTRAL),
         Card("On the wire", bytes_text(sent_by(split)), "a training, without a codec"),
     ]
     return Glance(cards, ". ".join(value_sentences(lines, measure)) + ".")

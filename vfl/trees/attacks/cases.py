@@ -392,7 +392,9 @@ class TreesCases(Cases):
         """Replay the training; return the sums of each node as the label party received them."""
         if self._nodes is None:
             session, seen = session_of(self.experiment, self.data, "train"), list[SeenSums]()
-            assert isinstance(session, WholeNetworkSession), "trees are a whole network"
+            assert isinstance(session, WholeNetworkSession), (
+                "a session of trees is a whole-network session"
+            )
             network = session.label.network
             assert isinstance(network, SharedLabelEnd), "it trains on shares"
             network.watch = seen.append
@@ -439,7 +441,7 @@ class TreesCases(Cases):
 
     def _cells(self, name: str) -> np.ndarray:
         inputs = self.data[name].inputs
-        assert inputs is not None, "asked of a party with columns"
+        assert inputs is not None, "the party has columns"
         cells: np.ndarray = inputs.flatten(1).numpy()
         return cells
 

@@ -70,9 +70,9 @@ class FeatureEnd(FeatureCellsEnd):
             self._columns = read_columns(json.loads(raw), self._binning.layout, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ProtocolError(
-                "a scorecard of these columns cannot have these groups",
+                "the message has merged bins that these columns cannot have",
                 where="the label party's message",
-                want="a group of each fine bin, and a weight and points of each group",
+                want="a merged bin for each fine bin, and a weight and points for each merged bin",
             ) from None
         told = sum(len(one.weights) for one in self._columns)
         self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
@@ -371,7 +371,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
         return 1
     if mode.bad not in names:
         raise BadOptionError(
-            "no class has the name in option bad",
+            "the option 'bad' names no class of the labels",
             where="option bad",
             got="the given name is not a label",
             want="one of the two labels",

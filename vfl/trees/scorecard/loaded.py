@@ -65,7 +65,7 @@ class LoadedCard:
         mode = secure_mode.make(self.experiment.secure)
         if not isinstance(mode, Scorecard):
             raise RunFolderError(
-                "this run has another model than a scorecard",
+                "the model of this run is not a scorecard",
                 where=str(path),
                 got=f"model = '{self.experiment.secure.partition(':')[0]}'",
                 want="a run of model = 'scorecard'",
@@ -109,7 +109,7 @@ class LoadedCard:
         table = pd.read_csv(source, dtype=str, keep_default_na=False) if source.exists() else None
         if table is None or "score" not in table:
             raise RunFolderError(
-                "this run contains no scores of rows",
+                "this run contains no scores of predicted rows",
                 where=str(source),
                 fix=f"vfl predict {self.folder.path}",
             )

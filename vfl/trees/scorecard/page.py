@@ -257,8 +257,9 @@ def strength(value: float) -> str:
 
 
 _OF_REGRESSION = (
-    "A logistic regression of goods on weights of evidence; coefficients are positive, as a "
-    "negative one would turn the evidence round. Variance inflation: among these columns."
+    "A logistic regression of the good class on weights of evidence. All coefficients are "
+    "positive, because a negative one would contradict the evidence. Variance inflation is "
+    "computed among these columns."
 )
 
 
@@ -266,14 +267,15 @@ def _of_columns(loaded: LoadedCard) -> str:
     later = "validation and test" if loaded.mode.needs_keys else "validation"
     return (
         "An information value above 0.5 is suspicious: such a column is often derived from the "
-        f"outcome (Siddiqi 2006). Stability: population stability index of {later} rows beside "
-        "training rows; below 0.1 means stable, above 0.25 another population. Variance inflation "
-        "and correlation are those of weights of evidence, among all informative columns."
+        f"outcome (Siddiqi 2006). Stability: population stability index of {later} rows relative "
+        "to training rows; below 0.1 means stable, above 0.25 a different population. Variance "
+        "inflation and correlation are computed for weights of evidence, among all informative "
+        "columns."
     )
 
 
 def _of_points(loaded: LoadedCard) -> str:
-    base = f" Each row begins with {loaded.card.base} points." if loaded.card.base else ""
+    base = f" Every row starts with {loaded.card.base} points." if loaded.card.base else ""
     return (
         f"A score is the sum of the points of a row's bins.{base} Weight of evidence: ln(share of "
         f"goods / share of bads). A bin with fewer than {loaded.mode.floor} training rows has the "
@@ -284,8 +286,8 @@ def _of_points(loaded: LoadedCard) -> str:
 def _scale_text(loaded: LoadedCard) -> str:
     scale = loaded.mode.scale
     return (
-        f"{scale.base_score:g} points stand for {scale.odds:g} goods for each bad, and "
-        f"{scale.double:g} points more double the odds."
+        f"{scale.base_score:g} points mean {scale.odds:g} good rows per bad row, and "
+        f"{scale.double:g} more points double these odds."
     )
 
 
@@ -311,7 +313,9 @@ def _glance(loaded: LoadedCard) -> Glance:
     shift = found["stability"]
     cards = [
         Figure(f"Gini, {word} rows", _number(found["gini"]), f"AUC {_number(found['auc'])}"),
-        Figure(f"KS, {word} rows", _number(found["ks"]), "largest distance of goods and bads"),
+        Figure(
+            f"KS, {word} rows", _number(found["ks"]), "largest distance between good and bad rows"
+        ),
         Figure("Stability of scores", _number(shift), _of_shift(loaded, shift)),
         Figure(
             "Columns on the card",
@@ -329,7 +333,7 @@ def _glance(loaded: LoadedCard) -> Glance:
 def _of_shift(loaded: LoadedCard, shift: float | None) -> str:
     if "train" not in loaded.card.scores:
         return "training rows have no scores"
-    return "beside the training rows" if shift is None or shift < _STABLE else "look at it"
+    return "relative to the training rows" if shift is None or shift < _STABLE else "look at it"
 
 
 def _doubts(loaded: LoadedCard) -> list[str]:
@@ -362,8 +366,8 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
     part = next((one for one in reversed(PARTS) if one in scores), "train")
     below = (
         "KS: largest distance between the distributions of goods and bads (Kolmogorov and Smirnov)."
-        " Gini: 2 AUC - 1. Stability: population stability index of scores in ten bands, beside "
-        "the training rows."
+        " Gini: 2 AUC - 1. Stability: population stability index of scores in ten bands, "
+        "relative to the training rows."
     )
     if "train" not in loaded.card.scores:
         below += " It is missing here, because training rows have no scores."
@@ -377,7 +381,7 @@ def _of_scores(loaded: LoadedCard) -> list[Section]:
     bands = Section(
         title=f"Bands of scores, {_PART_NAMES[part]} rows",
         tables=[_bands(loaded, scores[part])],
-        below="Expected: the mean rate of bads that the scores of the band's rows predict.",
+        below="Expected: the mean bad rate that the scores of the band's rows predict.",
         roomy=True,
     )
     return [apart, bands]
@@ -442,8 +446,8 @@ def _of_correlation(loaded: LoadedCard) -> Section:
     tables = [Table(["column", "column", "correlation"], [row for _, row in found[:_PAIRS]], 2)]
     below = (
         f"Correlations of weights of evidence: {min(_PAIRS, len(found))} of the {len(found)} pairs "
-        f"that reach {_CORRELATED}. Columns whose variance is inflated beyond the bound are left "
-        "out, those with the least information value first."
+        f"that reach {_CORRELATED}. Columns whose variance inflation is above the bound are left "
+        "out; the column with the smallest information value is left out first."
     )
     if not found:
         return Section(title="Correlated columns", below=f"No pair reaches {_CORRELATED}.")
@@ -475,11 +479,11 @@ def _of_bins(label: str, mode: Scorecard) -> str:
 
 def _of_sums(label: str, mode: Scorecard) -> str:
     return (
-        f"{label} learns sums over training rows: rows and bads of each cell, correlations, and "
-        "the sums of each step of the regression. It learns no bin or score of a single training "
-        f"row. An owner merges cells with fewer than {mode.floor} rows before it counts. Sums are "
-        f"exact and have no noise. {mode.helper} learns the cells and margins of rows, but not "
-        "which row each belongs to; it learns more if it colludes. Each party learns the "
+        f"{label} learns sums over training rows: good and bad rows of each cell, correlations, "
+        "and the sums of each step of the regression. It learns no bin or score of a single "
+        f"training row. A party merges cells of fewer than {mode.floor} rows before any count. "
+        f"Sums are exact and have no noise. {mode.helper} learns the cells and margins of rows, "
+        "but not which row each belongs to; it learns more if it colludes. Each party learns the "
         f"coefficients of its columns in every step. {_told(mode)}"
     )
 
@@ -488,9 +492,9 @@ def _told(mode: Scorecard) -> str:
     answers = "the sum of its points" if mode.reasons == "party" else "points of each column"
     return (
         "Another party learns the weight of evidence of each merged bin of its own columns; with "
-        "its own counts it derives the rate of bads there. It learns nothing about bins with "
+        "its own counts it can derive their bad rates. It learns nothing about bins with "
         f"fewer than {mode.floor} rows, and at most {mode.budget} numbers in a training. For each "
-        f"requested row it answers with {answers}."
+        f"requested row, the party answers with {answers}."
     )
 
 

@@ -135,7 +135,7 @@ class TrainingEnd(SummingEnd[Facts]):
     _mode: Scorecard
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
-        raise AssertionError("the label party makes the facts")
+        raise AssertionError("only the label party makes the facts")
 
     def _check(self, facts: Facts) -> None:
         if len(facts.cells) != len(facts.columns) - 1:
@@ -143,7 +143,7 @@ class TrainingEnd(SummingEnd[Facts]):
         floor = self._mode.floor
         if facts.rows[0] < 2 * floor:
             raise TooFewRowsError(
-                "too few training rows for two cells",
+                "there are too few training rows for two cells",
                 got=f"{facts.rows[0]} rows",
                 want=f"{2 * floor} rows, as floor={floor} asks for {floor} in a cell",
                 fix="more rows, or a smaller floor if all parties accept it",
@@ -505,7 +505,7 @@ class OnShares:
                 )
             ]
         sums = self._player.bin_sums(self._facts.sizes, numbers=self._bad.astype(np.int64))
-        assert sums is not None, "the label party learns them"
+        assert sums is not None, "the label party learns these sums"
         for (name, said), bads in zip(self._told.items(), sums, strict=True):
             for column, own in zip(said.columns, bads, strict=True):
                 rows = np.array(column.rows)
@@ -558,7 +558,7 @@ class OnShares:
         self._values = np.stack(parts, axis=1)
         self._fine = player.open_columns(torch.from_numpy(self._values), fine_bits(rows))
         gram = player.gram(self._fine)
-        assert gram is not None, "the label party learns it"
+        assert gram is not None, "the label party learns this matrix"
         found = np.eye(len(columns))
         places, order = np.flatnonzero(self._varies), self._order_of(self._varies)[1:]
         found[np.ix_(places, places)] = gram.numpy()[np.ix_(order, order)] / rows
@@ -580,7 +580,7 @@ class OnShares:
         own = self._values[:, keep[-self._values.shape[1] :]]
         fine, coarse = opened_again(player, self._fine, keep, own)
         products = player.label_products(fine, torch.from_numpy(labels))
-        assert products is not None, "the label party learns them"
+        assert products is not None, "the label party learns these sums"
         asked = self._asked = Asked(player, FAMILY, fine, coarse, own)
         # The columns X of weights of evidence are Z T with standardised columns Z and a matrix T;
         # therefore sums over rows of X follow from sums over rows of Z.
@@ -645,7 +645,7 @@ def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
     """Learn the fine bins of a party's columns from its training rows."""
     assert rows.split is not None, "a holder has rows"
     cells = cells_of(rows, rows.split.train)
-    assert cells is not None, "asked of a party with columns"
+    assert cells is not None, "the party has columns"
     return fit_bins(cells, categories_of(rows), mode.max_bin)
 
 
@@ -663,7 +663,7 @@ def fine_bins(
     assert rows.split is not None, "a holder has rows"
     positions = getattr(rows.split, "test" if phase == "predict" else phase)[chosen]
     cells = cells_of(rows, positions)
-    assert cells is not None, "asked of a party with columns"
+    assert cells is not None, "the party has columns"
     found: np.ndarray = np.minimum(own.bins(cells).astype(np.int64), np.array(own.layout.bins))
     return found
 
@@ -675,7 +675,7 @@ def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
 
 def _unfit(sender: str) -> ProtocolError:
     return ProtocolError(
-        "a scorecard of these columns cannot have these groups",
+        "the message has merged bins that these columns cannot have",
         where=f"the message of {sender}",
-        want="a group of each cell, and a weight and points of each group",
+        want="a merged bin for each cell, and a weight and points for each merged bin",
     )
