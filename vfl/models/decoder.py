@@ -602,8 +602,8 @@ class EncoderShape(DecoderShape):
     """The architecture of a text encoder: learned positions, and classes instead of next tokens.
 
     Attributes:
-        segments: largest number of texts in one input, such as 2 for a pair of sentences; 0 has no
-            segment vectors.
+        segments: largest number of texts in one input, such as 2 for a pair of sentences; 0 means
+            no segment vectors.
         classes: number of classes of the head; 0 means no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
         padding: id of the padding token, up to which the position table has unused rows (RoBERTa);
