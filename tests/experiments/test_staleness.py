@@ -89,7 +89,8 @@ def test_what_is_put_aside_says_why(copy):
         assert (note["why"], note["was"]["code"]) == (staleness.CODE, f"another {number}")
     assert staleness.put_aside(copy) == [copy.stale(cell) / "1", copy.stale(cell) / "2"]
     assert (
-        "2 earlier trainings of other rows or code kept under stale/" in Results.of(copy.path).text
+        "2 earlier trainings, of other rows or with other code, kept in stale/"
+        in Results.of(copy.path).text
     )
     content = json.loads((copy.path / "results.json").read_text())
     assert content["put_aside"] == [f"stale/{cell.name}/{number}" for number in (1, 2)]

@@ -236,8 +236,8 @@ class LabelSettings(Settings):
         top: spec of the top model.
         loss: spec of the training loss (`vfl list losses`); None is cross-entropy for classes and
             squared error for numbers.
-        class_weight: "balanced" gives every class the same weight in the training loss; the class
-            frequencies are not sent to other parties.
+        class_weight: "balanced" gives every class the same total weight in the training loss; the
+            class frequencies are not sent to other parties.
         hits: k of an additional metric: the share of rows whose label is among the k largest
             outputs; 0 turns it off.
         calibration: correction of probabilities at the end of a training, by curves that are fitted

@@ -381,8 +381,8 @@ class Rows:
         sums, labels = [], []
         for one in (loader, test):
             found, own, of_labels = _sum_of(one)
-            # If each pass returns different rows, for example augmented images, only the labels
-            # identify them
+            # If each pass returns different rows, for example augmented images, only the labels can
+            # identify the data set
             sums.append(found if _sum_of(one)[0] == found else of_labels)
             labels.append(own)
         digest = hashlib.sha256(repr(sums).encode()).hexdigest()[:12]

@@ -380,7 +380,7 @@ def _json_bytes(content: Any) -> int:
 
 
 class _Predictions(Response):
-    """An answer with rows; faster than the general class `Response`.
+    """An HTTP response with predictions; it is built faster than the general class `Response`.
 
     Args:
         answered: JSON.

@@ -206,7 +206,7 @@ def server_metadata() -> dict[str, Any]:
 def model_metadata(
     name: str, version: str, columns: Sequence[str], classes: Classes | None
 ) -> dict[str, Any]:
-    """Return `$metadata_model_response`; a request has all own columns or none of them."""
+    """Return `$metadata_model_response`; a request has either all or none of `columns`."""
     inputs = [(IDS, "BYTES"), *((column, "BYTES") for column in columns)]
     return {
         "name": name,

@@ -267,7 +267,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
                 fix=nearest(name, RECIPE),
             )
     found = check(settings, TrainSettings, where="the training of a module")
-    _ = Optimization(found).copies  # building it detects invalid values
+    _ = Optimization(found).copies  # the constructor raises if a value is invalid
     if judges(found) and not validated:
         raise ConfigError(
             "patience and keep = 'best' need validation rows",

@@ -107,11 +107,12 @@ def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
     """Return the lower bounds of a column's bins except the first bin, float32, increasing.
 
     The bounds are values at evenly spaced ranks. A quantile summary of all values (Chen and
-    Guestrin 2016, appendix A) returns the same bounds. It is pruned first to eight values per bin,
-    then to one. A value that occurs in many rows covers the ranks of all these rows. XGBoost before
-    3.3 chooses the same edges for columns of up to eight distinct values per bin. For columns of
-    more values, XGBoost's edges are approximate, because it merges summaries of blocks of rows.
-    Since 3.3 its summaries keep fewer values, so edges of more than `max_bin` values may differ.
+    Guestrin 2016, appendix A) returns the same bounds. The summary is pruned first to eight values
+    per bin, then to one. A value that occurs in many rows covers the ranks of all these rows.
+    XGBoost before 3.3 chooses the same edges for columns of up to eight distinct values per bin.
+    For columns of more values, XGBoost's edges are approximate, because it merges summaries of
+    blocks of rows. Since 3.3 its summaries keep fewer values, so edges of more than `max_bin`
+    values may differ.
 
     Args:
         column: cells of the column, axes (rows,); NaN is a missing cell.

@@ -53,7 +53,8 @@ class Trees(CellsMode):
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
         gamma: smallest gain of a split.
         min_child_weight: smallest sum of second derivatives on each side of a split.
-        max_delta_step: largest absolute leaf weight before `learning_rate`; 0 sets no limit.
+        max_delta_step: largest absolute leaf weight, before multiplication by `learning_rate`; 0
+            sets no limit.
         subsample: share of the rows that each tree is grown on.
         colsample_bytree: share of the columns that each tree may split on.
         own_rounds: number of first rounds that split only on the label party's columns. Later

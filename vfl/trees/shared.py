@@ -219,7 +219,7 @@ class _Meeting:
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's implementation: sums its shares, and sends sides of rows at splits.
+    """A feature party's implementation: it sums its shares, and sends each row's side of a split.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
@@ -442,18 +442,18 @@ class HelperEnd(CellsEnd):
         return self._facts
 
     def _parts(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each feature party, its number of columns, and of positions per column."""
+        """Yield each feature party's name, number of columns, and positions per column."""
         facts = self._agreed
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
     def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Yield each party that has splittable columns, their bins, and positions per column."""
+        """For each party with columns of a tree, yield its name, bins and positions per column."""
         for name, _, width in self._parts():
             if name in self._summed:
                 yield name, self._summed[name], width
 
     def _chosen(self, columns: Any) -> dict[str, np.ndarray]:
-        """Return the bins of splittable columns by party; None stands for all columns."""
+        """Return, by party, the bins of the columns of a tree; None stands for all columns."""
         counts = {name: count for name, count, _ in self._parts()}
         if columns is None:
             columns = [None] * len(counts)

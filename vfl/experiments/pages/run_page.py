@@ -104,7 +104,7 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
         glance=top,
         count=run.head["mode"],
         sentence=_who_held_what(run),
-        notes=[f"{len(stale)} figures of attacks are stale and stand apart"] if stale else [],
+        notes=[f"{len(stale)} figures of attacks are stale and listed separately"] if stale else [],
         sections=[
             *_sections(run, attacked, missed_cost),
             *([stale_section(stale)] if stale else []),

@@ -32,11 +32,11 @@ def beside_stale(page: Content, grid: LoadedGrid) -> Content:
     sections, tables = list(page.sections), list(page.tables)
     if aside:
         earlier = "1 earlier training" if len(aside) == 1 else f"{len(aside)} earlier trainings"
-        notes.append(f"{earlier} of other rows or code kept under stale/")
+        notes.append(f"{earlier}, of other rows or with other code, kept in stale/")
     if stale:
         cells = len({one.cell for one in stale})
         notes.append(
-            f"figures of {cells} of {len(grid.cells)} cells are stale and stand apart: "
+            f"figures of {cells} of {len(grid.cells)} cells are stale and listed separately: "
             f"{'; '.join(sorted({one.stale for one in stale}))}"
         )
         section = stale_section(stale, {cell.name: cell.title for cell in grid.cells})

@@ -42,7 +42,7 @@ def bins(
     download: Download = False,
     json: Json = False,
 ) -> None:
-    """Find bins of all columns that separate goods from bads, and each column's information value.
+    """Find bins that separate good from bad rows, and the information value of each column.
 
     The command prints the information value of each column, and writes scorecard.html into the
     run's folder. Settings are options of the model, as in -s model=scorecard:monotone=auto. If PATH

@@ -195,7 +195,7 @@ def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
             "all training rows have the same class",
             where="labels",
             got=f"{bads} bad rows of {goods + bads}",
-            want="goods and bads",
+            want="good and bad rows",
         )
     columns = [_merged(mode, one, goods + bads) for one in source.counted()]
     shifts = source.shifts(columns)
