@@ -266,17 +266,15 @@ def describe(
 
 def _months(table: Table, names: Sequence[str]) -> list[str]:
     """Columns whose first decimals all look like a month and a year, such as 12.2023."""
-    found = []
-    for name in names:
-        block = next(row_blocks(table, [name], _TOP_ROWS))[name]
-        cells = pd.to_numeric(block, errors="coerce").dropna().unique()
-        if len(cells) < 2 or cells.min() < 1 or cells.max() >= 13:
-            continue
-        years = np.round((cells % 1) * 1e4, 6)
-        dated = (years >= 1900) & (years < 2100) & (years % 1 == 0)
-        if dated.all() and (years % 100 != 0).any():
-            found.append(name)
-    return found
+    if not names:
+        return []
+    block = next(iter(row_blocks(table, names, _TOP_ROWS)))
+    cells = block.to_numpy(dtype=float, na_value=np.nan)
+    missing, within = np.isnan(cells), (cells >= 1) & (cells < 13)
+    years = np.round(np.where(within, cells, 0) % 1 * 1e4, 6)
+    dated = within & (years >= 1900) & (years < 2100) & (years % 1 == 0)
+    able = (dated | missing).all(0) & (dated & (years % 100 != 0)).any(0)
+    return [name for name, one in zip(names, able, strict=True) if one]
 
 
 def _found_form(
