@@ -193,7 +193,7 @@ def rows_of(model: type[BaseModel]) -> Iterator[list[str]]:
     for name, field in model.model_fields.items():
         if model_in(field.annotation) is not None:
             continue
-        default = field.get_default(call_default_factory=True)
+        default = field.get_default(call_default_factory=True, validated_data={})
         shown = "-" if default is PydanticUndefined else written(default)
         bounds = ", ".join(str(one) for one in field.metadata if not callable(one))
         kind = typed(field.annotation) + (f" ({plain(bounds)})" if limits(bounds) else "")

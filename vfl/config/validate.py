@@ -858,7 +858,10 @@ def refuse(found: Iterable[ConfigError]) -> None:
 def set_by_hand(settings: Settings, *names: str) -> list[str]:
     """Return the names of settings whose values differ from their defaults."""
     fields = type(settings).model_fields
-    defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
+    defaults = {
+        name: fields[name].get_default(call_default_factory=True, validated_data={})
+        for name in names
+    }
     return [name for name in names if getattr(settings, name) != defaults[name]]
 
 

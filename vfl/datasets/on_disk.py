@@ -14,9 +14,11 @@ import os
 import sys
 import tempfile
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import methodcaller
 from pathlib import Path
 from typing import IO, Any
 
@@ -567,7 +569,8 @@ class _Run:
 
     def cut(self, splitters: pa.Array) -> list[int]:
         """Return the position after all ids below each splitter."""
-        found: list[int] = pc.search_sorted(self.ids, splitters, side="left").to_pylist()
+        value = methodcaller("as_py")
+        found = [bisect_left(self.ids, value(one), key=value) for one in splitters]
         self.pages.release()
         return found
 
