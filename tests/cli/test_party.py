@@ -123,7 +123,7 @@ def test_a_party_is_renamed_with_its_ledger(well, refused, loans):
     file = loans / "bank/party.toml"
     assert tomllib.loads(file.read_text())["party"] == "house"
     assert own_ledger(read_party_file(file)).witness.read() == counted
-    assert "renamed: bank as house" in well("log", str(file)).out
+    assert "renamed: bank is now called house" in well("log", str(file)).out
     assert read_experiment(loans / "trial.toml").feature_parties == ["house"]
     for mistake in (("lender", "other"), ("house", "lender"), ("house", "Big")):
         refused("party", "rename", *mistake, "loans")

@@ -544,7 +544,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
         yield from ((f"data.{name}", no_csv) for name in set_by_hand(data, *_OF_CSV))
     if not files:  # `vfl align` uses both settings
         for name in set_by_hand(data, "id_rules", "alignment"):
-            yield f"data.{name}", "only parties with a source each are aligned"
+            yield f"data.{name}", "only parties with separate sources are aligned"
     for name in set_by_hand(data, *own_parts):
         yield f"data.{name}", f"the data set '{data.source}' has {name} rows of its own"
     for name, party in experiment.parties.items():

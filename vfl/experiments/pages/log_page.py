@@ -194,8 +194,8 @@ def happened(line: Line) -> str:
     who = " as ".join(line.parties)
     return line.outcome or {
         "added": f"{who} entered the experiment",
-        "removed": f"{who} left: no session with it is consented to",
-        "renamed": f"{who} is known since",
+        "removed": f"{who} left; there is no consent to sessions with it any more",
+        "renamed": " is now called ".join(line.parties),
         "accepted": f"you consented to sessions with {who}, whose fingerprint was compared",
         "restored": "the store was restored from a copy",
         "forgotten": f"{line.rows} rows were erased here",

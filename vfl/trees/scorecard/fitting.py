@@ -278,7 +278,7 @@ def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], S
         unlikely[0] = 0.0
         if slopes.min() <= 0:
             leaves = int(slopes.argmin())
-        elif unlikely.max() > mode.max_p:  # never if penalised: p-values are NaN
+        elif unlikely.max() > mode.max_p:  # never true with a penalty, whose p-values are NaN
             leaves = int(unlikely.argmax())
         else:
             return found
