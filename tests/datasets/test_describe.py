@@ -1,5 +1,7 @@
 """What is found of a table whose owner says nothing: how it is written, what columns are."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -95,6 +97,19 @@ def test_texts_are_tokens_where_a_tokenizer_is_named():
     found = {column.name: (column.inputs, column.becomes) for column in columns}
     assert found["remark"] == (64, "64 inputs: tokens of 'reader'")
     assert found["town"][0] == 3
+
+
+def test_thousands_of_columns_are_read_in_groups(monkeypatch):
+    module, read = sys.modules[describe.__module__], []
+    rows = module.row_blocks
+    monkeypatch.setattr(
+        module, "row_blocks", lambda table, names, most: read.append(1) or rows(table, names, most)
+    )
+    cells = np.random.default_rng(0).normal(size=(8, 2500)).round(3)
+    frame = pd.DataFrame(cells, columns=[f"x{n}" for n in range(2500)])
+    frame.insert(0, "customer", [f"c{n}" for n in range(8)])
+    assert len(describe(frame).columns) == 2501
+    assert len(read) <= 2
 
 
 def test_columns_that_tell_the_label(written):
