@@ -25,6 +25,7 @@ _FOLDS = 3
 _SAMPLE = 1500  # unlabelled rows in a trial
 _VOTES = 9
 _UNEVEN = 1.5  # ratio of class counts above which a guess of the frequent class is often right
+_MANY = 100  # leaked rows
 _TRUST = 8  # exponent: a vote weighs (share of right guesses)^8
 _UNKNOWN = 0.8  # assumed share of right guesses if no row is held out
 _SEARCH = 0.6  # share of the budget for the first fold
@@ -169,6 +170,7 @@ class _Search:
         self._folds = _folds(self._seen.labels, self._seen.classes, draw)
         counts = self._seen.labels.bincount()
         self._even = int(counts.max()) <= _UNEVEN * int(counts[counts > 0].min())
+        self._many = not self._even or int(counts.max()) >= _MANY
         self._draw = draw
 
     @property
@@ -178,7 +180,7 @@ class _Search:
 
     def trials(self) -> list[Trial]:
         """Return all trials, the best first."""
-        points = compositions(self._layers, self._draw, self._even)
+        points = compositions(self._layers, self._draw, self._many)
         if self._budget is None:
             points = islice(points, self._most)
         tried: list[Trial] = []
@@ -281,7 +283,8 @@ class _Search:
 
 def _trust(trial: Trial) -> float:
     """Return the weight of a composition's vote; if no row is held out, all weights are 1."""
-    return max(trial.validation, 1e-3) ** _TRUST if trial.right else 1.0
+    power = _TRUST * max(1.0, len(trial.right) / _MANY)  # more rows compare more exactly
+    return max(trial.validation, 1e-3) ** power if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:
@@ -290,18 +293,18 @@ def _learner(spec: str) -> tuple[str, bool]:
     return spec.partition(":")[0], once and "teacher=" not in spec
 
 
-def compositions(layers: Sequence[str], draw: torch.Generator, even: bool = True) -> Iterator[str]:
+def compositions(layers: Sequence[str], draw: torch.Generator, many: bool = False) -> Iterator[str]:
     """Yield different compositions of some layers; frequent winners of earlier searches first.
 
     Args:
         layers: layers to read.
         draw: generator of the compositions after the winners.
-        even: whether about as many rows of each class leaked.
+        many: whether many rows leaked, or many more of one class; see `shrunken`.
     """
     given: set[str] = set()
     for spec in [
         *accumulating(layers),
-        *([] if even else shrunken(layers)),
+        *(shrunken(layers) if many else []),
         *_first(layers),
         *(_drawn(layers, draw) for _ in range(5000)),
     ]:
@@ -333,7 +336,8 @@ def shrunken(layers: Sequence[str]) -> list[str]:
     """
     whole = "+".join(layers)
     found = [
-        f"discriminant:at={whole},scaler=standard,weight={weight},shrink=0.1"
+        f"discriminant:at={whole},scaler=standard,weight={weight},shrink={shrink}"
+        for shrink in ("0.1", "0.3")
         for weight in ("0", "0.1", "0.3")
     ]
     return [*found, f"logistic:at={whole},scaler=standard,strength=0.01"]
