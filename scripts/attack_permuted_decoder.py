@@ -86,7 +86,7 @@ def texts_read(layers: int, deviation: float) -> float:
 
 
 def question_read(folder: Path, question: str, layers: int, places: int) -> tuple[list[str], int]:
-    """Return the words inferred from a real model's text after some blocks, and how many are right.
+    """Infer a text's words from a model's permuted vectors; return them and how many are right.
 
     Args:
         folder: folder of the model.

@@ -263,7 +263,7 @@ def _require_complete(grid: LoadedGrid) -> None:
             "this study is incomplete",
             where=str(grid.path),
             got=f"{states.count('done')} of {len(states)} trainings are complete, and {stale} "
-            "figures are of changed code or rows",
+            "results are out of date, because code or rows have changed",
             fix=str(folder.head("command")),
         )
 

@@ -279,7 +279,7 @@ def local_api(state: Path) -> LocalApi:
 
 
 def superlink() -> None:
-    """Run Flower's SuperLink behind its two guards; the arguments are Flower's."""
+    """Run Flower's SuperLink, with Flower's arguments, behind filters of its requests."""
     _end_with_starter()
     with _printed_errors():
         command = upstream.SUPERLINK.load()

@@ -1,9 +1,9 @@
 """Keys of workers: public keys for encryption, and proofs of which worker a key belongs to.
 
 Every worker has an X25519 key as long as its process runs; the leader forwards the public keys. A
-worker that has an Ed25519 key in a file signs its X25519 key with this key. Another worker that
-received the fingerprint of this key through a channel other than the leader accepts no other key
-for that worker.
+worker may also have an Ed25519 key in a file, which signs its X25519 key. Other workers can receive
+the fingerprint of the Ed25519 key directly, not through the leader. They then accept only X25519
+keys that this Ed25519 key has signed.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class Plan:
     def gradients(
         self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Return gradients of a new batch: the noisy clipped sum over the expected batch size.
+        """Return gradients of a new batch: the noisy clipped sum divided by its expected size.
 
         Args:
             inputs: all rows.

@@ -95,7 +95,7 @@ class Worker:
         keys: keys with which others encrypt for this worker.
         budgets: budgets that the worker's owner grants for training with noise, by number of the
             tensor.
-        members: the worker's parts in computations on shares, by session.
+        members: objects that compute on the worker's shares, by session.
         plans: networks in trainings with noise at this worker, by training.
         teachers: networks that vote, by name of the network.
         join: function that joins a computation of workers in other processes; None for workers in

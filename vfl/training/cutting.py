@@ -90,7 +90,7 @@ def split(
     if not isinstance(model, nn.Module) or not isinstance(at, str | Sequence | Mapping):
         raise ConfigError(
             "a model is cut at layers, which are given by name",
-            got=f"a {type(model).__name__}, at a {type(at).__name__}",
+            got=f"model of type {type(model).__name__}, at of type {type(at).__name__}",
             want="a torch module, and names of model.named_modules()",
         )
     if lazy := [name for name, one in model.named_parameters() if is_lazy(one)]:

@@ -50,8 +50,8 @@ class Backdoor(ActiveAdversary):
 
     Attributes:
         target: the class.
-        learns: whether training determines the trigger; after the training the party can put the
-            trigger on any row.
+        learns: whether the trigger results from the training. In both cases the party can put the
+            trigger on any row after the training.
     """
 
     who = "feature party"

@@ -87,7 +87,10 @@ class Unnumbered(Protocol):
     """Rows of texts that become numbers only once the training rows are known."""
 
     def rows(self, train: np.ndarray) -> np.ndarray:
-        """Return all rows as numbers, (rows, steps), by a code that depends on training rows."""
+        """Return all texts as token numbers, axes (rows, positions).
+
+        The vocabulary depends on the training rows.
+        """
 
 
 @dataclass(frozen=True, eq=False)
