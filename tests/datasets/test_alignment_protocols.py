@@ -445,9 +445,10 @@ class Stores:
         return [[own.ids[row] for row in found[own.party]] for own in brought]
 
     def pieces(self):
-        """All parts of points and tags in the messages."""
+        """All parts of points and tags in the messages; positions, mostly zeros, may recur."""
         sent = [bytes(payload) for *_, payload in self.wire if len(payload) > 32]
-        return {each[at : at + 16] for each in sent for at in range(len(each) - 15)}
+        parts = {each[at : at + 16] for each in sent for at in range(len(each) - 15)}
+        return {part for part in parts if part.count(0) < 6}
 
     def points(self, sender, to):
         """Bytes of one direction, without the messages that do not depend on a set."""
