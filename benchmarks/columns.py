@@ -16,7 +16,7 @@ similarity.
 Each attack uses the label party's own columns alone, cuts alone, or both. The result for own
 columns alone is the reference for the better of the two other results.
 
-The trainings of a task are cells in a folder, as in `vfl value`. A result row describes one column.
+Each training of a task is a run in a subfolder of one folder. A result row describes one column.
 All result rows are in one CSV file, and the page and its pictures are made from this file only.
 """
 

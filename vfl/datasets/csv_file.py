@@ -394,7 +394,7 @@ class CsvRows:
                 if len(row) < wanted:
                     below = all(len(one) < wanted for one in rows)
                     error.fix = (
-                        "the table ends above this line: delete the lines below it"
+                        "the table seems to end above this line: delete this line and all below it"
                         if below
                         else f"{error.fix}; if it is not a row, delete it"
                     )

@@ -472,7 +472,8 @@ def _no_parts(path: Path | str) -> NoReturn:
         "there is no table in this folder",
         where=str(path),
         want="one or more .parquet files in it, not in folders below it, or the name of a file",
-        fix="write all rows to files of one folder, the name of a folder as a column",
+        fix="write all rows to .parquet files directly in this folder; a value in a folder's name, "
+        "such as year=2024, becomes a column",
     )
 
 

@@ -249,7 +249,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
 
 def _within(centre: Tensor, length: Tensor, pixels: int) -> Tensor:
-    """Return a mask of the pixels within an interval of a side; axes (rows, pixels)."""
+    """Return which pixels along one edge of a picture lie in an interval; axes (rows, pixels)."""
     at = (torch.arange(pixels) + 0.5) / pixels
     return (at - centre[:, None]).abs() < length[:, None] / 2
 

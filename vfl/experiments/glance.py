@@ -286,7 +286,10 @@ def _more_words(one: Standing) -> str:
     if one.judged.verdict == "undecided" and one.judged.more is None:
         return ""
     if one.judged.verdict == "undecided":
-        return f"; {one.judged.more} more victims would decide it, at a margin of one point"
+        return (
+            f"; with {one.judged.more} more victims the verdict would be decided, "
+            "where differences below one point do not count"
+        )
     return f"; labels are {one.judged.sentence}"
 
 

@@ -181,8 +181,8 @@ def remove(label: LabelFolder, name: str) -> Change:
         for one in node_parties(change.checked)
     ]
     stays = [
-        f"runs with {name} can be read; vfl predict and vfl serve continue without it with "
-        'networks that were trained with data.missing_rows = "token", else: vfl train'
+        f"earlier runs with {name} stay readable. vfl predict and vfl serve use them without "
+        f'{name} only if they were trained with data.missing_rows = "token"; otherwise train again'
     ]
     return Change(tuple(done), (*then, *_afresh(label, change.checked)), tuple(stays))
 

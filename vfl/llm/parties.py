@@ -130,7 +130,7 @@ class Talk(Settings):
         setup: identifier of the sender's sharing of the weights; "" if it has none.
         fresh: whether the weights are to be shared again.
         names: names of material.
-        spent: bytes and messages between other parties, by phase.
+        spent: bytes and messages that the receiver neither sent nor received, by phase.
         known: the largest counter of the receiver's store that the sender has recorded; a restored
             store refuses to continue until its counter is larger.
     """

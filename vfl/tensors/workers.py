@@ -98,8 +98,8 @@ class Worker:
         members: objects that compute on the worker's shares, by session.
         plans: networks in trainings with noise at this worker, by training.
         teachers: networks that vote, by name of the network.
-        join: function that joins a computation of workers in other processes; None for workers in
-            this process.
+        join: function by which this worker takes part in a computation with workers in other
+            processes; None if all workers run in this process.
     """
 
     remote = False

@@ -291,7 +291,8 @@ class RankMachines(FurtherRanks):
         """
         own = digest_of_rows(data)
         for rank in self.further:
-            if self.receive(rank).get("rows") != own:  # the rank may have reported the cause
+            # If the rank has failed, its message is an error report, and `receive` raises it.
+            if self.receive(rank).get("rows") != own:
                 raise DisagreementError(
                     f"rank {rank} of party '{self.party}' has other rows or values than rank 0",
                     want="the same table at every machine of the party",
