@@ -314,9 +314,10 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
         yield from table.row_blocks(names, rows)
         return
     if isinstance(table, pd.DataFrame):
-        some = table if list(table.columns) == list(names) else table[list(names)]
+        every = list(table.columns) == list(names)
         for start in range(0, len(table), rows):
-            yield some.iloc[start : start + rows].reset_index(drop=True)
+            block = table.iloc[start : start + rows]  # rows first, so that only a block is copied
+            yield (block if every else block[list(names)]).reset_index(drop=True)
         return
     cells = {name: table[name].array for name in names}  # reads each column only once
     for start in range(0, len(table), rows):
