@@ -604,7 +604,7 @@ METHOD = f"""
 - One feature party attacks. On tables the label party has columns of its own. The attacker has
   every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class, drawn for
   every victim.
-- *Gain* is the test utility less that of the most accurate label-free bottom, seed by seed.
+- *Gain* is the test utility less that of the most accurate label-free bottom.
 - *Leak* is what the worst attack infers, less the best attack without a model that saw labels.
   The latter trains from scratch or uses inputs, components and label-free bottoms.
 - Attacks on cuts infer labels of test rows, attacks on gradients those of training rows.
@@ -614,7 +614,8 @@ METHOD = f"""
 - `few_rounds` sends no gradient after its first exchanges. Rows without an epsilon are
   undefended.
 - `gradient_averaging:rows=0` sends the sum over a batch, as a *secure top* would.
-- `adaptive`, the heavy pack and tampering were not tried.
+- `adaptive`, the heavy pack and tampering were not tried. `batch_sums:penalty=1` is the
+  earlier version.
 """
 
 
