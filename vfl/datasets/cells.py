@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -421,6 +422,7 @@ _MAY_BE_DATE = re.compile(
 FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 2500))
 
 
+@lru_cache(1 << 14)
 def _english(text: str) -> str:
     """Write months in English without weekdays and ordinals: `Mo., 1. Mai` becomes `1. May`."""
     if len(text) > _LONGEST or (text.isascii() and text.isdigit()):
@@ -436,6 +438,7 @@ def _english(text: str) -> str:
     return short.replace(" Z", "Z").strip(" ,.")
 
 
+@lru_cache(1 << 14)  # a text is tried in several forms
 def _in_numbers(text: str) -> str:
     """Write a month's name as a number, because strptime depends on the locale; "" without one."""
     named, count = _MONTH.subn(lambda name: f" {1 + _ENGLISH.index(name[0])} ", _english(text))
