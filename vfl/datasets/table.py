@@ -316,8 +316,8 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
     if isinstance(table, pd.DataFrame):
         every = list(table.columns) == list(names)
         for start in range(0, len(table), rows):
-            block = table.iloc[start : start + rows]  # rows first, so that only a block is copied
-            yield (block if every else block[list(names)]).reset_index(drop=True)
+            some = table.iloc[start : start + rows]  # rows first, so that only a block is copied
+            yield (some if every else some[list(names)]).reset_index(drop=True)
         return
     cells = {name: table[name].array for name in names}  # reads each column only once
     for start in range(0, len(table), rows):
