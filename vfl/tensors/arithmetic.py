@@ -26,17 +26,17 @@ from vfl.tensors.fixed import FixedPrecisionTensor, Vjp, public
 from vfl.tensors.shares import Here, Ring
 
 FP: TypeAlias = FixedPrecisionTensor
-#: Fraction bits that a product may have in addition to twice the precision.
+#: Number of fraction bits by which a product may exceed twice the precision.
 _SLACK = 4
 #: Bits before the point that values may have, and total number of bits of a ring element.
 MOST_BITS, ROOM_BITS = 26, 62
-#: Number of leading bits used of a small factor if the result keeps its fraction bits, and the
-#: largest factor that counts as small.
+#: Number of leading bits to which `scaled_briefly` rounds its factor, and the largest distance from
+#: 1 of a factor for which `scaled` calls it.
 _SHORT_BITS, _SMALL = 8, 1 / 8
 
 
 def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return a tensor with this ring representation; gradients go to the operands on the tape."""
+    """Return a tensor of these ring elements; gradients go to the operands on the tape."""
     found = FP(child, bits, like.precision)
     if torch.is_grad_enabled():
         found._tape = tuple(each for each in tape if each[0].requires_grad)
@@ -44,12 +44,12 @@ def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
 
 
 def with_gradient(value: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return the same ring elements with gradients to other operands."""
+    """Return a tensor of the same ring elements whose gradients go to the operands on the tape."""
     return made(value.child, value.bits, value, *tape)
 
 
 def mapped(a: FP, vjp: Vjp, name: str, *parameters: Any) -> FP:
-    """Apply a linear map, which a name in `vfl.tensors.shares.LINEAR` selects."""
+    """Apply a linear map, named by a key of `vfl.tensors.shares.LINEAR`."""
     return made(a.child.linear(name, *parameters), a.bits, a, (a, vjp))
 
 
@@ -71,7 +71,7 @@ def both(a: Any, b: Any) -> tuple[FP, FP]:
 
 
 def at_precision(a: FP, precision: int) -> FP:
-    """Return the same elements with another precision for products, without a gradient."""
+    """Return the same elements with another target precision for products, without a gradient."""
     return FP(a.child, a.bits, precision)
 
 
@@ -176,8 +176,8 @@ def mul(a: Any, b: Any) -> FP:
 def scaled(a: FP, factor: float) -> FP:
     """Multiply by a public number, rounded to as many leading bits as the precision has.
 
-    If the tensor has more fraction bits than a product, as an average of squares has, a factor near
-    1 keeps these bits: the result is a - a (1 - factor), for elements below 2^18.
+    If the tensor has more fraction bits than one product gives, as an average of squares has, a
+    factor near 1 keeps these bits: the result is a - a (1 - factor), for elements below 2^18.
     """
     if factor == 0:
         return mapped(a, lambda g: scaled(g, 0), "scale", 0)
@@ -231,7 +231,7 @@ def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[
 
 
 def square(a: FP) -> FP:
-    """Return the square; it sends half as many bytes as a product."""
+    """Return the square; computing it sends half as many bytes as a product does."""
     plain = detached(a if 2 * a.bits <= 2 * a.precision + _SLACK else a.divided())
     found = times(plain, plain, "mul", neg, neg)
     return with_gradient(found, (a, lambda g: mul(mul(a, 2), g)))
@@ -268,7 +268,7 @@ def matmul(a: FP, b: FP) -> FP:
 
 
 def transposed(a: FP) -> FP:
-    """Exchange the last two axes; values already opened under masks for a product stay usable."""
+    """Exchange the last two axes; a matrix that was opened under a mask stays opened."""
     found = made(a.child.transposed(), a.bits, a, (a, transposed))
     if a._divided is not None:
         found._divided = FP(a._divided.child.transposed(), a._divided.bits, a.precision)
@@ -350,7 +350,7 @@ def _joined(
     bits = max(each.bits for each in parts)
     parts = [finer(each, bits) for each in parts]
     children = [each.child for each in parts]
-    # public parts become shares without a message: shares of zero plus the public part
+    # Public parts become shares without a message: a share of zero plus the public part.
     if shared is not None:
         children = [
             _blank(shared, each.shape).plus(each.elements) if isinstance(each, Here) else each
@@ -439,7 +439,7 @@ def absolute(a: FP) -> FP:
 
 
 def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
-    """Clamp to bounds, where the derivative is 1; both comparisons take place at once."""
+    """Clamp to bounds, where the derivative is 1; both bounds are compared in the same rounds."""
     bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
     apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]
     beyond = unbound(less(stack([expand(each, a.shape) for each in apart]), 0))
@@ -454,8 +454,8 @@ def largest(
 ) -> tuple[FP, FP | None]:
     """Return the largest elements along an axis and their indices; a tie gives the first index.
 
-    For n elements it takes log2(n) times the rounds of a comparison and a selection; if indices are
-    returned, each time one further selection.
+    For n elements, there are log2(n) stages; each takes the rounds of a comparison and a selection,
+    and with indices those of a second selection.
 
     Args:
         a: tensor with at least one element along the axis.

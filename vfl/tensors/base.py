@@ -49,14 +49,14 @@ def _operations() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
-#: Operations whose result may share memory with their first operand, and operations that change
-#: this operand.
+#: `VIEWS` are operations whose result may share memory with their first operand; `IN_PLACE` are
+#: operations that change their first operand.
 VIEWS = frozenset(name for name in OPERATIONS if name.rpartition(".")[2] in _VIEWS.split())
 IN_PLACE = frozenset(name for name in OPERATIONS if name[-1] == "_" != name[-2])
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
-# the functions that Python calls for == and !=
+# Python calls these two functions for == and !=.
 _NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}
 
 
@@ -89,7 +89,7 @@ class ChainTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Method that torch calls in place of an operation on this tensor."""
+        """Run an operation on this tensor; torch calls this method in place of the operation."""
         name = _NAME_OF.get(func)
         if name is not None:
             return cls.operate(name, args, kwargs or {})
@@ -143,7 +143,7 @@ class ChainTensor(Tensor):
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """Return this link and all links below it."""
+        """Return this object and all objects below it in the chain."""
         below = getattr(self.child, "chain", None)
         return [self, *(below() if below else [])]
 
@@ -197,7 +197,7 @@ class Link:
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """Return a list of this link alone; the tensors that it refers to are at workers."""
+        """Return a list of this object alone; tensors to which it refers are at workers."""
         return [self]
 
 

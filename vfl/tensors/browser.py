@@ -1,8 +1,8 @@
-"""Workers in browser pages: a server delivers the page, which then connects by a web socket.
+"""Workers in browser pages: a server delivers the page, which then connects by a WebSocket.
 
 The page (`page.html`) holds shares and computes on them. It exchanges the same messages as a holder
 in `vfl.mpc.many.members.Member`, and accepts no other requests. The server listens only on this
-machine, because its web sockets have no TLS. The address of each page contains a secret.
+machine, because its WebSocket connections have no TLS. The address of each page contains a secret.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PageLink:
             raise LostPeerError(f"the page of {self.name} was not opened")
         try:
             self._say(bytes(frame.payload))
-        except Exception:  # the web server raises various errors for a closed tab
+        except Exception:  # The web server raises various errors if the page was closed.
             self.left()
             raise LostPeerError(f"the page of {self.name} was closed") from None
 

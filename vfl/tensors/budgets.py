@@ -15,12 +15,13 @@ from vfl.session.store.spending import Spending
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 #: Most pairs of noise and sampling rate that a budget counts separately.
 MOST_KINDS = 32
-#: An epsilon above any grant; it stands for spending that a restored store may have lost.
+#: An epsilon above any grant; a restored store counts it as spent, because the store may have lost
+#: records of spending.
 _ALL_EPSILON = 1e9
 
 
 class Steps(Settings):
-    """Noise steps of one kind; see `GaussianSteps`."""
+    """Noise steps with the same noise and sampling rate; see `GaussianSteps`."""
 
     noise: float = Field(gt=0, le=1e6)
     steps: int = Field(gt=0, le=1 << 40)
@@ -32,8 +33,8 @@ class Table(Settings):
 
     Attributes:
         run: name by which a leader finds the table.
-        spent: noise steps that were taken; also steps that may have been taken before the worker
-            was killed.
+        spent: noise steps that were taken, and, if the worker was killed, steps that it may have
+            taken.
     """
 
     run: str
@@ -41,12 +42,12 @@ class Table(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Always None, because epsilons of several kinds of steps cannot be added; see `Budget`."""
+        """Always None: epsilons of steps with different noise do not add up; see `Budget`."""
         return None
 
 
 class BudgetLedger(Spending[Table]):
-    """Spending on one worker's tables, which is kept when the process ends.
+    """Privacy budget spent on one worker's tables; the record is kept when the process ends.
 
     A table is identified by its name: if another file is loaded under a name, the spent budget of
     this name stays.
@@ -61,7 +62,8 @@ class BudgetLedger(Spending[Table]):
         Raises:
             UserError: the name cannot be used as a file name.
             RunFolderError: the ledger's file is damaged.
-            ConsentError: the store was restored from a copy, so the spent budget is unknown.
+            ConsentError: the store was restored from a copy, so it is unknown how much budget has
+                been spent.
         """
         if self.witness.read().lost_epsilon:
             raise ConsentError(

@@ -44,14 +44,14 @@ def worker(
 
     The leader makes a ticket for each worker; tickets must stay secret. The worker connects,
     executes requests of a fixed list, and ends when the leader ends. `tensors.find(worker, NAME)`
-    finds a loaded table; no other process can read the table or values computed from it. With
-    `--epsilon`, a training may compute noisy gradients from the table until this budget is spent.
-    With `--store`, the spent budget of a table's name is kept when the worker ends; otherwise it is
-    lost then.
+    finds a loaded table; no other process can read the table or values computed from it.
+    With `--epsilon`, a training may compute noisy gradients from the table until this budget is
+    spent. With `--store`, the worker saves how much of each table's budget is spent; otherwise this
+    record is lost when the worker ends.
 
     The leader forwards the public keys with which workers encrypt messages for each other. With
-    `--key`, a worker prints the fingerprint of its key; with a `--peer` for every other worker, it
-    detects false keys.
+    `--key`, a worker prints the fingerprint of its key. With `--peer` for each other worker, it
+    detects false keys of these workers.
     """
     from vfl.core.address import Address
     from vfl.core.seeds import use_one_thread

@@ -1,7 +1,7 @@
-"""Convolutions as matrix products, on elements of any ring, with any axes in front.
+"""Convolutions as matrix products, on elements of any ring, with any leading axes.
 
 A convolution and its two gradients are bilinear maps. Parties open the images and filters under
-masks, before windows are taken; each party then takes the windows of its images by itself.
+masks, before windows are taken; each party then extracts the windows of its own arrays.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Geometry:
     def windows(self, images: Tensor) -> Tensor:
         """Return all windows of the images.
 
-        The axes are (*, groups, rows x positions, inputs of a position).
+        The axes are (*, groups, rows x positions, elements of one window).
         """
         front, (rows, channels, *_) = images.shape[:-4], self.images
         down, right = self.padding
@@ -133,7 +133,7 @@ class Geometry:
     def rows_of(self, results: Tensor) -> Tensor:
         """Convert the result of a convolution to one matrix for each group.
 
-        Its axes are (*, groups, rows x positions, outputs of a group).
+        Its axes are (*, groups, rows x positions, output channels of a group).
         """
         front, at = results.shape[:-4], results.dim() - 4
         parts = results.reshape(*front, self.images[0], self.groups, -1, *self.size)
@@ -151,7 +151,7 @@ class Geometry:
     def columns_of(self, filters: Tensor) -> Tensor:
         """Convert filters to one matrix for each group.
 
-        Its axes are (*, groups, inputs of a position, outputs of a group).
+        Its axes are (*, groups, elements of one window, output channels of a group).
         """
         front = filters.shape[:-4]
         parts = filters.reshape(*front, self.groups, self.filters[0] // self.groups, -1)

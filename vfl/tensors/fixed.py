@@ -3,7 +3,7 @@
 A real number x is represented by the integer round(x 2^bits). A product has the sum of both
 factors' fraction bits. Dividing it back to the tensor's precision takes a round. This division is
 delayed until the next product or `get` needs it; sums, signs and selections do not need it.
-Gradients are recorded on a tape of their own, because torch's tape would need floats.
+Gradients are recorded on a separate tape of this class, because torch's tape would need floats.
 `vfl.tensors.arithmetic`, `vfl.tensors.functions` and `vfl.tensors.layers` define the operations.
 """
 
@@ -21,7 +21,7 @@ from vfl.tensors.base import ChainTensor, axes
 from vfl.tensors.pointers import ME, PointerTensor
 from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
 
-#: Operations whose operands are indices, which are not converted.
+#: Operations whose operands are indices; indices are not converted to fixed precision.
 _WITH_PLACES = frozenset({"__getitem__", "gather", "index_select"})
 #: Function that maps the gradient of a result to the gradient of an operand.
 Vjp = Callable[["FixedPrecisionTensor"], "FixedPrecisionTensor"]
@@ -33,7 +33,8 @@ class FixedPrecisionTensor(ChainTensor):
     Args:
         child: the ring elements that represent the numbers.
         bits: fraction bits of the elements.
-        precision: fraction bits of the original numbers, to which products are divided back.
+        precision: fraction bits of the original numbers; a product is divided until it has this
+            many again.
     """
 
     kind = "a fixed-precision tensor"
@@ -175,8 +176,8 @@ class FixedPrecisionTensor(ChainTensor):
     def divided(self, bits: int | None = None) -> FixedPrecisionTensor:
         """Return the tensor with at most `bits` fraction bits (by default, its precision).
 
-        The division takes one round, only once, because the result is cached. It discloses no
-        value.
+        The division takes one round, and happens only once, because the result is cached. It
+        discloses no value.
         """
         wanted = self.precision if bits is None else bits
         if self.bits <= wanted:
@@ -185,7 +186,7 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        # otherwise a reference cycle through the tape would keep the tensor in memory
+        # Without this step, a reference cycle through the tape would keep the tensor in memory.
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
             found._tape = ((self, lambda g: g),)

@@ -29,7 +29,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
-        """Return the form of a tensor."""
+        """Return the form of a tensor, without reading its values."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def empty(self) -> Tensor:
@@ -69,7 +69,7 @@ def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:
     """Return a substitute, NaN or 0, for a result that torch could not compute from the values.
 
     Args:
-        form: form of the result.
+        form: form of the missing result.
         operands: tensors that receive gradients from the substitute as they would from the result.
     """
     made = torch.zeros(form.shape, dtype=form.dtype)
@@ -99,7 +99,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a hashable copy of a value that also compares types: here 1 differs from True."""
+    """Return a hashable copy of a value; copies of equal values of other types differ."""
     if isinstance(value, Tensor):
         return Form.of(value)
     if isinstance(value, list | tuple):

@@ -47,21 +47,23 @@ from vfl.tensors.arithmetic import (
     with_gradient,
 )
 
-#: Fraction bits inside polynomials, whose values are below 8.
+#: Fraction bits of values inside polynomials; these values are below 8.
 _INNER_BITS = 26
-#: Largest e of 2^e in an argument that is scaled to [1/2, 1): it must be from 2^-precision to 2^16.
+#: Largest e of 2^e, the leading one of an argument that is scaled to [1/2, 1); such an argument
+#: must be from 2^-precision to 2^16.
 _MOST_POWER = 15
 #: Number of squarings for an exponential, and fraction bits of the exponential; its result is below
 #: 2^(62 - 2 bits).
 _SQUARINGS, _EXP_BITS = 7, 22
-#: Arguments beyond which a curve is replaced by its limits 0 and 1.
+#: For each curve, the magnitude of the argument beyond which the limits 0 and 1 replace the curve.
 _ENDS = {"sigmoid": 11.0, "normal": 5.0}
 #: Argument beyond which the normal density is replaced by 0.
 _FLAT = 8.0
-#: Fraction bits of an inverse in a product, of this product, and of powers of two in roots.
+#: Fraction bits of an inverse that is used as a factor, of the product with it, and of powers of
+#: two in roots.
 _QUOTIENT_BITS, _SCALED_BITS, _ROOT_BITS = 20, 28, 24
-#: Fraction bits of an argument whose leading one is searched, and offset of its lowest bit that a
-#: root uses.
+#: Most fraction bits of an argument whose leading one is searched. In a root's argument, the
+#: leading one must lie above this many of the lowest bits.
 _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 
@@ -103,7 +105,7 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
     power = square(t)
     parts = [_line(t, *weights[at : at + 2]) for at in range(0, len(weights), 2)]
     while len(parts) > 1:
-        odds = stack([*parts[1::2], power]).divided()  # all powers in one division
+        odds = stack([*parts[1::2], power]).divided()  # One division serves all powers.
         power = picked(odds, -1)
         found = unbound(mul(odds if len(parts) > 2 else picked(odds, slice(0, -1)), power))
         parts, power = [add(*pair) for pair in zip(parts[::2], found, strict=False)], found[-1]
@@ -111,7 +113,7 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
 
 
 def _line(t: FP, constant: float, slope: float) -> FP:
-    """Return constant + slope * t with the fraction bits of a product, for any slope."""
+    """Return constant + slope * t, with a product's fraction bits even if the slope is 0."""
     bits = t.bits + t.precision
     child = t.child.linear("scale", round(slope * 2.0**t.precision))
     return made(child.plus(torch.tensor(round(constant * 2.0**bits))), bits, t)
@@ -129,7 +131,7 @@ class Octave:
         leading: one-hot vector of e: 1 at the argument's e, else 0; axes (powers, *axes of the
             argument).
         to_one: factor by which the argument was scaled, 2^-(e + 1), with the argument's sign.
-        low: the smallest possible e.
+        low: the smallest e that the argument may have.
     """
 
     t: FP
@@ -138,11 +140,11 @@ class Octave:
     low: int
 
     def curve(self, name: str, bits: int = _INNER_BITS) -> FP:
-        """Return the named function of x', with an error of at most 3e-6; takes six rounds."""
+        """Return a function of x', named by `name`, with an error of at most 3e-6; six rounds."""
         return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
 
     def weighted(self, weight: Callable[[int], float], bits: int) -> FP:
-        """Return weight(e) for the shared e; sends no message."""
+        """Return weight(e), where e is shared and `weight` is public; sends no message."""
         weights = [round(weight(self.low + at) * 2.0**bits) for at in range(len(self.leading))]
         column = torch.tensor(weights).reshape(-1, *[1] * (self.leading.dim() - 1))
         child = self.leading.child.linear("by", column, "mul", False).linear("sum", [0], False)
@@ -171,7 +173,7 @@ def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool 
 
 
 def exact(a: FP, b: FP) -> FP:
-    """Multiply two values with any fraction bits if the product surely fits; takes one round."""
+    """Multiply two values with any fraction bits, if the product surely fits; one round."""
     found = times(FP(a.child, 0, a.precision), FP(b.child, 0, b.precision), "mul", neg, neg)
     return FP(found.child, a.bits + b.bits, a.precision)
 
@@ -393,7 +395,7 @@ def _density(g: FP, a: FP) -> FP:
 
 
 def _step(a: FP, name: str) -> FP:
-    """Return a curve with f(-x) = 1 - f(x): a polynomial near 0, and its limits 0 and 1 beyond."""
+    """Return a curve with f(-x) = 1 - f(x): a polynomial near 0, and its limit 0 or 1 far away."""
     end = _ENDS[name]
     a = a.divided()
     flags = less(stack([a, add(a, end), sub(end, a)]), 0)

@@ -31,13 +31,14 @@ _FINGERPRINT_DIGITS, _GROUP = 32, 4
 
 
 class WorkerKeys:
-    """The keys of one worker, and the fingerprints of other workers that it knows.
+    """The keys of one worker, and the fingerprints of other workers' keys that this worker knows.
 
     Args:
         name: name of the worker.
-        signing: the permanent signing key; with None, nothing is signed.
-        known: known fingerprints of other workers, by name. If there is at least one, the worker
-            encrypts only for these workers, and joins computations only with them.
+        signing: the permanent Ed25519 signing key; with None, the worker signs nothing.
+        known: known fingerprints of other workers' signing keys, by the workers' names. If this
+            mapping has entries, the worker encrypts only for the workers in it, and joins
+            computations only with them.
 
     Raises:
         UserError: a text is not a fingerprint.
@@ -61,9 +62,9 @@ class WorkerKeys:
 
     @property
     def public(self) -> bytes:
-        """Public X25519 key of 32 bytes, perhaps with a signature.
+        """Public X25519 key of 32 bytes, followed by a signature if there is a permanent key.
 
-        If there is a permanent key, its public key and its signature follow, 96 bytes.
+        The permanent public key and its signature of the X25519 key take 96 more bytes.
         """
         own = self._key.public
         if self._signing is None:
@@ -75,7 +76,8 @@ class WorkerKeys:
         """If fingerprints are known, refuse a public key that is not the named worker's.
 
         Raises:
-            AuthenticationError: the worker is unknown, or the key does not belong to it.
+            AuthenticationError: the named worker is not among the known workers, or the key does
+                not belong to it.
         """
         if self._known and not self._is_of(name, key):
             raise AuthenticationError(
@@ -155,7 +157,7 @@ class WorkerKeys:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Encrypt bytes for the owner of a public key, each time with a new key."""
+    """Encrypt bytes for the owner of a public key, with a new temporary key for each message."""
     once, nonce = Agreeing(), secrets.token_bytes(NONCE_BYTES)
     cipher = AESGCM(once.key(key[:PUBLIC_BYTES], _info(once.public, key[:PUBLIC_BYTES])))
     return once.public + nonce + cipher.encrypt(nonce, content, None)

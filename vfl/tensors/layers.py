@@ -131,7 +131,7 @@ def _normalised(x: FP, dims: Sequence[int], eps: float) -> tuple[FP, FP, FP]:
     middle = mean(x, dims, keepdim=True)
     apart = sub(x, middle)
     variance = mean(square(apart), dims, keepdim=True)
-    # The variance gets at least half a unit of the last fraction bit, so that the square root has a
+    # The added number keeps the variance above 0 despite rounding, so that the square root has a
     # positive argument.
     found = mul(apart, fn.rsqrt(add(variance, max(eps, 2.0**-x.precision))))
     return found, middle, variance
@@ -165,8 +165,8 @@ def batch_norm(
 ) -> FP:
     """Normalise over all axes except the second; variances may be at most 2^16.
 
-    In training, the function updates the running mean and variance, which are shares like the
-    parameters.
+    In training, the function updates the running mean and the running variance, which are shared
+    like the parameters.
     """
     kept = (1, -1, *[1] * (x.dim() - 2))
     if training or running_mean is None:
@@ -214,7 +214,7 @@ def _reduced(values: FP, reduction: str, count: float | None = None) -> FP:
 
 
 def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Return the squared differences, reduced."""
+    """Return the squared differences, reduced to a mean or a sum as in torch."""
     a, b = ar.both(a, b)
     if a.shape != b.shape:
         FP.refuse("mse_loss of unequal shapes")
@@ -222,7 +222,7 @@ def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
 
 
 def l1_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Return the absolute differences, reduced."""
+    """Return the absolute differences, reduced to a mean or a sum as in torch."""
     return _reduced(ar.absolute(sub(a, b)), reduction)
 
 

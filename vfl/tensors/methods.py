@@ -37,7 +37,7 @@ def fix_precision(tensor: Any, bits: int = BITS) -> Any:
 
 
 class Unshared:
-    """Values of a pointer whose worker is going to share them.
+    """Values at a pointer's worker, which is going to split them into shares.
 
     Args:
         pointer: pointer to a torch tensor.

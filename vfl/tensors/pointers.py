@@ -1,7 +1,8 @@
 """Pointers to tensors at workers, and the records that a worker keeps of its tensors.
 
-The rule of a record lists who may read its tensor. A `PointerTensor` sends every operation to its
-worker. When its last pointer is deleted, the worker deletes the tensor.
+The rule of a record lists the names that may read the record's tensor. A `PointerTensor` sends
+every operation to its worker. When the last pointer to a tensor is deleted, the worker deletes the
+tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vfl.tensors.base import ChainTensor, axes
 #: Name of the requester in this process.
 ME = "me"
 _EVERYBODY: frozenset[str] | None = None
-#: Handle of a tensor at a worker: its number there and its shape.
+#: Handle of a tensor at a worker: the tensor's number at this worker, and its shape.
 Handle = tuple[int, torch.Size]
 
 
@@ -52,7 +53,7 @@ class Held:
     Attributes:
         value: the tensor or share.
         rule: permitted readers of the value.
-        grad_rule: permitted readers of its gradient.
+        grad_rule: permitted readers of the value's gradient.
     """
 
     value: Any
@@ -69,12 +70,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A random mask at the dealer; another worker uses it to hide values.
+    """A random mask that a dealer made; another worker subtracts the mask from its values.
 
     Attributes:
         elements: elements of the prime field.
-        tokens: one token for each holder; only the dealer, this holder and the receiver of the mask
-            know it.
+        tokens: one secret token for each holder; only the dealer, that holder and the worker that
+            receives the mask know the token.
     """
 
     elements: Tensor
@@ -105,7 +106,8 @@ class Masked:
 
     Attributes:
         elements: elements of the prime field.
-        token: token of this holder for this mask; it proves that the sender had received the mask.
+        token: the holder's token of this mask; it proves that the sender of the masked values had
+            received the mask.
         readers: names that may read the values; the owner of the values set them.
     """
 
@@ -160,7 +162,7 @@ class PointerTensor(ChainTensor):
         if not isinstance(first, PointerTensor):
             first = _pointer_in([*args, *kwargs.values()])
         number, shape = first.location.run(name, args, kwargs)
-        if number == first.number:  # an in-place operation
+        if number == first.number:  # the operation changed this tensor in place
             first._shape = torch.Size(shape)
             return first
         return PointerTensor(first.location, number, shape)
@@ -184,7 +186,7 @@ class PointerTensor(ChainTensor):
         return found
 
     def move(self, worker: Any) -> PointerTensor:
-        """Move the tensor to another worker with the same rule; its gradient is not moved.
+        """Move the tensor and its reading rule to another worker; its gradient is not moved.
 
         The message is encrypted, so that the leader cannot read it.
 

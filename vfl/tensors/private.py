@@ -40,10 +40,11 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Number of steps that a budget writes to disk in advance; a worker that is killed loses them.
+#: Number of future steps that a budget records on disk as taken; if the worker is killed, the steps
+#: that it did not take are lost.
 _RESERVE = 64
-#: Function that returns the gradient of each row's loss at the output, from outputs and labels of
-#: axes (rows, width).
+#: For each loss, a function of outputs and labels, axes (rows, width); it returns the gradient of
+#: each row's loss with respect to the output.
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": lambda out, truth: (out - truth.reshape(out.shape)) * (2 / out.shape[1:].numel()),
     "cross_entropy": lambda out, truth: out.softmax(1) - _one_hot(truth, *out.shape),
@@ -108,7 +109,7 @@ class Budget:
             together.
         spent: noise steps that were taken.
         version: torch's counter of in-place changes to the table, at the time of the grant.
-        keep: function that writes the given steps to disk; called before they are spent.
+        keep: function that writes the given steps to disk; it is called before the steps are taken.
     """
 
     epsilon: float
@@ -154,12 +155,12 @@ class Budget:
             self.keep([*self.spent[:-1], replace(self.spent[-1], steps=self._reserved)])
 
     def settle(self) -> None:
-        """Write the steps to disk without those that were reserved but not taken."""
+        """Write the steps that were taken to disk; drop the steps that were only reserved."""
         if self._reserved:
             self.keep(self.spent)
 
     def _affordable(self) -> int:
-        """Return how many steps of the last kind fit into the budget after the earlier kinds."""
+        """Return how many steps of the latest noise and rate fit into the budget, given others."""
         *before, new = self.spent
         if not before:
             rate, noise = new.sampling_rate, new.noise
@@ -220,7 +221,7 @@ class Plan:
     def gradients(
         self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Return gradients of a new batch: the noisy clipped sum divided by its expected size.
+        """Draw a batch; return its noisy sum of clipped gradients, over the expected batch size.
 
         Args:
             inputs: all rows.
@@ -231,7 +232,8 @@ class Plan:
         Raises:
             ValueError: the shapes of the weights differ from the network's.
         """
-        # torch treats an input with one axis too few as a single row
+        # Check each new shape of inputs, because torch treats an input with one axis too few as a
+        # single row.
         if inputs.shape[1:] not in self._proved:
             prove(self.clipper, self._rows_out, [inputs.shape[1:]], "the network to train")
             self._proved.add(inputs.shape[1:])
@@ -262,8 +264,9 @@ class Plan:
     def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
         """Return the clipped sum, computed row by row.
 
-        In a batch, the rounding of a row's products depends on the row's position. An attacker who
-        chooses the weights could make such rounding decide every row's gradient.
+        Rows are not computed together, because the rounding of a row's products would then depend
+        on the row's position in the batch. An attacker who chooses the weights could make such
+        rounding decide every row's gradient.
         """
         passes: list[Pass] = []
         for row, one in zip(torch.split(batch, 1), torch.split(truth, 1), strict=True):
@@ -275,7 +278,7 @@ class Plan:
 
 
 def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]:
-    """Return noisy gradients of a batch of a worker's rows, which every requester may read.
+    """Return noisy gradients of a batch of a worker's rows; every requester may read them.
 
     Args:
         worker: worker that holds the rows.
@@ -283,7 +286,8 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
             this worker.
 
     Raises:
-        ConsentError: the owner allows no training with noise, or its budget is spent.
+        ConsentError: the owner granted no training with noise on these rows, or the granted budget
+            is spent.
     """
     plan: Plan | None = worker.plans.get(request["plan"])
     if plan is None:
@@ -332,7 +336,7 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
             fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for a tensor with a tag",
         )
-    # After a change of the table, one record may be in every row.
+    # A change of the table since the grant may have made every row depend on one record.
     if held.value._version != budget.version:
         raise ConsentError(
             "this table was changed after its owner granted training with noise",
@@ -390,7 +394,7 @@ class PrivateTraining:
         self._steps = [0] * len(inputs)
 
     def step(self) -> None:
-        """Set a noisy gradient at every weight, for any optimiser.
+        """Compute noisy gradients, and store one at every weight for the caller's optimiser.
 
         Raises:
             ConsentError: the budget that an owner granted is spent.
@@ -473,12 +477,13 @@ class Teacher:
 def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
     """Return the class with the largest noisy count of votes, or -1 if that count is too small.
 
-    Source: Papernot et al. 2018, section 3 (GNMax). The noise is the largest that any teacher
-    requires. The threshold is compared with the same noisy counts, so it costs no further privacy.
+    Source: Papernot et al. 2018, section 3 (GNMax). The noise has the largest standard deviation
+    that any teacher requires. The threshold is compared with the same noisy counts, so it costs no
+    further privacy.
 
     Raises:
-        UserError: the votes for a row are not one-hot. Huge votes would make rounding remove other
-            votes and the noise.
+        UserError: the votes for a row are not one-hot. Without this check, huge votes could make
+            rounding remove other votes and the noise.
     """
     for each in votes:
         ones = each.ones

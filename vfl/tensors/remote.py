@@ -60,7 +60,7 @@ from vfl.transport.pairs import Direction
 
 _WINDOW = 64
 _ROLE_BYTES = 4  # prefix of a nonce
-#: Seconds that a worker may compute, and that a leader may be silent.
+#: Longest time in seconds until a worker answers, and longest time without a request of the leader.
 _STEP_S, _IDLE_S = 600.0, 7 * 24 * 3600.0
 
 
@@ -112,7 +112,7 @@ class PoolLink(PolledLink, Protocol):
 
 
 class Pool:
-    """The workers in other processes, as the leader reaches them; use it as a context manager.
+    """The leader's connections to workers in other processes; use the pool as a context manager.
 
     Args:
         names: names of the workers.
@@ -120,9 +120,9 @@ class Pool:
         tls: whether to use TLS, with a certificate that the pool makes; without TLS, all workers
             must be on this machine.
         rejoin_window_s: seconds within which a broken connection may be restored.
-        store: folder that records the largest count of every worker's store (`vfl worker --store`).
-            By these counts the leader detects a store that was restored from a copy; without a
-            folder, it does not.
+        store: folder in which the leader records the largest counter of every worker's store
+            (`vfl worker --store`). A smaller counter shows later that a store was restored from a
+            copy; without a folder, the leader does not detect this.
 
     Attributes:
         tickets: each worker's ticket, by name of the worker.
@@ -195,7 +195,8 @@ class Pool:
 
         Raises:
             LostPeerError: a worker has disconnected.
-            VFLError: a worker failed; the first error is raised.
+            VFLError: a worker failed; if several workers failed, the cause is raised, not its
+                consequences.
         """
         for worker, _ in asked:
             worker.require_alive()
@@ -220,16 +221,16 @@ class Pool:
                 waiting.discard(name)
                 answers[name] = message["answer"]
                 continue
-            for other in waiting:  # workers that wait for a message of the failed worker
+            for other in waiting:  # these workers may wait for a message of the failed worker
                 self._send(other, {"drop": errors[-1].what})
         if errors:
             raise min(errors, key=_rank)
         return [answers[worker.name] for worker, _ in asked]
 
     def _compare(self) -> None:
-        """Compare the counts of the workers' stores with recorded counts, and record them.
+        """Compare the counters of the workers' stores with recorded ones; record the new ones.
 
-        Pages have no stores.
+        Workers in browser pages have no stores.
         """
         if self._witness is None:
             return
@@ -316,7 +317,7 @@ class Pool:
         roles = [worker.name for worker in session]
         to = message["to"]
         if name not in roles or not 0 <= to < len(roles):
-            return  # not to workers of the same computation
+            return  # sender and receiver are not in the same computation
         self._send(
             roles[to],
             {"relay": message["relay"], "from": roles.index(name), "frame": message["frame"]},
@@ -369,7 +370,7 @@ class RemoteWorker:
         return self.pool.begin_session(holders, dealer, mac)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Delete tensors together with the next request; safe to call at any time."""
+        """Let the next request delete these tensors at the worker; safe to call at any time."""
         self._forgotten.extend(numbers)
 
     def message(self, what: str, args: Sequence[Any]) -> bytes:
@@ -420,7 +421,7 @@ def serve(worker: Worker, ticket: Ticket) -> None:
 
 
 class _WorkerEnd:
-    """The worker's side of its connection to the leader.
+    """A worker's handler of its connection to the leader.
 
     Args:
         worker: worker that executes requests.
@@ -559,7 +560,7 @@ def _kinds(kind: type[VFLError]) -> list[type[VFLError]]:
 
 
 def _rank(error: VFLError) -> int:
-    """Return a rank by which a cause comes before its consequences at other workers."""
+    """Rank an error, so that a cause sorts before the errors that it causes at other workers."""
     if isinstance(error, LostPeerError):
         return 0
     return 2 if isinstance(error, PeerFailedError) else 1

@@ -1,10 +1,10 @@
 """Requests that a leader may send to a worker, and the range of every number in them.
 
-A request is a method of the worker that the decorator `asked` marks. Its arguments are that
-method's parameters, and their types are defined here: each number has a smallest and a largest
-value. Requests from this process and from other processes pass the same check. `STEPS` and `MAPS`
-define the parameters of each step on shares. Operands of torch's operations are tensors, numbers,
-slices, and nested lists of these.
+A request is a call of a `Worker` method; the decorator `asked` marks these methods. The arguments
+are the method's parameters, and their types are defined here: each number has a smallest and a
+largest value. Requests from this process and from other processes pass the same check. `STEPS` and
+`MAPS` define the parameters of each step on shares. Operands of torch's operations are tensors,
+numbers, slices, and nested lists of these.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Values = Annotated[Tensor, WithJsonSchema({"type": "tensor"})]
 #: Number of a tensor at a worker.
 Number = Annotated[int, Field(strict=True, ge=1, le=_MOST_NUMBER)]
 Numbers = list[Number]
-#: Counter of a store.
+#: Counter of a worker's store of spent budgets; see `Worker.age`.
 Count = Annotated[int, Field(strict=True, ge=0, lt=MOST_COUNT)]
 At = Annotated[Ref, AfterValidator(_numbered), WithJsonSchema({"type": "tensor"})]
 Readers = list[Text] | None
@@ -92,7 +92,8 @@ Place = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
 Role = Annotated[int, Field(strict=True, ge=0, le=MOST_HOLDERS)]
 Holders = Annotated[int, Field(strict=True, ge=2, le=MOST_HOLDERS)]
 Peers = Annotated[list[tuple[Text, Parcel]], Field(min_length=3, max_length=MOST_HOLDERS + 1)]
-#: Noise of a training divided by its clip bound, and noise on a count of votes.
+#: Standard deviations: of a training's noise, divided by the clip bound; and of the noise on a
+#: count of votes.
 Noise = Annotated[float, Field(strict=True, ge=0.01, le=1e6)]
 Clip = Annotated[float, Field(strict=True, ge=1e-6, le=1e6)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -228,7 +229,7 @@ def asked(method: F) -> F:
     @wraps(method)
     def door(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return check(ArgsKwargs((self, *args), kwargs))  # this call runs the method
+            return check(ArgsKwargs((self, *args), kwargs))  # this call also runs the method
         except ValidationError as error:
             raise _refused(error, f"{name} at {self.name}", parameters) from None
 
@@ -236,7 +237,7 @@ def asked(method: F) -> F:
 
 
 def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
-    """Return an error for the first mistake; of the value, it shows only a number or a type."""
+    """Return an error for the first invalid argument; it shows a number, or else only a type."""
     first, *_ = error.errors(include_url=False)
     place = list(first["loc"])
     if parameters and isinstance(place[0], int) and place[0] < len(parameters):

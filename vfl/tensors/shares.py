@@ -82,7 +82,8 @@ def _summed(stack: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return stack.sum([each + 1 for each in dims], keepdim=keepdim) if dims else stack
 
 
-#: Linear maps that only move and add elements; arguments: a stack, the parameters, further stacks.
+#: Linear maps that only move and add elements. Each map takes a stack of shares, its parameters,
+#: and stacks of further operands.
 LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "add": _added,
     "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
@@ -122,8 +123,8 @@ class Found:
 
     Attributes:
         value: the worker's share of the result, or the opened value.
-        operands: the operands of a product, together with values that were opened under masks
-            meanwhile.
+        operands: the operands of a product; each now also has its value that was opened under a
+            mask.
         readers: names that may read the value.
         final: whether `readers` replaces the rules of the operands.
     """
@@ -204,7 +205,7 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
     """Share a random mask that one reader may read; None means that all readers may.
 
     The key streams depend on the reader. If the leader names different readers to the dealer and to
-    a holder, their shares do not match.
+    a holder, the shares of these two workers do not match.
     """
     name = "input" if reader is None else f"input of {reader}"
     (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], name)
@@ -221,8 +222,8 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     """Share a masked value; the readers are those that the owner of the value allows.
 
-    The token proves that the sender of the masked value had received the mask. Otherwise the leader
-    could send a value of its own with its own rule, and read the mask.
+    The token proves that the sender of the masked value had received the mask. Without this check,
+    the leader could send a value and a reading rule of its own choice, and then read the mask.
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:
@@ -238,7 +239,8 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
 def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: Operation) -> Found:
     """Multiply two shared tensors.
 
-    With an axis in front, element-wise factors first get equal numbers of axes.
+    If shares have a leading axis, the factors of an element-wise product are first given equal
+    numbers of axes.
     """
     one, two = operands
     most = max(one.share.dim(), two.share.dim())
@@ -258,14 +260,15 @@ def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: 
 def elements_of(
     values: Tensor, bits: int, precision: int | None = None, hidden: bool = False
 ) -> Tensor:
-    """Encode real numbers as ring elements, so that products of this precision still fit.
+    """Encode real numbers as ring elements, small enough that a product of two of them fits.
 
     Args:
         values: any float or integer tensor.
         bits: fraction bits.
-        precision: fraction bits of the products; `bits` if not given.
-        hidden: whether a value that does not fit becomes the nearest that does, and NaN becomes 0,
-            without an error. The values are then secret, and an error would disclose a value.
+        precision: fraction bits of a factor in such a product; `bits` if not given.
+        hidden: whether to replace a value that does not fit by the nearest value that fits, and NaN
+            by 0, without an error. Secret values need this, because an error would disclose a
+            value.
 
     Raises:
         RingRangeError: a value does not fit.
@@ -319,7 +322,7 @@ class Ring(Link, ABC):
 
     @abstractmethod
     def leading(self, low: int, high: int) -> Any:
-        """Return where the leading one of a magnitude is, from `low` to `high`, and the sign.
+        """Return the position of a magnitude's leading one, from `low` to `high`, and the sign.
 
         The axes are (positions + 1, *axes of the elements). The entry at the position of the
         leading one is 1; the last entry is 1 for elements below 0.
@@ -384,7 +387,7 @@ class Shares(Ring):
 
     Attributes:
         session: session of the workers that compute on them.
-        parts: the session's own references to the shares.
+        parts: references by which the session finds the shares.
     """
 
     def __init__(self, session: Session, parts: Any, shape: Sequence[int]) -> None:
@@ -535,13 +538,13 @@ class Session(ABC):
         """Return a pointer to the part of each worker."""
 
     def __len__(self) -> int:
-        """Return how many tensors every worker has in this session; 0 if workers count them."""
+        """Return how many tensors each worker has in this session; 0 if its own count has them."""
         return 0
 
 
 @dataclass(slots=True)
 class Stack:
-    """The shares of all holders in this process, and each worker's rule; the dealer's is last."""
+    """The shares of all holders in this process, and each worker's rule, the dealer's last."""
 
     value: SharedTensor
     rules: Sequence[Rule]
@@ -552,7 +555,7 @@ class Stack:
 
 
 class LockstepSession(Session):
-    """Workers in this process, computed by one object; see `vfl.mpc.many.members.Lockstep`."""
+    """Session of workers in this process; one `vfl.mpc.many.members.Lockstep` computes for all."""
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)
@@ -622,7 +625,7 @@ class LockstepSession(Session):
 
 
 class PartySession(Session):
-    """One party in a computation where all parties run the same program, each in a process.
+    """Session of one party in a computation where all parties run one program, each in its process.
 
     There is no leader, so a step sends only the messages of its protocol.
 
@@ -679,7 +682,7 @@ class PartySession(Session):
 
 
 class PointerSession(Session):
-    """Workers that keep their own shares; the leader has a pointer to each share.
+    """Session of workers that keep their own shares; the leader has a pointer to each share.
 
     Args:
         holders, dealer, mac: see `Session`.
@@ -737,7 +740,7 @@ class PointerSession(Session):
         ]
         try:
             handles = self._ask("perform", asked)
-        # Otherwise the numbers of operations at the parties would differ from here on.
+        # End the session, because the parties' operation numbers would differ from here on.
         except BaseException:
             self.forgotten()
             raise

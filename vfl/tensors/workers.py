@@ -2,8 +2,8 @@
 
 A worker keeps its tensors by number and runs operations of `vfl.tensors.base.OPERATIONS` on them.
 Only readers that may read every operand may read the result. A worker deletes a tensor when the
-last pointer to it is deleted. Requests to a worker are calls of its methods that `asked` marks,
-with plain data as arguments.
+last pointer to it is deleted. A request to a worker is a call of a method that the decorator
+`asked` marks, with plain data as arguments.
 
 A virtual worker is in this process: it protects no secret, but behaves like a worker that does.
 Workers of other processes are in `vfl.tensors.remote`.
@@ -85,21 +85,21 @@ class Worker:
     """A worker of this process.
 
     Args:
-        name: its name in messages and reading rules.
-        keys: its keys, and the fingerprints that it knows; with None, it makes new keys and knows
-            no fingerprint.
-        ledger: store that keeps budgets when the process ends; without a store, budgets end with
+        name: the worker's name in messages and reading rules.
+        keys: the worker's keys, and the fingerprints of other workers that it knows; with None, the
+            worker makes new keys and knows no fingerprint.
+        ledger: ledger on disk of the spent budgets; without it, the record of spending ends with
             this process.
 
     Attributes:
-        keys: keys with which others encrypt for this worker.
+        keys: keys with which other workers encrypt messages for this worker.
         budgets: budgets that the worker's owner grants for training with noise, by number of the
             tensor.
-        members: objects that compute on the worker's shares, by session.
-        plans: networks in trainings with noise at this worker, by training.
+        members: the worker's engine in each computation on shares, by name of the session.
+        plans: networks that are trained with noise at this worker, by identifier of the training.
         teachers: networks that vote, by name of the network.
-        join: function by which this worker takes part in a computation with workers in other
-            processes; None if all workers run in this process.
+        join: function by which a worker process joins a computation on shares with other worker
+            processes; None if the worker runs in the leader's process.
     """
 
     remote = False
@@ -134,7 +134,7 @@ class Worker:
     def load(
         self, tensor: Tensor, readers: Iterable[str] | None = (), tag: str = ""
     ) -> PointerTensor:
-        """Store a tensor that only `readers` may read; by default, there are none.
+        """Store a tensor that only `readers` may read; by default, no reader is allowed.
 
         Args:
             tensor: tensor whose copy is stored.
@@ -162,8 +162,8 @@ class Worker:
 
         Args:
             tag: name of the rows or of their labels; a training needs a grant for both.
-            epsilon: privacy budget of all trainings together, including earlier spending in a
-                ledger.
+            epsilon: privacy budget of all trainings together, including spending that the ledger
+                recorded earlier.
             delta: delta of this budget.
         """
         number, _ = self.find(tag)
@@ -197,7 +197,7 @@ class Worker:
         self._granted.append(budget)
 
     def granted(self) -> PrivacyStatement:
-        """Return the guarantee for a record, in all tables, under all grants so far.
+        """Return the privacy guarantee of one record over all tables, under all grants so far.
 
         Tables, teachers and repeated grants are accounted separately, so their epsilons and deltas
         are added.
@@ -252,7 +252,8 @@ class Worker:
         call = OPERATIONS.get(name)
         if call is None:
             PointerTensor.refuse(name)
-        # A result written into the memory of a tensor with other readers would bypass its own rule.
+        # Refuse to write a result into the memory of another tensor, because that tensor's readers
+        # could read the result.
         if kwargs and ("out" in kwargs or kwargs.get("inplace")):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
         if name.endswith("batch_norm") and (kwargs.get("training") or any(args[5:6])):
@@ -272,8 +273,7 @@ class Worker:
             PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if name in VIEWS else Rule()
         for each in used:
-            # If a tensor is already stored, its record, with one rule and one gradient, is used
-            # again.
+            # If the result is a stored tensor itself, return a view of it under the same rule.
             if each.value is result:
                 rule, result = each.rule, result.view_as(result)
         if hidden:
@@ -363,7 +363,7 @@ class Worker:
 
     @asked
     def backward(self, number: Number) -> None:
-        """Compute a scalar's gradients, with its reading rule, for all tensors it depends on."""
+        """Compute a scalar's gradients for all tensors it depends on, under the scalar's rule."""
         loss = self._of(number)
         # Only tensors that still exist get gradients, because no rule would protect the gradient of
         # a deleted tensor.
@@ -400,7 +400,7 @@ class Worker:
     def age(self, known: Count) -> int:
         """Return the counter of the store, which only increases.
 
-        It is 0 if there is no store. See `vfl.session.store.witness`.
+        The counter is 0 if there is no store. See `vfl.session.store.witness`.
 
         Raises:
             RolledBackError: the leader knows a larger counter, so the store was restored from a
@@ -478,7 +478,7 @@ class Worker:
 
     @asked
     def split(self, number: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """Split a tensor's elements into new shares, each encrypted for a holder, with its rule."""
+        """Split elements into new shares; encrypt each share and the reading rule for a holder."""
         self.keys.require_known(keys)
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
@@ -491,7 +491,7 @@ class Worker:
 
     @asked
     def masked(self, number: Number, mask: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """Return a tensor minus a mask that a dealer encrypted for this worker, with its rule.
+        """Return a tensor minus a dealer's mask, with its reading rule, encrypted for each holder.
 
         Each mask can be used only once.
 
