@@ -1,7 +1,9 @@
 """A session: the parties' terms, both endpoints of an exchange, and a party's files.
 
-Agreement: `terms`, `rules`, `schedule`, `consent`, `ranges`, `handshake`. The round: `exchange` and
-`label`. A party's disk: `store` and `trace`. Several processes of one party: `ranks`.
+The modules `terms`, `rules`, `schedule`, `consent`, `ranges` and `handshake` define a session and
+check it before it starts. The modules `exchange` and `label` run the training and query exchanges.
+The modules `store` and `trace` write a party's files. The module `ranks` splits one party over
+several processes.
 """
 
 from __future__ import annotations

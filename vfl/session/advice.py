@@ -1,12 +1,13 @@
 """Advice for training over a slow link: first a larger batch, or several cuts in flight.
 
 A lock-step exchange takes one round trip, plus the compute of both parties, plus the transfer in
-both directions. With m cuts in flight it takes 1/m of that time, until compute or transfer is busy
-all the time.
+both directions. With m cuts in flight, an exchange takes 1/m of that time on average, until compute
+or transfer is busy all the time.
 
 Measured on MNIST halves with a delay of 40 ms: batches of 256 to 1024 rows, with Adam's learning
-rate scaled by the square root, are as good as five cuts in flight and have no staleness. The two
-gains do not multiply. With more than five cuts in flight, Adam and momentum lose accuracy.
+rate scaled by the square root, are as good as five cuts in flight and have no staleness. A larger
+batch together with several cuts in flight does not multiply the two speedups. With more than five
+cuts in flight, Adam and momentum lose accuracy.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-#: Advice is given from this round-trip time on, in seconds.
+#: Advice is given if the link's round-trip time is at least this long, in seconds.
 SLOW_ROUND_TRIP_S = 0.010
 MOST_IN_FLIGHT = 5
-#: From this batch size on, at most this many cuts in flight are advised.
+#: For batches of at least this many rows, at most `MOST_WITH_LARGE_BATCH` cuts in flight are
+#: advised.
 LARGE_BATCH_SIZE = 256
 MOST_WITH_LARGE_BATCH = 2
 _BATCHES = (1024, 512, 256)
-#: Least number of steps of an epoch; a small table does not gain from a large batch.
+#: A larger batch is advised only if an epoch still has at least this many steps.
 _LEAST_STEPS = 50
 
 
@@ -32,7 +34,7 @@ class LinkCost:
 
     Attributes:
         round_trip_s: round-trip time of the link.
-        step_s: compute time of an exchange, summed over the two parties.
+        step_s: compute time of one exchange, summed over the two parties.
         row_bytes: bytes that one row of cuts takes in one direction, summed over the feature
             parties.
         bytes_per_second: bandwidth of the label party's link in one direction; None means no limit.
@@ -60,7 +62,8 @@ class LinkCost:
     def useful_in_flight(self, batch_size: int) -> int:
         """Return the fewest cuts in flight that keep compute or link busy.
 
-        For accuracy, the result is at most 5, or at most 2 with a large batch.
+        Because more cuts in flight would cost accuracy, the result is at most 5, and at most 2 with
+        a large batch.
         """
         busy_s = max(self.step_s, self.bytes_s(batch_size))
         large = batch_size >= LARGE_BATCH_SIZE
@@ -70,10 +73,11 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Settings to train with.
+    """Advised batch size, cuts in flight and learning rate.
 
     Attributes:
-        batch_size, in_flight: batch size and number of cuts in flight, as settings of `train`.
+        batch_size, in_flight: advised values of the settings `train.batch_size` and
+            `train.in_flight`.
         rate_factor: factor for Adam's learning rate.
         speedup: throughput in training rows, relative to the present settings.
     """
@@ -85,7 +89,7 @@ class Choice:
 
 
 def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> list[Choice]:
-    """Return settings that train faster over a link, in the order in which to try them.
+    """Return settings that train faster over a link; the settings to try first come first.
 
     Args:
         cost: cost of an exchange on the link.
@@ -108,7 +112,7 @@ def advise(cost: LinkCost, batch_size: int, in_flight: int, train_rows: int) -> 
 
 
 def warnings(batch_size: int, in_flight: int) -> list[str]:
-    """Return warnings about the present settings."""
+    """Return warnings about settings that cost accuracy."""
     if in_flight > MOST_IN_FLIGHT:
         return [f"train.in_flight above {MOST_IN_FLIGHT} costs accuracy; check the learning rate"]
     if batch_size >= LARGE_BATCH_SIZE and in_flight > MOST_WITH_LARGE_BATCH:
@@ -120,12 +124,12 @@ def warnings(batch_size: int, in_flight: int) -> list[str]:
 
 
 def of_shared_layers(round_trip_s: float, step_s: float, waits: int = 2) -> dict[str, Any]:
-    """Describe an exchange of shared first layers, which cannot overlap with others.
+    """Describe an exchange of shared first layers, which cannot overlap with the next exchange.
 
     Args:
         round_trip_s: round-trip time of the link.
         step_s: compute time of an exchange.
-        waits: number of round trips of an exchange; 1 if a third party is the dealer.
+        waits: number of round trips of an exchange; 1 if a third party deals the shares.
 
     >>> of_shared_layers(0.040, 0.001)["exchanges_per_second"]
     12.3

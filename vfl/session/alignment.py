@@ -1,7 +1,7 @@
-"""A session that aligns rows: a party's role in the protocol, its messages, and its consent.
+"""One party's part of a session that aligns rows: its role in the protocol, messages, consent.
 
 The label party sends its requests to the other parties one after another. Each frame, in either
-direction, carries one piece of a message or no piece. Messages between two feature parties also go
+direction, carries one piece of a message or is empty. Messages between two feature parties also go
 through the label party, but encrypted: otherwise the label party would see its own ids and a
 feature party's ids under one key, and could compare them without consent.
 """
@@ -47,13 +47,13 @@ _HEAD_BYTES = 2
 _ASKED = "_asked.json"  # no alignment has this name
 _DAY_S = 24 * 3600.0
 _PATIENCE_S = 60.0
-#: A party that is computing reports at this interval, in seconds; a party without reports is dead
-#: or hangs.
+#: While a party computes, it sends a report at this interval, in seconds; a party without reports
+#: has died or hangs.
 PATIENCE_S = 1.0
 
 
 class Post:
-    """Messages on one connection, sent in pieces; files buffer long messages.
+    """Messages on one connection, sent in pieces; long messages are buffered in files.
 
     Args:
         parties: all parties, in an order that all agree on.
@@ -62,7 +62,7 @@ class Post:
 
     Attributes:
         done: whether the party at the other end has its result.
-        busy: whether the party at the other end still computes, and will send more.
+        busy: whether the party at the other end still computes, and will send more messages.
     """
 
     def __init__(self, parties: Sequence[str], most_bytes: int, place: OnDisk) -> None:
@@ -73,7 +73,7 @@ class Post:
         self._count = self._sent = 0
 
     def put(self, party: str, payload: Message) -> None:
-        """Queue a message, with the party that receives it or that has sent it."""
+        """Queue a message together with the name of its receiver, or of its original sender."""
         self._outgoing.append((self._parties.index(party), payload))
 
     @property
@@ -82,7 +82,7 @@ class Post:
         return bool(self._outgoing)
 
     def add(self, messages: Sequence[Send]) -> None:
-        """Queue several messages, each for the party that it names."""
+        """Queue several messages; each names its receiver."""
         for sent in messages:
             self.put(sent.to, sent.payload)
 
@@ -104,7 +104,7 @@ class Post:
         return bytes([_PIECE | (_LAST if last else 0), index]) + payload[start:stop]
 
     def take(self, frame: Frame) -> tuple[str, Message] | None:
-        """Return the message that this frame completes, with its party; otherwise None.
+        """Return the message that this frame completes, with its party; None if pieces are missing.
 
         Raises:
             ProtocolError: the frame is no piece of an alignment, or the message becomes too long.
@@ -136,7 +136,7 @@ class Post:
 
 
 class Player:
-    """Runs a party's role in the protocol as far as the received messages allow.
+    """Runs a party's role in the protocol until the role needs a message that has not arrived.
 
     Attributes:
         found: result of the protocol; None until the role has ended.
@@ -204,14 +204,14 @@ class OwnAlignment:
     """One party's part of an alignment: its ids, its consent, and its stored result.
 
     Args:
-        party: the party's own file.
+        party: the party's own configuration file.
         terms: the agreed terms.
 
     Attributes:
         place: folder for ids and messages, within the memory limit of the party's file.
 
     Raises:
-        ConsentError: the party's file allows fewer alignments a day.
+        ConsentError: the party's own configuration file allows fewer alignments a day.
         ConfigError: only a single process can run the protocol.
         DataError: see `OwnIds.read`; the error contains counts only.
     """
@@ -298,7 +298,7 @@ class OwnAlignment:
             made.discard(self.folder)
 
     def _kept_keys(self, peer: str) -> Keys:
-        """Return the stored keys of earlier alignments with a party under these terms."""
+        """Return the keys that earlier alignments with a party under these terms have stored."""
         terms = self.terms.digest("run", "version")
         self._keys[peer] = Keys.kept(self._path_of(peer), terms, self.place)
         return self._keys[peer]
@@ -323,7 +323,7 @@ class OwnAlignment:
             begun.append([time.time()])
 
     def _count_ids(self, owner: str, ids: int) -> None:
-        """Record how many ids another party queries, on disk, before any answer is sent.
+        """Record on disk how many ids another party queries, before this party answers.
 
         Raises:
             ConsentError: the other party's queries of the last day would exceed this party's limit

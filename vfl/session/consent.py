@@ -1,4 +1,4 @@
-"""Check a session's terms against a party's own file, and limit the size of every frame.
+"""Check a session's terms against a party's own limits, and limit the size of every frame.
 
 Both parties compute the largest size of a frame: the codec, the width and the largest number of
 rows in an exchange determine the size of a cut, its gradient or a message of a secure mode. A
@@ -7,9 +7,9 @@ larger frame is refused after its header, before memory is allocated.
 W is the width of a cut, R the number of rows of a training batch, and Q the number of rows of a
 query (at most 1,024). f is the number of feature parties; n also counts a dealer. C is the number
 of columns of a party's shared layer, and C' the number of columns of the layer that another party
-shares with this party; both include one column for the offset. The table gives the largest sizes in
-each direction, to the label party and from it. Frames of other kinds carry no payload, and no frame
-exceeds 512 MiB:
+shares with this party; both include one column for the offset. The table gives the largest payloads
+in bytes: before the semicolon those sent to the label party, after the semicolon those sent by the
+label party. Frames of other kinds carry no payload, and no frame exceeds 512 MiB:
 
     cut; gradient              the codec's largest payload for R W; the same
     query; answer              the codec's largest payload for Q W; 1
@@ -67,35 +67,36 @@ from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
 
-#: A request of the session, and the limit of the party that the request exceeds.
+#: A text for what the session requests, and a text for the party's limit that the request exceeds.
 Difference = tuple[str, str]
 
-#: Size of the label party's answer to a query; at most one such byte per epoch carries information.
+#: Size of the label party's answer to a query; only one such byte per epoch carries information,
+#: namely the verdict of early stopping.
 _ANSWER_BYTES = 1
 #: Largest piece of an alignment's message, in bytes.
 PIECE_LIMIT_BYTES = 2**18
-#: Temporary numbers that a codec, or noise on a cut, stores for each number of the cut.
+#: Number of temporary values that a codec, or noise on a cut, stores for each value of the cut.
 _NUMBERS_A_VALUE = 32
-#: Numbers that a defense's `fit` stores for every trained parameter: those of Adam, and a temporary
-#: one.
+#: Number of values that a defense's `fit` stores for each trained parameter: two of the optimiser
+#: Adam, and a temporary one.
 _FIT_COPIES = 3
-#: Numbers that DP-SGD stores for every parameter: a sum, and noise in float64.
+#: Number of float32 values that DP-SGD takes for each parameter: a sum, and noise in float64.
 _DP_COPIES = 6
 #: Tolerated rounding error when noise is computed from epsilon, or epsilon from noise.
 _ROUNDING = 1e-6
-#: Kinds of frames that parties send in a training exchange, and in a query.
+#: Kinds of frames in a training exchange, and kinds of frames in a query.
 _TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
 _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
-    """Return the most bytes that one party can send and receive in a session on these terms.
+    """Return the most bytes that a party sends and receives in a session on these terms.
 
     Args:
         terms: the agreed terms.
         party: name of the party.
         split: split of the rows.
-        shared: layers that the party shares, if first layers are shared.
+        shared: layers that the party shares, if the first layers are secret-shared; otherwise None.
     """
     if shared is not None:  # and 1 byte for the answer to a query
         exchanges = rules.schedule(terms, split)
@@ -141,17 +142,18 @@ def check_consent(
     Args:
         terms: terms of the requested session.
         party: the party whose consent is checked.
-        consent: limits in its own file.
+        consent: limits in the party's own configuration file.
         split: split of the rows.
-        shared: layers that the party shares, if first layers are shared. A party first knows only
-            its own layer; it checks again after it has received the axes of the layer that another
-            party shares with it.
+        shared: layers that the party shares, if the first layers are secret-shared; otherwise None.
+            A party first knows only its own layer; it checks again after it has received the axes
+            of the layer that another party shares with it.
         row_shape: axes of one of the party's rows; None if the party's model was already counted.
             If first layers are shared, the count includes the party's share of its own layer, and
             its share of another party's layer once `shared` gives the size.
-        own_bottom: whether the party's own file names its bottom, whose size is then not limited;
-            parts that the defense and the codec add still count.
-        unaligned: number of the party's rows outside all sessions, which a defense also reads.
+        own_bottom: whether the party's own configuration file names its bottom, whose size is then
+            not limited; layers that the defense and the codec add are still counted.
+        unaligned: number of the party's rows that no session uses; a defense's `fit` also reads
+            these rows.
 
     Raises:
         ConsentError: the session exceeds the party's limits; the error lists every difference.
@@ -170,7 +172,8 @@ def check_consent(
 def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
     """Refuse a session that asks a dealer for more than it allows.
 
-    The number of bytes is unknown before dealing, so the dealer checks it while it sends.
+    The number of bytes is unknown before dealing, so the dealer compares its bytes with the limit
+    while it sends.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -183,7 +186,7 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
 def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
     """Refuse a session that asks a middle party for more than it allows.
 
-    The middle model is counted like a bottom whose columns are the concatenated cuts of all
+    The middle model is counted like a bottom whose inputs are the concatenated cuts of all feature
     parties.
 
     Raises:
@@ -211,7 +214,7 @@ def check_tasks_consent(
     Args:
         terms: terms of the requested session.
         party: the party whose consent is checked.
-        consent: limits in its own file.
+        consent: limits in the party's own configuration file.
         split: split of the rows.
         outputs: number of outputs of that party's top.
 
@@ -247,7 +250,7 @@ def check_tasks_consent(
 
 
 def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
-    """Yield the limits that a merger with weights exceeds at the party that merges the cuts."""
+    """Yield limits that a merger with trained weights exceeds at the party that merges cuts."""
     recipe, widths = models.make_merger(terms.merge), terms.widths
     whole, width = (sum(widths),), recipe.width(widths)
     counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
@@ -284,7 +287,7 @@ class _Top(Bottom):
 def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
     """Refuse an alignment that asks for more than a party allows.
 
-    Sizes are checked while the alignment runs.
+    Sizes are checked later, while the alignment runs.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -302,15 +305,16 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
 
 
 def check_explained(terms: Terms, consent: Consent | None = None) -> None:
-    """Refuse to explain columns if the model cannot, or if the label party does not consent.
+    """Refuse to explain columns if the model or the label party's consent does not allow it.
 
     Args:
         terms: terms of the requested session.
-        consent: limits in the label party's own file; None if all parties run in one process.
+        consent: limits in the label party's own configuration file; None if all parties run in one
+            process.
 
     Raises:
         ConfigError: the contributions of single columns cannot be computed for this model.
-        ConsentError: the file does not name a party whose columns would be explained.
+        ConsentError: the label party's file does not name a party whose columns would be explained.
     """
     if terms.explained and not secure_mode.make(terms.secure).explains_columns:
         raise ConfigError(
@@ -336,7 +340,7 @@ def check_explained(terms: Terms, consent: Consent | None = None) -> None:
 def check_layers(
     terms: Terms, party: str, consent: Consent, split: Split | None, layers: Layers
 ) -> None:
-    """Refuse to hold shares of too large layers, once their sizes are known.
+    """Refuse to hold shares of first layers that are too large, once the layers' sizes are known.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -348,10 +352,10 @@ def check_layers(
 
 
 def check_rows(party: str, rows: int, consent: Consent) -> None:
-    """Refuse more rows than allowed, at a party that receives only their number.
+    """Refuse more rows than a party allows, if the party receives only the number of rows.
 
     Raises:
-        ConsentError: a number exceeds the party's limit; the error states both.
+        ConsentError: a number of rows exceeds the party's limit; the error states both.
     """
     _refuse(party, list(_above(consent, "max_rows", rows, f"{rows} rows")))
 
@@ -372,9 +376,9 @@ def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
 
 
 def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
-    """Refuse a session with more ranks than a party runs, or with settings that exclude ranks.
+    """Refuse a session with more ranks than a party allows, or with settings that exclude ranks.
 
-    An honest label party refuses such a session before it sends a request.
+    An honest label party makes the same check before it sends a request.
 
     Raises:
         ConsentError: the session has too many ranks, or a setting that excludes several ranks; the
@@ -402,7 +406,7 @@ def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> Non
 
 
 def refuse_trace(party: PartyFile, asked: int) -> None:
-    """Refuse to record a session in several ranks.
+    """Refuse to record a trace of a session in which the party runs several ranks.
 
     Raises:
         ConfigError: a trace would contain the frames of rank 0 only.
@@ -417,10 +421,10 @@ def refuse_trace(party: PartyFile, asked: int) -> None:
 
 
 def _check_ranges(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse numbers outside the party's limits, before they are used in a computation.
+    """Refuse settings outside the party's limits, before a computation uses their values.
 
     Raises:
-        ConsentError: a number is outside the party's limits; the error lists every such number.
+        ConsentError: a setting is outside the party's limits; the error lists every such setting.
         ConfigError: see `vfl.session.ranges.ranges_of`.
     """
     _refuse(party, list(out_of_range(terms, consent)))
@@ -475,7 +479,7 @@ def _differences(
 
 
 def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[Difference]:
-    """Check that trained models have the privacy that the party's file requires."""
+    """Check that trained models have at least the privacy that the party's file requires."""
     noise, epsilon = consent.min_dp_noise, consent.max_dp_epsilon
     if terms.mode != "train" or noise is epsilon is None:
         return
@@ -502,7 +506,7 @@ def _of_model(
     own_bottom: bool,
     unaligned: int,
 ) -> Iterator[Difference]:
-    """Check the resources of a requested model, which are counted before it is built."""
+    """Check the memory and compute of a requested model; they are counted before it is built."""
     asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     fitted = FIT_ROWS if defense.fit_epochs else 0
@@ -542,9 +546,9 @@ def _of_model(
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
-    """Return the party's own shared layer, with the columns of other parties unknown; may be None.
+    """Return the party's shared layer, or None; the columns of other parties are still unknown.
 
-    A party's own layer has a column of ones in addition to its columns.
+    The layer has a column of ones in addition to the party's columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
     mode, width = secure_mode.make(terms.secure), terms.parties[party].width
@@ -555,7 +559,7 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
 def _of_layers(
     terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
 ) -> Iterator[Difference]:
-    """Count the memory for shares of layers as ring elements, and for an exchange of shares."""
+    """Count the memory for the ring elements of shared layers, and for one exchange of shares."""
     if shared is None:
         return
     held, needed = shared.parameters, shared.memory_bytes(max(most_rows(terms, split).values()))
@@ -569,7 +573,7 @@ def _value_bytes(values: int) -> int:
 
 
 class _Given(Bottom):
-    """Placeholder for a bottom from the party's own file; it allocates only the output."""
+    """Placeholder for a bottom from the party's own file; it allocates only the bottom's output."""
 
     def build(self, shape: Shape, width: int) -> nn.Module:
         return _Outputs(width)
@@ -586,7 +590,7 @@ class _Outputs(nn.Module):
 
 
 def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
-    """Check the number of epochs of a training, and of a defense's preparation."""
+    """Check the number of epochs of the training, and of the training in a defense's `fit`."""
     if terms.mode != "train":
         return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
@@ -595,7 +599,7 @@ def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
 
 
 def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Difference]:
-    """Yield exceeded limits that also concern a party without columns."""
+    """Yield exceeded limits that apply to every party, with columns or without."""
     everybody = dict.fromkeys([*rules.peers(terms), *terms.tasks, terms.label_party])
     for name in everybody:
         if name != party and not any(fnmatchcase(name, one) for one in consent.members):
@@ -618,7 +622,7 @@ def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Differ
 
 
 def _of_plugins(terms: Terms, consent: Consent) -> Iterator[Difference]:
-    """Check the codec, and every defense of a chain."""
+    """Check the codec, and every defense in a chain of defenses."""
     yield from _outside("codec", terms.codec, consent.codecs)
     for defense in parts(terms.defense):
         yield from _outside("defense", defense, consent.defenses)
@@ -686,11 +690,11 @@ def frame_limits(
 
     Args:
         terms: the agreed terms.
-        party: the other party: a feature party or a dealer.
-        split: split of the rows; None at a dealer, which does not learn the rows.
-        layers: layers that each party shares, if first layers are shared. A feature party knows
-            only its own layers. Until it receives the other parties' layers, only frames that
-            precede them may pass.
+        party: name of the party at the other end: a feature party or a dealer.
+        split: split of the rows; None at a dealer, which does not receive the row numbers.
+        layers: layers that each party secret-shares, if the first layers are secret-shared. A
+            feature party knows only its own layers. Until a feature party receives the other
+            parties' layers, only frames that precede these layers may pass.
     """
     if terms.mode == "align":
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
@@ -715,7 +719,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
 
     Args:
         terms: the agreed terms, which name the receivers of cuts.
-        party: a feature party, or a party that receives cuts.
+        party: name of a feature party, or of a party that receives cuts.
         split: split of the rows.
 
     Returns:
@@ -755,7 +759,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
 
 
 def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
-    """Return the largest size of each kind."""
+    """Return the largest limit of each kind of frame."""
     most: dict[Kind, int] = {}
     for kind, size in (pair for one in limits for pair in one.items()):
         most[kind] = max(size, most.get(kind, 0))
@@ -763,7 +767,7 @@ def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
 
 
 def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -> Spent:
-    """Return the most bytes that the exchanges of one epoch, or of another session, can take.
+    """Return the most bytes of one epoch's exchanges, or of a whole session without training.
 
     Args:
         terms: the agreed terms.

@@ -1,8 +1,7 @@
-"""Plan of a session with `[dp]`: steps, rows, noise, privacy statement, and refused settings.
+"""Plan of a session with `[dp]`: steps, rows, noise, privacy statement, and settings to refuse.
 
-Every party computes the same plan from the terms and the number of training rows, so the plan
-itself never travels. The rows of a step follow from a key in the terms, which only the parties
-have.
+Every party computes the same plan from the terms and the number of training rows, so no message
+contains the plan. A key in the terms determines the rows of a step; only the parties have this key.
 """
 
 from __future__ import annotations
@@ -51,14 +50,15 @@ class PrivacyPlan:
 
     Attributes:
         rows, batch_size: number of training rows, and expected number of rows of a step.
-        a_epoch: number of steps of an epoch.
+        a_epoch: number of steps in one epoch.
         steps: number of steps of the whole training; the budget covers all of them.
         noise: noise multiplier of the whole network.
-        delta, accountant: parameters of every epsilon.
+        delta, accountant: delta and the accountant's name, with which every epsilon is computed.
         halves: number of parties that train weights; each party's noise is larger than `noise` by
             the square root of this number.
         shuffled: whether every row is in exactly one step of an epoch.
-        clients: number of branches if epsilon protects a branch; 0 if it protects a record.
+        clients: number of branches if epsilon protects a whole branch; 0 if epsilon protects a
+            single row.
     """
 
     rows: int
@@ -111,12 +111,12 @@ class PrivacyPlan:
 
     @property
     def epochs(self) -> int:
-        """Number of started epochs; the last one may have fewer steps."""
+        """Number of epochs that the training starts; the last epoch may have fewer steps."""
         return math.ceil(self.steps / self.a_epoch)
 
     @property
     def most_rows(self) -> int:
-        """Most rows in a batch; a Poisson batch exceeds it with probability e^-70 (Chernoff)."""
+        """Most rows in a batch; a Poisson batch is larger with probability e^-70 (Chernoff)."""
         if self.shuffled:
             return self.batch_size
         if self.clients:
@@ -128,7 +128,8 @@ class PrivacyPlan:
 
         Epochs count from 1.
 
-        Without a key, when a session is only planned, the rows differ from the training's rows.
+        Without a key, when a session is only planned, the function draws other rows than the later
+        training.
         """
         if self.shuffled:
 
@@ -185,7 +186,7 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """Return the 2-norm by which one row or branch can change the gradient sums of all parties.
+        """Return how much one row or branch can change all parties' gradient sums, in the 2-norm.
 
         With `dp.quantile`, the result refers to the initial clipping norms.
         """
@@ -207,23 +208,24 @@ class PrivacyPlan:
     ) -> PrivateHalf:
         """Build DP-SGD for one party's model.
 
-        The noises of all parties' models together are the noise of the plan.
+        The noises that all parties add to their models together are the noise of the plan.
 
         k models with noise s each, in units of their own clipping norms, are equivalent to one
-        model with noise s / sqrt(k). The model first runs on made-up rows, which show whether rows
-        depend on each other; see `vfl.privacy.premise.prove`.
+        model with noise s / sqrt(k). The model first runs on random rows, which show whether one
+        row's output depends on another row; see `vfl.privacy.premise.prove`.
 
         Args:
             terms: terms of the session.
             party: party that owns the model.
             model: modules of the party's model.
-            forward: function that computes outputs with the modules from rows of each input.
+            forward: function that runs these modules on rows of each input and returns their
+                outputs.
             shapes: axes of one row of each input.
             secret: the party's own secret.
-            branches: branches of the party's rows, if its rows belong to branches.
+            branches: branch of each of the party's rows, if the rows belong to branches.
 
         Raises:
-            PrivacyError: rows depend on each other in the model, or the model stores values of the
+            PrivacyError: outputs of a row depend on other rows, or the model stores values of the
                 rows.
         """
         dp = terms.dp
@@ -245,12 +247,12 @@ class PrivacyPlan:
 
 
 def _branched(terms: Terms) -> tuple[str, int]:
-    """Return the name of the only party with several branches, and their number."""
+    """Return the name and number of branches of the only party that has several branches."""
     return next((name, one.branches) for name, one in terms.parties.items() if one.branches > 1)
 
 
 def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
-    """Return each aligned row's branch up to the last training row; -1 outside the training."""
+    """Return the branch of each aligned row up to the last training row; -1 for other rows."""
     found = np.full(train.max() + 1, -1)
     order = permutation(terms.seed, len(train), "branches", party)
     found[train] = order % terms.parties[party].branches
@@ -258,11 +260,11 @@ def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
 
 
 class RowsAtBranches:
-    """Assigns the rows of a party's batches to branches, batch by batch.
+    """Looks up the branches of a party's rows, batch by batch.
 
     Args:
         terms, train: terms and training rows of the session.
-        party: party that owns the model.
+        party: name of the party that owns the model.
     """
 
     def __init__(self, terms: Terms, train: np.ndarray, party: str) -> None:

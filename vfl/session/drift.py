@@ -1,7 +1,7 @@
-"""Compares rows queried while serving with the training rows, by counts in bins.
+"""Compares rows queried while serving with the training rows, by the numbers of rows in bins.
 
 Bin edges are quantiles of a party's own column, so they stay in the party's own folder. Only names
-of columns, numbers of bins and counts are disclosed.
+of columns, indices of bins and numbers of rows are disclosed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vfl.datasets.encode import TableEncoder
 _DECILES = 9
 _BINS = 2 * _DECILES + 1
 _MOST_INPUTS = 512
-_WAITING = 1024  # rows that are counted together
-_SAMPLE_ROWS = 1 << 17  # least sample of training rows for the bins of a larger table
+_WAITING = 1024  # collected rows that start a count
+_SAMPLE_ROWS = 1 << 17  # bins of more training rows use a sample of at least this many
 #: A column with a larger population stability index counts as drifted (Siddiqi 2006).
 DRIFTED = 0.25
 #: Least number of rows for a report: fewer rows do not describe a population, but disclose much
@@ -29,15 +29,15 @@ FEWEST_ROWS = 100
 
 
 class Bins:
-    """Counts of rows between the deciles of the training rows, and on the deciles, by column.
+    """For each column, numbers of rows that lie between or exactly on the training rows' deciles.
 
-    A decile is a separate bin, because many rows of a category may share it; the range between two
-    deciles is another bin.
+    Each decile has a bin for the rows equal to it, because many rows of a category may share one
+    value; each range between two deciles has another bin.
 
     Args:
         names: names of the columns.
-        edges: nine deciles of each column, float32, axes (columns, 9), ascending.
-        expected: training rows in each bin, int64, axes (columns, 19).
+        edges: the nine deciles of each column, float32, axes (columns, 9), ascending.
+        expected: number of training rows in each bin, int64, axes (columns, 19).
     """
 
     def __init__(self, names: list[str], edges: Tensor, expected: Tensor) -> None:
@@ -46,7 +46,7 @@ class Bins:
 
     @classmethod
     def of(cls, values: Tensor, names: list[str]) -> Bins:
-        """Make bins from training rows, axes (rows, columns)."""
+        """Make bins from the values of the training rows, axes (rows, columns)."""
         shares = torch.linspace(0, 1, _DECILES + 2, dtype=torch.float64)[1:-1]
         ordered = values.double().sort(dim=0).values
         edges = ordered[(shares * (len(ordered) - 1)).round().long()].T.float().contiguous()
@@ -55,12 +55,12 @@ class Bins:
         return made
 
     def add(self, values: Tensor) -> None:
-        """Count rows, axes (rows, columns)."""
+        """Count rows by bin; `values` has the axes (rows, columns)."""
         self.counts += self._counted(values.detach().cpu())
 
     @property
     def rows(self) -> int:
-        """Number of counted rows."""
+        """Number of rows counted by `add`."""
         return int(self.counts[0].sum()) if len(self.counts) else 0
 
     def stability(self) -> Tensor:
@@ -95,12 +95,12 @@ def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
     """Return the sum over bins of (a - e) ln(a / e), where a and e are shares of rows.
 
     The index is the symmetric divergence of Jeffreys 1946; its name comes from credit scoring
-    (Siddiqi 2006: below 0.1 stable, above 0.25 another population). Half a row is added to each bin
-    that is not empty in both populations, so that no share is 0.
+    (Siddiqi 2006: below 0.1 the population is stable, above 0.25 it has changed). Half a row is
+    added to each bin that has rows in at least one population, so that no share is 0.
 
     Args:
         expected: training rows in each bin, axes (bins,).
-        counted: counts of the rows to compare, the same axes.
+        counted: number of rows to compare in each bin, axes (bins,).
 
     >>> round(float(population_stability_index(torch.tensor([50, 50]), torch.tensor([80, 20]))), 3)
     0.406
@@ -114,10 +114,10 @@ def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
 
 
 class Drift:
-    """Drift counters of a party: for its own inputs, and at the label party for the scores.
+    """Drift counters of one party: for its inputs, and at the label party also for the scores.
 
-    Queried rows are collected and counted together, because counting a single row takes as long as
-    answering it.
+    Queried rows are collected and then counted together, because counting a single row takes as
+    long as answering the query.
 
     Args:
         inputs: bins of the inputs; None if the party has no table.
@@ -131,13 +131,13 @@ class Drift:
 
     @classmethod
     def of(cls, data: PartyData, answers: Tensor | None = None) -> Drift:
-        """Make bins of the training rows' inputs, and of the scores from `answers`.
+        """Make bins from the training rows' inputs, and from the scores in `answers`.
 
         Args:
-            data: rows of the training.
-            answers: answers for the test rows with the final weights, axes (rows, outputs).
-                Answers for training rows would mislead, because the model fits these rows better
-                than any future row.
+            data: the party's data; its training rows define the bins of the inputs.
+            answers: outputs of the final model for the test rows, axes (rows, outputs); they define
+                the bins of the scores. Answers for training rows would mislead, because the model
+                fits these rows better than any future row.
         """
         inputs, own, train = None, data.inputs, data.split.train
         if (held := data.held.get(data.name)) is not None:
@@ -160,8 +160,8 @@ class Drift:
 
         Args:
             inputs: inputs of these rows, axes (rows, width), or of the whole table.
-            answers: answers to these rows, axes (rows, outputs).
-            rows: indices of the queried rows of `inputs`; None means all.
+            answers: the model's answers for these rows, axes (rows, outputs).
+            rows: indices of the queried rows in `inputs`; None means all rows.
         """
         if self.inputs is None and self.scores is None:
             return
@@ -238,7 +238,7 @@ def scores_of(answers: Tensor, classifies: bool) -> Tensor:
 
 
 def _names(data: PartyData) -> list[str]:
-    """Return names of inputs: the column, and the part if a column has several inputs."""
+    """Return a name for each input: the column's, with a number if it has several inputs."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []

@@ -7,7 +7,7 @@
 
 Both endpoints (`FeatureEnd`, `LabelEnd`) are defined here, below the parties' own modules, because
 attacks replay a victim's endpoint, and a secure mode replaces a codec or a whole endpoint. The
-loops that call the endpoints are in `FeatureParty` and `LabelParty`.
+loops that call the endpoints are in the classes `FeatureParty` and `LabelParty`.
 
 With several exchanges in flight, the optimiser changes the weights between the forward and the
 backward pass of a cut. The exact gradient of that cut belongs to the weights of its forward pass,
@@ -81,8 +81,8 @@ class Adversary:
     def training_state(self) -> dict[str, Any]:
         """Return the state with which a run resumes exactly: tensors, numbers and texts.
 
-        At a feature party, `batch` may depend only on its arguments and this state, because a
-        resumed training makes the batches in flight again.
+        At a feature party, the result of `batch` may depend only on its arguments and this state,
+        because a resumed training calls `batch` again for the batches in flight.
         """
         return {}
 
@@ -91,13 +91,14 @@ class Adversary:
 
 
 HONEST = Adversary()
-#: Key of the sum of cuts in place of a party's name; it is longer than a party's name may be.
+#: Key that stands for the sum of all cuts where a party's name is expected; it is longer than a
+#: party's name may be.
 SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
 
 
-#: Layers whose forward pass draws no random numbers. Other classes, such as a user's own classes,
-#: may draw.
+#: Layers whose forward pass draws no random numbers. Layers of other classes, such as a user's own
+#: classes, may draw random numbers.
 _PLAIN = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
     nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d,
@@ -107,13 +108,15 @@ _PLAIN = (
 
 
 class Draws:
-    """The private random draws of one model, with a separate stream for every step.
+    """The private random numbers of one model, with a separate stream for every step.
 
     Args:
         secret: secret of the party that owns the model.
-        purpose: text that distinguishes the models of one party.
-        model: the model to run; if no layer of the model may draw, no generator is set up.
-        always: whether another part that may draw, such as a defense, runs together with the model.
+        purpose: text that gives each model of one party different random numbers.
+        model: the model to run; if no layer of the model may draw random numbers, no generator is
+            set up.
+        always: whether other code that may draw random numbers, such as a defense, runs together
+            with the model.
     """
 
     def __init__(
@@ -125,9 +128,9 @@ class Draws:
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
     def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
-        """Return the random context of the model's forward pass in a step.
+        """Return a context in which the model's forward pass of this step draws its random numbers.
 
-        Each local step, numbered by `turn`, has its own context.
+        Each local step has its own context; `turn` is the number of the local step.
         """
         if not self._needed:
             return nullcontext()
@@ -139,12 +142,13 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
     """Refuse NaN and Inf before they reach a model.
 
     The sum costs one pass without allocating, and is finite for every finite tensor whose sum does
-    not overflow. The single entries are checked only if the sum is not finite. A step makes nine
-    such checks, so the sum is tested as a Python number; a test by torch takes five operations.
+    not overflow. Single entries are checked only if the sum is not finite. A step makes nine such
+    checks; comparing the sum as a Python number is cheaper than the five torch operations of a
+    check on the tensor.
 
     Raises:
-        NonFiniteError: an entry is NaN or Inf; the error names the party, step and share, but no
-            value.
+        NonFiniteError: an entry is NaN or Inf; the error names the party, the step and the share of
+            such entries, but no value.
     """
     if math.isfinite(values.sum().item()):
         return
@@ -180,10 +184,11 @@ def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
 
 
 def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
-    """Receive the next frame, which must be of this kind and step; `sender` is for the error.
+    """Receive the next frame and check its kind and step; `sender` is named in an error.
 
     Raises:
-        ProtocolError: another frame or a repeated one arrives; the state is unchanged.
+        ProtocolError: a frame of another kind or step arrives, or a repeated frame; the model has
+            not changed.
     """
     frame = link.receive()
     if frame.kind is not kind or frame.step != step or frame.branch != 0:
@@ -211,16 +216,17 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
     return torch.zeros(0, width)
 
 
-#: Least number of rows in a query's forward pass. For fewer rows, libraries use other routines,
-#: whose results differ in the last bits; a row's answer would then disclose how many rows were
-#: queried together.
+#: Least number of rows in the forward pass of a query. For fewer rows, libraries use other
+#: routines, whose results differ in the last bits; a row's answer would then disclose how many rows
+#: were queried together.
 _FULL_ROWS = 32
-#: Padding indices for each number of rows: every row once, then the last row repeatedly.
+#: For each number of rows, the indices that pad a query: every row once, then the last row
+#: repeatedly.
 _REPEATED = [torch.arange(_FULL_ROWS).clamp(max=max(rows - 1, 0)) for rows in range(_FULL_ROWS)]
 
 
 def filled(rows: Tensor) -> Tensor:
-    """Pad the rows of a query to the least number of a forward pass, by repeating the last row."""
+    """Pad a query's rows to the least number for a forward pass, by repeating the last row."""
     count = rows.shape[0]
     if not 0 < count < _FULL_ROWS:
         return rows
@@ -229,14 +235,16 @@ def filled(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """Optimiser steps between two exchanges, which reuse the last messages.
+    """Optimiser steps between two exchanges; they use the messages of the last exchange again.
 
     See Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts, and Fu et al. 2022
     (CELU-VFL), section 3, for the weights of rows.
 
     Attributes:
-        steps: number of optimiser steps for one exchange, including the usual step.
-        angle: largest angle in degrees, see `TrainSettings.local_angle`.
+        steps: number of optimiser steps for one exchange, including the step at the exchange
+            itself.
+        angle: rows whose cuts or gradients turned by a larger angle, in degrees, get weight 0; see
+            `TrainSettings.local_angle`.
 
     >>> cuts = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
     >>> LocalSteps(steps=2, angle=60).weights(cuts, torch.tensor([[1.0, 0.0]] * 3))
@@ -248,14 +256,14 @@ class LocalSteps:
 
     @property
     def turns(self) -> range:
-        """Numbers of the additional steps, from 1."""
+        """Numbers of the additional steps after an exchange, from 1."""
         return range(1, self.steps)
 
     def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
         """Return each row's weight in an additional step, axes (rows,); None if all are equal.
 
         Args:
-            now: present cuts or gradients, axes (rows, width).
+            now: present cuts or cut gradients, axes (rows, width).
             then: cuts or gradients of the same rows at the time of the exchange.
         """
         if not self.angle:
@@ -273,8 +281,8 @@ def set_training(model: nn.Module, training: bool) -> None:
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Delete the gradients of the last step.
 
-    An optimiser's own `zero_grad` does the same inside a profiler range, which costs more than the
-    deletion; in a split step, each party has an optimiser.
+    An optimiser's own `zero_grad` does the same inside a profiler range, which takes longer than
+    deleting the gradients; in a split step, each party's optimiser would add this time.
     """
     for parameter in parameters:
         parameter.grad = None
@@ -286,7 +294,7 @@ def has_own(codec: Codec, hook: str) -> bool:
 
 
 class Stateful(Protocol):
-    """Common interface of codecs and defenses: state that a party saves to predict or to resume."""
+    """Interface of codecs and defenses for the state that a party saves to predict or resume."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Return the state that changed during training."""
@@ -306,7 +314,7 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
 def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
     """Return a gathered state without the codecs' state of single rows.
 
-    Only a training uses the state of single rows.
+    Only training uses the codecs' state of single rows.
     """
     passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
     return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
@@ -327,14 +335,14 @@ class CutTerms:
 
     Attributes:
         party: name of the feature party.
-        width: width of the bottom's output.
+        width: width of the bottom's output, before the codec.
         codec, defense: instances for this endpoint only, made from the agreed specs.
         in_flight: largest number of cuts that may await their gradients at once.
         precision: precision of the feature party's forward passes.
         compiled: whether the feature party's model is compiled.
-        weights: weights of the returning gradients, one for each label party, in the order of
-            receipt.
-        local: optimiser steps between exchanges.
+        weights: a factor for each label party's gradient of the cut, in the order in which the
+            gradients arrive.
+        local: settings of the local optimiser steps between exchanges.
     """
 
     party: str
@@ -354,11 +362,12 @@ class Own:
 
     Attributes:
         secret: source of private draws: dropout, a defense's noise, a codec's choices.
-        adversary: tampering by this party; honest by default.
+        adversary: how this party tampers with batches and messages; honest by default.
         device: device of the party's models; a device name of torch.
         checkpoints: folder of the checkpoints of a training; None saves nothing.
-        sent: journal of sent messages, needed if a protective mask or noise is drawn.
-        ranks: processes that share the party's batches; only this process by default.
+        sent: journal of sent messages, needed if protective masks or noise are drawn for the
+            messages.
+        ranks: ranks among which the party splits each batch; by default only this process.
         augment: augmentations of the party's own training rows; None leaves them unchanged.
     """
 
@@ -371,7 +380,7 @@ class Own:
     augment: Augment | None = None
 
     def augmented(self, rows: Tensor, step: int) -> Tensor:
-        """Return own rows of a training batch as bottom inputs, augmented; axes (rows, ...)."""
+        """Return the party's rows of a batch as augmented bottom inputs; axes (rows, ...)."""
         if self.augment is None or not len(rows):
             return rows
         with scoped(self.secret.number("augment", step)):
@@ -407,11 +416,11 @@ def refuse_augment(terms: Terms, own: Own) -> None:
 
 
 class Stash:
-    """Copy of a party's state at one step, and the gradients of its weights.
+    """Copy of a party's weights and buffers at one step, and the gradients of the copied weights.
 
     Args:
         model: modules of the party, by name.
-        state: the whole state of the party at this step; see `gather`.
+        state: weights and buffers of the party at this step; see `gather`.
 
     Attributes:
         state: the copied state.
@@ -427,7 +436,7 @@ class Stash:
         }
 
     def forward(self, part: str, inputs: Tensor) -> Tensor:
-        """Run one of the modules on `inputs`, with the weights of this step.
+        """Run the module `part` on `inputs`, with the weights of this step.
 
         Buffers, such as running statistics, are updated as in any forward pass of the module.
         """
@@ -486,9 +495,10 @@ class _End:
 
     @property
     def _leaves_from(self) -> torch.device:
-        """Device of the codec's inputs.
+        """Device on which the codec's inputs are.
 
-        The result is the CPU if adversaries or defenses change the messages.
+        This is the CPU if an adversary or a defense changes messages, and otherwise the codec's
+        device.
         """
         return _PROCESSOR if self._looked_at else self.codec.device
 
@@ -506,12 +516,12 @@ class FeatureEnd(_End):
     Args:
         terms: agreed terms of the party's cuts.
         bottom: the party's model, which maps rows to cuts of axes (rows, width).
-        own: the party's device and secret; dropout and the codec's private draws follow from the
-            secret.
+        own: the party's device and secret; the secret determines dropout and the codec's private
+            draws.
         link: stream to the label party.
         optimizer: function that builds the optimiser; None for a party that only answers queries.
         private: function that builds DP-SGD for the party's model from the modules and their
-            forward function; None trains without it.
+            forward function; None trains without DP-SGD.
     """
 
     layers = None
@@ -570,20 +580,21 @@ class FeatureEnd(_End):
         Raises:
             NonFiniteError: the cut contains NaN or Inf.
             WidthError: the bottom's output does not have the axes (rows, width).
-            DisagreementError: this training has already sent another cut of this step.
+            DisagreementError: an earlier attempt of this training has sent another cut of this
+                step.
         """
         payload = self._go_forward(inputs, step, rows)
         self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
-        """Do nothing: each party has its own bottom, so no message is relayed."""
+        """Do nothing, because each party has its own bottom and no message must be answered."""
 
     def take_gradient(self) -> None:
         """Wait for the gradient of the oldest cut, run the backward pass, step the optimiser.
 
         Raises:
             ProtocolError, FrameError, NonFiniteError, HijackError: the message is wrong; the model
-                has not changed.
+                is unchanged.
         """
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
@@ -623,7 +634,7 @@ class FeatureEnd(_End):
             return self._forward(inputs.to(self._compute.device), guarded, None, query=True)
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait for the label party's receipt of the query; return the payload of its answer."""
+        """Wait for the label party's answer to the query and return the answer's payload."""
         answer = expect(self.link, Kind.ACK, step, "the label party").payload
         for _ in self._weights[1:]:
             expect(self.link, Kind.ACK, step, "another label party")
@@ -638,7 +649,7 @@ class FeatureEnd(_End):
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state for an exact resume: weights, optimiser, and the cuts in flight."""
+        """Return the state that resumes training exactly: weights, optimiser, cuts in flight."""
         optimizer = self._optimizer.state_dict() if self._optimizer else {}
         in_flight = [
             {"step": pending.context.step, "state": pending.stash.state}
@@ -663,8 +674,8 @@ class FeatureEnd(_End):
 
         Args:
             saved: the saved state.
-            batch: function that returns the inputs and positions of an exchange that was in flight,
-                by its step.
+            batch: function that returns the inputs and row positions of an exchange in flight,
+                given its step.
         """
         self._pending.clear()
         # The adversary must tamper with these batches in the same way again, and this must not
@@ -683,7 +694,7 @@ class FeatureEnd(_End):
             self._optimizer.load_state_dict(saved["optimizer"])
 
     def _receive_gradient(self, pending: _Pending) -> Tensor:
-        """Receive the next label party's gradient of a cut."""
+        """Receive the gradient of a cut from the next label party."""
         context = pending.context
         frame = expect(self.link, Kind.GRAD, context.step, "the label party")
         if len(pending.cut):
@@ -696,7 +707,7 @@ class FeatureEnd(_End):
         return grad
 
     def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
-        """Compute and queue the cut of a training batch; return its payload."""
+        """Compute a batch's cut, note that its gradient is awaited, and return its payload."""
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
@@ -742,8 +753,8 @@ class FeatureEnd(_End):
         return self._compute.run(self.model, part, values)
 
     def _send(self, frame: Frame, cut: Tensor) -> None:
-        """Send an encoded cut; the journal first records the part that every attempt repeats."""
-        if self._journal is not None:  # masks differ in each attempt, so the cut is recorded
+        """Send an encoded cut; the journal first records what must be equal in every attempt."""
+        if self._journal is not None:  # masks differ in each attempt, so the journal has the cut
             lasting = frame.payload if self.codec.repeats else bytes_of(cut)
             self._journal.admit(frame.step, lasting)
         self.link.send(frame)
@@ -751,7 +762,7 @@ class FeatureEnd(_End):
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
         """Encode a cut; the label party checks the decoded values.
 
-        A codec that would hide NaN refuses such a cut.
+        If a codec would hide NaN, the method raises an error for a cut with NaN.
         """
         if not len(cut):
             return Encoded(b"", None)
@@ -773,7 +784,7 @@ class FeatureEnd(_End):
                     made[name] for name, weight in self.model.named_parameters()
                     if weight.requires_grad
                 ]  # fmt: skip
-            # The received gradient is the gradient of the mean loss over this batch's rows.
+            # The label party sends the gradient of the mean loss over this batch's rows.
             self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
@@ -788,7 +799,7 @@ class FeatureEnd(_End):
     def _descend(
         self, cut: Tensor, inputs: Tensor, grad: Tensor, context: StepContext, stash: Stash | None
     ) -> None:
-        """Run the backward pass from a cut and the codec's and defense's losses; update weights."""
+        """Run the backward pass from a cut and the plug-ins' losses; update the weights."""
         assert self._optimizer is not None, "only in a training"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, inputs, context))
@@ -803,7 +814,7 @@ class FeatureEnd(_End):
 
 
 def secret_of_end(secret: Secret, party: str) -> Secret:
-    """Return the secret of the label party's draws for one party's cuts and gradients.
+    """Return the secret for the label party's random draws on one party's cuts and gradients.
 
     The draws for each party differ: equal noise on the gradients of two parties would cancel out.
     """
@@ -827,8 +838,8 @@ class LabelEnd(_End):
         self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         self._last: Tensor | None = None
-        # Gradients that the party may not have received yet; neither party has committed their
-        # steps.
+        # Gradients that the feature party may not have received yet; neither party has committed
+        # the steps of these gradients.
         self._sent: deque[Frame] = deque()
 
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
@@ -840,7 +851,7 @@ class LabelEnd(_End):
             rows: positions of the rows in the aligned rows, int64.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: the frame is wrong, and has changed nothing.
+            ProtocolError, FrameError, NonFiniteError: the frame is wrong; the model is unchanged.
         """
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         cut, saved = self._receive(Kind.CUT, context, count)
@@ -859,11 +870,11 @@ class LabelEnd(_End):
         return expect(self.link, kind, step, f"party '{self.party}'")
 
     def await_gradient(self, total: Tensor, step: int) -> None:
-        """Make `send_gradient` send the gradient of this tensor, which endpoints may share."""
+        """Make `send_gradient` send the gradient of `total`, which several endpoints may share."""
         self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
-        """Send the last cut's gradient from the backward pass; `labels` belong to its rows."""
+        """Send the last cut's gradient from the backward pass; `labels` are its rows' labels."""
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
@@ -874,7 +885,7 @@ class LabelEnd(_End):
         # All gradients are checked before the first gradient is sent, so a broken step changes no
         # weight.
         check_finite(grad, "gradient", self.party, context.step)
-        if self._journal is not None:  # shares differ in each attempt; the gradient does not
+        if self._journal is not None:  # shares differ in each attempt, the gradient does not
             self._journal.admit(context.step, bytes_of(grad), self.party)
         payload = self.codec.encode_grad(grad, saved, context) if len(grad) else b""
         self._pending = None
@@ -888,7 +899,7 @@ class LabelEnd(_End):
         self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:
-        """Return the sent gradients that the party's checkpoint of this step still awaits.
+        """Return sent gradients that the feature party's checkpoint of this step still waits for.
 
         The gradients are returned as they were encoded.
         """
@@ -901,7 +912,7 @@ class LabelEnd(_End):
         ]
 
     def send_again(self, saved: Iterable[Mapping[str, Any]]) -> None:
-        """Send the gradients of `sent_state` again, byte for byte: new noise would leak more."""
+        """Send the gradients of `sent_state` again, byte for byte: fresh noise would leak more."""
         self._sent.clear()
         for kept in saved:
             frame = Frame(Kind.GRAD, kept["step"], kept["payload"].numpy().tobytes())
@@ -914,11 +925,11 @@ class LabelEnd(_End):
         return cut if self.adapter is None else self.adapter(filled(cut))[:rows]
 
     def confirm(self, step: int, verdict: bytes = b"") -> None:
-        """Confirm that the party's query has arrived, with the verdict of early stopping."""
+        """Confirm that the party's query has arrived; `verdict` is early stopping's decision."""
         self.link.send(Frame(Kind.ACK, step, verdict))
 
     def _commit_all_but(self, last: int) -> None:
-        """Commit the sent gradients except the last few; the party commits the same steps."""
+        """Commit sent gradients except the last few; the feature party commits the same steps."""
         while len(self._sent) > last:
             self._commit(self._sent.popleft().step)
 
@@ -941,10 +952,12 @@ class CutAggregator:
     Args:
         ends: the label party's endpoints, one for each feature party, in merge order.
         ledger: ledger that records the waiting times.
-        stopping: early stopping; exchanges that it judges are confirmed after the judgement.
+        stopping: early stopping; a query that decides whether to stop is confirmed after the
+            decision.
 
     Attributes:
-        without: parties left out of the next query, if the model allows missing parties.
+        without: parties whose cuts the next query does without, if the model allows missing
+            parties.
     """
 
     def __init__(
@@ -957,7 +970,7 @@ class CutAggregator:
 
     @property
     def helpers(self) -> Sequence[Link]:
-        """Streams to parties without columns, which are informed when the session ends."""
+        """Streams to parties without columns; they are informed when the session ends."""
         return ()
 
     def begin(self) -> Mapping[str, int]:
@@ -978,7 +991,7 @@ class CutAggregator:
         return {name: self._one(name, end, exchange, rows) for name, end in self.ends.items()}
 
     def send_gradients(self, exchange: Exchange, labels: Tensor) -> None:
-        """Send each party the gradient of its cut; `labels` are those of the exchange's rows."""
+        """Send each party the gradient of its cut; `labels` are the exchange's labels."""
         for end in self.ends.values():
             end.send_gradient(labels)
             if exchange.last:

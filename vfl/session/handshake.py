@@ -1,9 +1,10 @@
-"""Messages before and after the exchanges: session message, introduction, comparison, report.
+"""Messages around the exchanges: session message, introduction, comparison, and report.
 
-Flower carries one `SessionMessage` to a party. On the stream, the party introduces itself. Before
-step 0, the label party compares terms, versions and rows: rows by their counts and by a keyed
-digest of their order, never by ids. The key of the digest is the session's identifier. A party's
-report is its last message. Other parties receive only a part of an error.
+Flower carries one `SessionMessage` to a party. The party introduces itself on its stream to the
+label party. Before step 0, the label party compares terms, versions and rows: rows by their counts
+and by a keyed digest of their order, never by ids. The key of the digest is the session's
+identifier. A party's report is its last message. If a party fails, other parties receive only a
+part of its error.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
 
 
-#: Most erased rows that one message names; more need several sessions, or a new alignment.
+#: Most erased rows that one session message names; more erased rows need several sessions, or a new
+#: alignment.
 MOST_TOLD, _MOST_AT_ONCE = 4096, 128
 
 
 class Withdrawn(Settings):
-    """Rows that parties have erased from an alignment, as one party of a session reports them.
+    """Rows that parties have erased from an alignment, as one party of the session reports them.
 
     Attributes:
         order: HMAC-SHA256 of the alignment's key, keyed with the session's identifier. If two
@@ -66,9 +68,9 @@ class Withdrawn(Settings):
         """Collect the erased rows to report; None without erased rows.
 
         Args:
-            alignment: the party's own alignment; None if rows are joined by their ids.
-            session: session, whose identifier keys the digest.
-            known: positions that the other party has reported.
+            alignment: the party's own alignment; None if the parties join rows by their ids.
+            session: identifier of the session, which is the key of the digest.
+            known: positions that the other party has already reported.
 
         Raises:
             MisalignedError: more rows were erased than a message can name.
@@ -89,9 +91,9 @@ class Withdrawn(Settings):
         return self.model_copy(update={"places": self.places[:_MOST_AT_ONCE]})
 
     def beyond(self, alignment: Alignment | None, session: str) -> list[int]:
-        """Return erased positions that this party's alignment still has.
+        """Return reported positions that this party's own alignment has not erased yet.
 
-        The result is empty if the other party has another alignment.
+        The result is empty if the report refers to another alignment than this party's.
         """
         if alignment is None or not hmac.compare_digest(
             self.order, self._order(alignment, session)
@@ -109,9 +111,11 @@ class Introduction(Settings):
 
     Attributes:
         terms: digest of the received terms.
-        settings: these terms as short texts, so that an error can name the difference.
-        row_order: digest of the order of the party's rows, keyed with the session.
-        standing: counter of the party's store; an alignment has none, because it spends no budget.
+        settings: the settings in these terms as short texts, so that an error can name the one that
+            differs.
+        row_order: digest of the order of the party's rows, keyed with the session's identifier.
+        standing: counter of the party's store; None for a session that aligns rows, because it
+            spends no budget.
         withdrawn: rows that the party has erased and that the session message did not name.
     """
 
@@ -169,8 +173,9 @@ def check_introduction(
     """Compare a feature party with the label party's own view of the session.
 
     Raises:
-        DisagreementError: the party is unknown, or its terms or its version of vfl differ.
-        MisalignedError: the party's rows differ, or are in another order.
+        DisagreementError: the party is unknown, or its terms or its version of vfl differ from the
+            label party's.
+        MisalignedError: the two parties have different rows, or the same rows in another order.
     """
     party = introduction.party
     if party not in rules.peers(terms):
@@ -216,10 +221,10 @@ def check_introduction(
 
 
 def check_version(said: Any, peer: str) -> None:
-    """Refuse a peer that announces another version.
+    """Refuse a peer that announces another version of vfl.
 
     Args:
-        said: content of the version field; anything but a short text counts as none.
+        said: content of the version field; anything except a short text counts as no version.
         peer: name of the peer, for the message.
 
     Raises:
@@ -235,19 +240,19 @@ def check_version(said: Any, peer: str) -> None:
         )
 
 
-#: Most bytes of a message; a larger one is refused before it is parsed.
+#: Most bytes of a message; a larger message is refused before it is parsed.
 MESSAGE_LIMIT_BYTES = 64 * 1024
 _PEM = r"^-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\n\r -]*$"
 
 
 class RankStream(Settings):
-    """Stream from an additional rank of the party to the same rank of the label party.
+    """Stream from an additional rank of the party to the rank of the label party with this number.
 
     Attributes:
-        port: port that the label party's rank listens on.
-        token: token of that rank only; 32 random bytes.
-        host, ca_pem: address and authority of a rank on another machine; empty if the rank uses the
-            session's.
+        port: port on which the label party's rank listens.
+        token: token for this rank's stream only; 32 random bytes.
+        host, ca_pem: address and certificate authority of a rank on another machine; empty if the
+            rank uses those of the session.
     """
 
     port: int = Field(ge=1, le=65535)
@@ -261,21 +266,23 @@ class SessionMessage(Settings):
 
     Attributes:
         session: 16 random bytes as hex; identifies this attempt.
-        token: proves at the stream that Flower authenticated this node; 32 random bytes.
-        node: the node that the token was made for.
+        token: proof on the stream that Flower authenticated this node; 32 random bytes.
+        node: the Flower node that the token was made for.
         host, port: address of the stream, as the feature party reaches it.
-        ca_pem: authority that signed the stream's certificate; empty if the party opens no stream.
+        ca_pem: certificate authority that signed the stream's certificate; empty if the party opens
+            no stream.
         idle_timeout_s: time that the party waits for one frame.
-        rejoin_window_s: time that a lost connection of the stream may take to come back.
+        rejoin_window_s: time within which a lost connection of the stream must come back.
         start: exchange at which a resumed training continues.
-        attempt: number of restarts of the session; keys are valid for one attempt.
+        attempt: number of restarts of the session; the parties' keys are valid for one attempt.
         rows: number of rows of the session, for a middle party, which has no rows of its own; 0 for
             other parties.
-        known: largest counter of the party's store that the label party knows; see
+        known: largest counter of the party's store that the label party has received; see
             `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.
         withdrawn: rows that parties have erased, as far as the label party knows.
-        rank: rank of the party; its stream leads to the same rank of the label party.
+        rank: rank that receives this message; its stream leads to the label party's rank with this
+            number.
         terms: terms of the session.
     """
 
@@ -297,7 +304,7 @@ class SessionMessage(Settings):
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:
-        """Make the message for an additional rank, without any other rank's stream and token."""
+        """Make the message for one additional rank, without other ranks' streams and tokens."""
         own = self.ranks[rank - 1]
         changed = {"port": own.port, "token": own.token, "ranks": (), "rank": rank}
         if own.host:
@@ -389,7 +396,7 @@ class PartyReport(Settings):
 
 
 def for_others(error: VFLError, party: str) -> VFLError:
-    """Return the part of an error that other parties may see; of own files, only the failure."""
+    """Return what other parties may see of an error; about own files, only that they failed."""
     if isinstance(error, StorageError):
         return StorageError(f"party '{party}' cannot write its own files", got=error.got)
     if isinstance(error, MisalignedError):  # its text has only counts
@@ -411,12 +418,12 @@ class Reported(Protocol):
 
 @contextmanager
 def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterator[None]:
-    """Report errors of the block to the peers, and close the stream in any case.
+    """Report errors of the block to the peers, and close the stream with or without an error.
 
     Args:
         to: the stream, or the hub.
         party: this party.
-        within: whether the peer belongs to the same party, which may see all errors about its
+        within: whether the peer is a process of the same party, which may see all errors about its
             files.
     """
     try:
@@ -432,7 +439,7 @@ def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterat
 
 
 def unexpected(bug: BaseException, party: str) -> VFLError:
-    """Wrap a stop signal or an unexpected exception, without its text, which may quote a cell."""
+    """Wrap a stop signal or unexpected exception; omit its text, which may quote a value."""
     if not isinstance(bug, Exception):
         return PeerFailedError(f"party '{party}' received a signal to stop")
     return PeerFailedError(
@@ -446,7 +453,7 @@ def unexpected(bug: BaseException, party: str) -> VFLError:
 def attached(
     message: SessionMessage, introduction: Introduction, limits: LinkLimits
 ) -> Iterator[TcpLink]:
-    """Open the party's stream and introduce the party; errors are reported to the peer.
+    """Open the party's stream and introduce the party; report errors of the block to the peer.
 
     Args:
         message: the session message from Flower.

@@ -1,4 +1,4 @@
-"""Progress of a session: counts, rates and seconds, reported each second, without row data."""
+"""Progress of a session: counts, rates and times, reported each second, without row data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vfl.session.schedule import QUERY_ROWS, Exchange, watched
 from vfl.session.terms import Terms
 
 _EVERY_S = 1.0
-_WINDOW = 30  # number of reports over which a rate is computed
+_WINDOW = 30  # number of reports from which a rate is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class ProgressReport:
 
     Attributes:
         mode: train, evaluate, predict, serve or align.
-        waits_for: parties that have not attached; until all parties have attached, no other field
-            is known.
-        epoch, epochs: current and last epoch of a training; 0 in other modes.
-        done, total: numbers of completed and of planned exchanges; after an early stop, `done`
-            stays below `total`. An alignment counts bytes and has no total, because a total would
-            disclose how many ids the other parties have.
-        per_second: exchanges or bytes a second.
-        rows_per_second: rows of the label party a second.
+        waits_for: parties that have not attached; until all parties have attached, the other fields
+            are unknown.
+        epoch, epochs: current epoch and last epoch of a training; 0 in other modes.
+        done, total: number of completed exchanges, and number of planned exchanges; after an early
+            stop, `done` stays below `total`. In an alignment, `done` counts bytes, and there is no
+            total, because a total would disclose how many ids the other parties have.
+        per_second: exchanges per second, or bytes per second of an alignment.
+        rows_per_second: rows of the label party that are processed per second.
         left_s: estimated remaining time; None while it is unknown.
     """
 
@@ -48,12 +48,12 @@ class ProgressReport:
     left_s: float | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return a record for a file."""
+        """Return a record of the progress for a file."""
         return asdict(self) | {"waits_for": list(self.waits_for)}
 
     @property
     def share(self) -> float | None:
-        """Completed share, from 0 to 1; None without a total."""
+        """Completed share of the session, from 0 to 1; None without a total."""
         return min(1.0, self.done / self.total) if self.total else None
 
     @property
@@ -99,7 +99,7 @@ class SessionProgress:
         self._total = exchanges_of(terms, split)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges; reports are sent in between."""
+        """Yield the same exchanges; call `tell` with reports between exchanges."""
         past: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
 
         def look(now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
@@ -111,7 +111,7 @@ class SessionProgress:
     def _report(
         self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool
     ) -> ProgressReport:
-        warm = 1 if len(past) > 3 else 0  # the first exchange is slow, because it loads libraries
+        warm = 1 if len(past) > 3 else 0  # the first exchange is slow because libraries load
         (first, steps, rows), (last, steps_now, rows_now) = past[warm], past[-1]
         took = max(last - first, 1e-9)
         rate = (steps_now - steps) / took if len(past) > 1 else 0.0
@@ -129,11 +129,11 @@ class SessionProgress:
 
 
 class WaitingFor:
-    """Reports the parties that have not attached, once for each change.
+    """Reports which parties have not attached, once for each change of this set.
 
     Args:
         mode: mode of the session.
-        tell: function that receives the reports, as in `SessionProgress`.
+        tell: function that receives the reports; see `SessionProgress`.
     """
 
     def __init__(self, mode: str, tell: Tell) -> None:
@@ -149,7 +149,7 @@ class AlignmentProgress:
     """Counts the bytes that an alignment sends and receives.
 
     Args:
-        tell: function that receives the reports, as in `SessionProgress`.
+        tell: function that receives the reports; see `SessionProgress`.
         clock: clock in seconds that never goes back.
     """
 
@@ -158,7 +158,7 @@ class AlignmentProgress:
         self._began, self._due, self._bytes = clock(), -math.inf, 0
 
     def frame(self, party: str, direction: str, frame: Frame) -> None:
-        """Count a frame; this is the callback of a link's observer."""
+        """Count the bytes of a frame; a link calls this method for each frame."""
         self.add(frame.wire_bytes)
 
     def add(self, count: int) -> None:

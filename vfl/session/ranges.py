@@ -1,9 +1,10 @@
 """Numbers in a session's terms, and the range in which a party accepts each of them.
 
-Another party chooses the terms, so every number in them has a range, which is the range in the
-schema of the terms, or a narrower range in `USUAL`. `[consent.ranges]` of the party's own file may
-set another range. Numbers in the options of a plug-in, such as ``clipped_noise:norm=4``, have the
-range that its constructor accepts, and a narrower range if the party's file names the option.
+Another party chooses the terms, so every number in them has a range: the range in the schema of the
+terms, or a narrower range in `USUAL`. `[consent.ranges]` of the party's own configuration file may
+set another range. Each number in the options of a plug-in, such as ``clipped_noise:norm=4``, has
+the range that the plug-in's constructor accepts; the party's file may name the option and set a
+narrower range.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from vfl.session.terms import AlignTerms, Terms
 
 Range = tuple[float, float]
 
-#: Accepted ranges that are narrower than those of the schema; the party's own file may set other
-#: ranges.
+#: Accepted ranges that are narrower than those of the schema; the party's own configuration file
+#: may set other ranges.
 USUAL: Mapping[str, Range] = {
     "train.learning_rate": (0, 10),
     "train.momentum": (0, 0.999),
@@ -40,9 +41,9 @@ USUAL: Mapping[str, Range] = {
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
 }
-#: Accepted ranges of numbers that are computed from several terms, each of which may be within its
-#: own range. The number here is the share of every weight that weight decay removes in the steps of
-#: one exchange. A large share would erase a bottom after a few steps.
+#: Accepted ranges of numbers that are computed from several settings, because each of these
+#: settings may be within its own range. The number here is the share of every weight that weight
+#: decay removes in the steps of one exchange. A large share would erase a bottom after a few steps.
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
@@ -53,16 +54,17 @@ DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
         ),
     ),
 }
-#: Numbers that a separate setting of [consent] limits, because that setting counts other numbers
-#: too.
+#: Numbers that have a separate setting in [consent] instead of a range, because that setting counts
+#: other numbers too.
 NAMED: Mapping[str, str] = {
     "train.epochs": "max_epochs",
     "train.batch_size": "max_batch_size",
     "parties.width": "max_width",
 }
-#: Groups of settings that only a training uses; in an alignment they have their defaults.
+#: Prefixes of settings that only a training uses; in an alignment these settings have their
+#: defaults.
 _OF_TRAINING = ("train.", "dp.")
-#: Plug-ins whose options occur in terms, by the first part of a range's name.
+#: Families of plug-ins whose options occur in terms; the keys are the first part of a range's name.
 FAMILIES: Mapping[str, Registry[Any]] = {
     "codec": CODECS,
     "defense": DEFENSES,
@@ -77,15 +79,15 @@ FAMILIES: Mapping[str, Registry[Any]] = {
 
 
 def _decay(train: TrainSettings) -> float:
-    """Return the share of a weight removed per unit of learning rate.
+    """Return the share by which weight decay shrinks a weight, per unit of learning rate.
 
-    The optimiser "asgd" has an option of its own for it.
+    The optimiser "asgd" has a separate option for this share.
     """
     return max(train.weight_decay, abs(OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0)))
 
 
 class _Steps(NamedTuple):
-    """Learning rate and momentum of an epoch."""
+    """Learning rate and momentum in one epoch."""
 
     rate: float
     momentum: float
@@ -100,7 +102,7 @@ def _steps(terms: Terms) -> set[_Steps]:
 
 @cache
 def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
-    """Return the numbers of a schema, by dotted name, each with the bounds from the schema.
+    """Return the ranges of a schema's numbers, as bounds by dotted name of the number.
 
     Names of parties are left out: ``parties.width`` is the width of each party.
 
@@ -133,14 +135,14 @@ def _bounds(
 
 @cache
 def schemas_of_products() -> dict[str, type[Settings]]:
-    """Return the schemas of the products' requests, by the first part of their numbers' names."""
+    """Return the schemas of the products' requests, by the prefix of the names of their numbers."""
     paths = [each for product in products().values() for each in product.terms.items()]
     return {prefix: named(path) for prefix, path in paths}
 
 
 @cache
 def limiting_settings() -> dict[str, str]:
-    """Return all numbers that a separate setting of [consent] limits, with that setting."""
+    """Map each number that a separate setting of [consent] limits to that setting."""
     added = {
         f"{prefix}.{name}": setting
         for prefix, schema in schemas_of_products().items()
@@ -151,7 +153,7 @@ def limiting_settings() -> dict[str, str]:
 
 @cache
 def default_ranges() -> dict[str, Range]:
-    """Return the range of every number in any session's terms if a party's file sets none."""
+    """Return the range of every number in the terms that holds if a party's file sets none."""
     found, usual = schema_ranges(Terms) | schema_ranges(AlignTerms), dict(USUAL)
     for prefix, schema in schemas_of_products().items():
         found |= schema_ranges(schema, prefix)
@@ -164,10 +166,10 @@ def default_ranges() -> dict[str, Range]:
 
 
 def ranges_of(consent: Consent) -> dict[str, Range]:
-    """Return the range of every number, and of every plug-in option that the party's file names.
+    """Return the range of every number in the terms, and of every plug-in option in a party's file.
 
     Raises:
-        ConfigError: the file has a range for a name that is no number of the terms.
+        ConfigError: the file sets a range for a name that is no number of the terms.
     """
     known = default_ranges()
     for name in consent.ranges:
@@ -179,7 +181,7 @@ def ranges_of(consent: Consent) -> dict[str, Range]:
 
 
 def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
-    """Yield each number of a session's terms that a party does not accept, with its accepted range.
+    """Yield each number in a session's terms that a party does not accept, and the accepted range.
 
     Raises:
         ConfigError: see `ranges_of`.
@@ -196,13 +198,13 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
 def out_of_products_range(
     settings: Settings, prefix: str, consent: Consent, specs: Mapping[str, Iterable[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each number of a product's request that a party does not accept, with its range.
+    """Yield each number in a product's request that a party does not accept, and its range.
 
     Args:
-        settings: settings of a schema that the product lists in `terms`.
-        prefix: name of the schema, which begins the names of its ranges.
-        consent: consent of the party's own file.
-        specs: maps families of plug-ins to the specs that the settings name.
+        settings: settings of a schema that `terms` of the product lists.
+        prefix: name of the schema, which is the prefix of the names of its ranges.
+        consent: consent in the party's own configuration file.
+        specs: for each family of plug-ins, the specs that the settings name.
 
     Raises:
         ConfigError: see `ranges_of`.
@@ -254,7 +256,7 @@ def _numbers_of_specs(terms: Terms, consent: Consent) -> Iterator[tuple[str, flo
 def _options_in(
     specs: Mapping[str, Iterable[str]], consent: Consent
 ) -> Iterator[tuple[str, float]]:
-    """Yield the numeric options of plug-ins, as far as a party's file has a range for them."""
+    """Yield those numeric options of plug-ins for which a party's file sets a range."""
     for family in sorted({name.partition(".")[0] for name in consent.ranges} & specs.keys()):
         for spec in specs[family]:
             for name, value in FAMILIES[family].numbers(spec).items():
@@ -263,7 +265,7 @@ def _options_in(
 
 
 def _options(name: str) -> list[str]:
-    """Return the names of the numeric options of the plug-in that a range's name begins with."""
+    """Return the numeric options of the plug-in whose name begins the given range's name."""
     family, _, rest = name.partition(".")
     member = rest.partition(".")[0]
     if family not in FAMILIES:

@@ -1,9 +1,9 @@
 """Messages between two parties without a direct stream, relayed by the label party.
 
-In a frame between such a pair, `branch` is the number of the other party: its position among the
-parties with a stream, counted from 1. In a frame for the label party, `branch` is 0. The payload is
-encrypted and authenticated end to end, together with the frame's kind and step. The label party
-forwards the payload with the sender's number.
+In a frame between such a pair of parties, `branch` is the number of the other party: its position
+among the parties with a stream, counted from 1. In a frame for the label party, `branch` is 0. The
+payload is encrypted and authenticated end to end, together with the frame's kind and step. The
+label party forwards the payload with the sender's number in `branch`.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ from vfl.transport.pairs import (
     opened_offer,
 )
 
-_BLOCK_BYTES = 1 << 20  # block size in which a file is encrypted
+_BLOCK_BYTES = 1 << 20  # block size for the encryption of a file
 
 
 class PairSeals(SealedPairs[Message, Message]):
-    """Protects messages between feature parties against the label party, which relays them.
+    """Encrypts messages between feature parties, so that the relaying label party cannot read them.
 
-    Each party sends every other party an X25519 key (RFC 7748) of this session, signed with its
-    identity key, together with its store's counter, which the receiver compares
-    (`vfl.session.store.witness`). HKDF (RFC 5869) derives the two keys of a pair, one for each
-    direction, from the shared secret, bound to the session, the terms and both parties' offers.
-    AES-256-GCM seals the messages, which are numbered.
+    Each party sends every other party an X25519 key (RFC 7748) for this session and the counter of
+    the sender's store. The sender's identity key signs both, and the receiver compares the counter
+    (`vfl.session.store.witness`). HKDF (RFC 5869) derives two keys for a pair of parties, one for
+    each direction, from the shared secret; the keys also depend on the session, the terms and both
+    parties' offers. AES-256-GCM encrypts and authenticates the messages, which are numbered.
 
     Args:
-        party: the party's own file, with its identity key and the pinned keys of the other parties.
+        party: the party's own configuration file, which names its identity key and the pinned keys
+            of the other parties.
         terms: the agreed terms.
         session: identifier of this attempt.
-        others: receivers of the party's sealed messages; None means every other feature party.
-        standing: counter of the party's store; an alignment, which spends no budget, has none.
+        others: parties that receive sealed messages from this party; None means every other feature
+            party.
+        standing: counter of the party's store; None in an alignment, because it spends no budget.
 
     Raises:
         MissingDataError, DataError: an identity key or a pinned key is missing, and the session
@@ -87,7 +89,7 @@ class PairSeals(SealedPairs[Message, Message]):
             self._offer = self._own.offer(identity, self._signed(self._me), count)
 
     def offers(self) -> list[Send]:
-        """Return the first message to every other feature party."""
+        """Return the first message to every other feature party: this party's offer."""
         return [Send(name, self._offer) for name in self.others]
 
     def seal(self, sent: Send) -> list[Send]:
@@ -100,11 +102,11 @@ class PairSeals(SealedPairs[Message, Message]):
         return [Send(sent.to, self.sealed(sent.to, sent.payload))]
 
     def open(self, sender: str, payload: Message) -> tuple[Message | None, list[Send]]:
-        """Open a received message: its content (None for an offer), and messages to send now.
+        """Open a received message; return its content (None for an offer) and messages to send.
 
         Raises:
-            AuthenticationError: the named sender has not signed the offer, or has not sealed the
-                message.
+            AuthenticationError: the offer is not signed, or the message is not sealed, by the party
+                that the frame names as sender.
         """
         if sender not in self.others:
             return payload, []
@@ -135,7 +137,7 @@ class PairSeals(SealedPairs[Message, Message]):
 
 
 class _Seal:
-    """AES-256-GCM under one key, for bytes or files; no file is in memory as a whole."""
+    """AES-256-GCM under one key, for bytes or files; a file is never in memory as a whole."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._whole = AES(key), AESGCM(key)
@@ -152,7 +154,7 @@ class _Seal:
         return found
 
     def decrypt(self, nonce: bytes, payload: Message, about: bytes | None) -> Message:
-        """Decrypt the content, and return it only after the tag over all of it was verified.
+        """Decrypt the content, and return it only after the tag over all content was verified.
 
         Raises:
             InvalidTag: the tag is wrong.
@@ -188,10 +190,11 @@ class SealedLinks:
 
     Args:
         stream: stream to the label party.
-        seals: protects messages from the relaying party.
+        seals: seals that protect messages from the relaying label party.
         parties: all parties with a stream, in an order that all agree on.
         most: largest number of buffered frames of one sender.
-        bound: function that returns the associated data to which a frame's seal is bound.
+        bound: function that takes a frame and returns the associated data to which the frame's seal
+            is bound.
 
     Attributes:
         direct: the link to the label party.
@@ -248,13 +251,13 @@ class SealedLinks:
         return receive
 
     def _receive(self, number: int) -> Frame:
-        """Receive the next frame of the party with this number; buffer frames of other parties."""
+        """Receive the next frame of the party with this number; buffer other parties' frames."""
         while not self._waiting[number]:
             self._keep(self._stream.receive())
         return self._waiting[number].popleft()
 
     def receive_any(self) -> tuple[str | None, Frame]:
-        """Receive the next frame from any party and its name; None means the label party."""
+        """Receive the next frame from any party, with the sender's name; None: the label party."""
         while True:
             for name in (None, *self._seals.others):
                 number = 0 if name is None else self._number(name)
@@ -264,7 +267,7 @@ class SealedLinks:
             self._keep(self._stream.receive())
 
     def came(self, name: str | None, poll: Callable[[], Frame | None]) -> bool:
-        """Read all frames that have arrived; return whether a frame of this sender is available."""
+        """Read all frames that have arrived; return whether one of them is from this sender."""
         while (frame := poll()) is not None:
             self._keep(frame)
         return bool(self._waiting[0 if name is None else self._number(name)])
@@ -280,7 +283,7 @@ class SealedLinks:
 
 
 class _Pair:
-    """A party's access to one other party, over a stream that several pairs share."""
+    """A party's link to one other party, over a stream that several such links share."""
 
     def __init__(self, send: Callable[[Frame], None], receive: Callable[[], Frame]) -> None:
         self.send, self.receive = send, receive
@@ -293,7 +296,7 @@ class _Pair:
 
 
 class PolledPair(_Pair):
-    """A sealed link, or the link to the label party, that never blocks, for a party that serves.
+    """A sealed link, or the link to the label party, at a serving party; it never blocks.
 
     Args:
         links: the party's links.
@@ -318,14 +321,14 @@ class PolledPair(_Pair):
 
 
 class Askers:
-    """A feature party's links to several serving label parties; answers go to the last requester.
+    """A feature party's links to several serving label parties; the last requester gets the answer.
 
-    Of n label parties, label party i numbers its requests i, i + n, i + 2 n and so on. No two
-    requests of a session share a step number, so no noise is drawn twice.
+    If there are n label parties, label party i numbers its requests i, i + n, i + 2 n and so on. No
+    two requests of a session share a step number, so no noise is drawn twice.
 
     Args:
         links: links of the feature party.
-        names: label parties that send requests, besides the leading label party.
+        names: label parties that send requests, in addition to the leading label party.
     """
 
     def __init__(self, links: SealedLinks, names: Sequence[str]) -> None:
@@ -340,8 +343,8 @@ class Askers:
         """Receive the next request, or DONE after all label parties have ended.
 
         Raises:
-            ProtocolError: a label party uses the step of another label party, or sends a request
-                after DONE.
+            ProtocolError: a label party uses the step number of another label party, or sends a
+                request after DONE.
         """
         while True:
             name, frame = self._links.receive_any()
@@ -362,23 +365,23 @@ class Askers:
 class Switchboard:
     """The label party's streams to other parties; it relays frames between these parties.
 
-    One thread uses the object. While it waits for a frame to the label party, it relays other
-    frames.
+    Only one thread may use the object. While it waits for a frame to the label party, it relays
+    other frames.
 
     Args:
-        streams: streams by party, in the order that all agree on.
+        streams: streams by party, in the order on which all parties agree.
         receive_any: function that returns the next frame from any sender, and the sender's name.
-        pairs: function that returns whether two given parties send each other messages.
+        pairs: function that returns whether two given parties may send each other messages.
         most: largest number of buffered frames of one party.
 
     Attributes:
         links: links to the parties, by name.
-        unanswered: for each party, the number of frames relayed to it minus the number of frames it
-            sent to others.
+        unanswered: for each party, the number of frames relayed to this party minus the number of
+            frames that this party sent to other parties.
         came: received frames that were not yet relayed or buffered, with their senders; see
             `Carried`.
         polled: whether streams are being polled, or a stream has failed during polling.
-        waits_for: the last receiver of a relayed frame, or with `Carried` the party whose frame is
+        waits_for: the last receiver of a relayed frame; while serving, the party whose frame is
             awaited.
     """
 
@@ -408,7 +411,7 @@ class Switchboard:
         return receive
 
     def take(self, sender: str, frame: Frame) -> None:
-        """Relay a frame, or buffer it until its receiver requests it."""
+        """Relay a frame to another party, or buffer a frame for the label party."""
         if frame.branch:
             self._hand_on(sender, frame)
         elif len(self._waiting[sender]) < self.most:
@@ -434,15 +437,15 @@ class Switchboard:
 class Carried(_Pair):
     """The label party's link to a party that it queries while serving; the link never blocks.
 
-    Every poll reads all streams, because the board also relays messages between other parties.
-    Frames are relayed only while no stream is broken, because sending to a broken stream would
-    block. Each feature party behind a middle party answers every message of the middle party with
-    one frame, so the frames show which party is awaited.
+    Every poll reads all streams, because the switchboard also relays messages between other
+    parties. Frames are relayed only while no stream is broken, because sending to a broken stream
+    would block. Each feature party behind a middle party answers every message of the middle party
+    with one frame, so the frames show which party is awaited.
 
     Args:
-        board: board that relays the frames.
+        board: switchboard that relays the frames.
         name: the queried party: the middle party, or a feature party.
-        streams: streams of all parties, as in the board.
+        streams: streams of all parties, the same as those of the switchboard.
         behind: whether the queried party waits for other parties before it answers.
     """
 
@@ -455,7 +458,7 @@ class Carried(_Pair):
 
     @property
     def waits_for(self) -> str:
-        """The party that has to send next, or whose stream has failed."""
+        """The party that has to send the next frame, or whose stream has failed."""
         return self._board.waits_for if self._behind or self._board.polled else self._name
 
     @property
@@ -476,7 +479,7 @@ class Carried(_Pair):
         board.polled = True
         for name, stream in self._streams.items():
             board.waits_for = name
-            for _ in range(board.most):  # no party may have more frames in transit
+            for _ in range(board.most):  # no party may have sent more unread frames
                 if (frame := stream.poll()) is None:
                     break
                 if len(came) >= board.most * len(self._streams):

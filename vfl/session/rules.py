@@ -1,7 +1,7 @@
 """Consequences of a session's terms: which parties take part, and which exchanges follow.
 
-The module of the terms is only data and imports no rules. Secure modes and `[dp]` have separate
-rules, which this module uses.
+The module of the terms is only data and imports no rules. Secure modes and `[dp]` have their rules
+in other modules, which this module calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl.session.terms import Terms
 
 
 def dealer(terms: Terms) -> str | None:
-    """Return the third party that is only a dealer; None if the session has no such party."""
+    """Return the third party that is a dealer; None if the session has no dealer."""
     mode = secure_mode.make(terms.secure)
     if mode.helps_to_train and terms.mode != "train":
         return None
@@ -32,7 +32,7 @@ def dealer(terms: Terms) -> str | None:
 
 
 def rowless(terms: Terms) -> str | None:
-    """Return the third party without rows: a dealer or a middle party; None if none."""
+    """Return the third party without rows, a dealer or a middle party; None if there is neither."""
     return dealer(terms) if terms.middle is None else terms.middle.party
 
 
@@ -55,12 +55,12 @@ def window_frames(terms: Terms) -> int:
 
 
 def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:
-    """Yield the session's exchanges over rows with this split, from exchange `start` on."""
+    """Yield the session's exchanges over the rows of this split, starting with exchange `start`."""
     return starting(_exchanges(terms, split), start)
 
 
 def in_flight_at(terms: Terms, split: Split, step: int) -> Iterator[Exchange]:
-    """Yield the exchanges before `step` whose gradients a party may still await at that step."""
+    """Yield exchanges before `step` whose gradients a party may not have received at `step`."""
     earlier = schedule(terms, split, max(0, step - terms.train.in_flight))
     return takewhile(lambda exchange: exchange.step < step, earlier)
 
@@ -101,7 +101,7 @@ def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterable[n
 
 
 def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
-    """Refuse a training whose result with several ranks would differ from the result of one rank.
+    """Refuse a training whose result with several ranks would differ from that with one rank.
 
     Args:
         terms: terms of the session.

@@ -1,7 +1,7 @@
-"""The rows of every numbered exchange, computed equally by all parties, and early stopping.
+"""The rows of every numbered exchange, which all parties compute equally, and early stopping.
 
-No message contains the order of the rows. Exchanges are numbered from 0 through the whole session,
-in one sequence for training, validation and test, so the number of a step determines its rows.
+No message contains the order of the rows. Exchanges of training, validation and test are numbered
+in one sequence from 0 through the whole session, so the number of a step determines its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from vfl.core.seeds import permutation
 
 Phase = Literal["train", "validation", "test", "predict"]
 QUERY_ROWS = 1024
-#: Bytes of a row's position in a request while serving, and bytes of a refusal's reason.
+#: Size of a row's position in a request while serving, and size of the reason in a refusal, in
+#: bytes.
 ROW_BYTES, REFUSAL_BYTES = 4, 1
 
 
@@ -32,12 +33,13 @@ class Exchange:
 
     Attributes:
         step: number of the exchange.
-        phase: "train", or the kind of rows that the exchange evaluates.
-        epoch: number of the epoch, from 1; for an evaluation, the last trained epoch.
+        phase: "train", or the kind of rows that are evaluated, such as "validation".
+        epoch: number of the epoch, from 1; in an evaluation, the number of the last trained epoch.
         rows: positions in the aligned rows, int64.
-        last: whether this exchange ends its phase in this epoch.
+        last: whether this exchange is the last one of its phase in this epoch.
         saves: whether parties that store checkpoints save a checkpoint before this exchange.
-        confirmed: whether the label party confirms a query; in a serving session it does not.
+        confirmed: whether the label party confirms a query; while serving, the next request
+            confirms it.
         trained: number of training exchanges before this one.
     """
 
@@ -52,18 +54,18 @@ class Exchange:
 
     @property
     def trains(self) -> bool:
-        """Return whether the exchange returns a gradient."""
+        """Return whether the label party returns a gradient in this exchange."""
         return self.phase == "train"
 
 
 def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
-    """Return indices of those rows of an exchange that a party has, int64, ascending.
+    """Return the indices of those rows in an exchange that a party has, int64, ascending.
 
-    The result is empty for a training batch with a single such row, because batch norm cannot use
-    one row.
+    The result is empty for a training batch in which the party has a single row, because batch norm
+    cannot use one row.
 
     Args:
-        exchange: the exchange with its rows.
+        exchange: an exchange, which names its rows.
         held: mask of the party's aligned rows, bool, axes (aligned rows,).
 
     >>> own_rows(Exchange(0, "train", 1, np.array([4, 0, 3]), last=False), np.arange(5) > 2)
@@ -89,14 +91,15 @@ def shuffled_in_blocks(
     """Shuffle the rows of an epoch in blocks, so that memory never holds all rows.
 
     Blocks of B consecutive rows are permuted first; then the rows of each window of W blocks are
-    permuted. In what follows, all K blocks have equal size, and W divides K. Every row then takes
-    every position of the epoch with the same probability, as in a full shuffle. Neighbouring
-    positions differ from a full shuffle, because two rows of one block are always in one window.
-    Two neighbouring positions therefore contain rows of the same block with probability (B - 1) /
-    (W B - 1), about 1 / W. In a full shuffle this probability is (B - 1) / (K B - 1). Let r be the
-    between-block share of the variance of the rows. The mean of a batch of b rows then has a larger
-    variance than in a full shuffle. The factor between the two variances is about 1 + (b - 1) r (1
-    / W - 1 / K). If the order of the table carries no information, the factor is 1.
+    permuted. In the following statements, all K blocks have equal size, and W divides K. Every row
+    then takes every position of the epoch with the same probability, as in a full shuffle. The
+    joint distribution of neighbouring positions differs from that in a full shuffle, because two
+    rows of one block are always in one window. Two neighbouring positions therefore contain rows of
+    the same block with probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle this
+    probability is (B - 1) / (K B - 1). Let r be the share of the rows' variance that lies between
+    the blocks. The mean of a batch of b rows then has a larger variance than in a full shuffle. The
+    factor between the two variances is about 1 + (b - 1) r (1 / W - 1 / K). If the order of the
+    table carries no information about the rows, this factor is about 1.
 
     Args:
         seed: the run's public seed.
@@ -106,7 +109,8 @@ def shuffled_in_blocks(
         rows: positions of the training rows, int64, ascending.
 
     Yields:
-        Batches of the sizes that `batches` makes; a batch may extend into the next window.
+        Batches of the sizes that `batches` returns; a batch may contain rows of two neighbouring
+        windows.
     """
     size, block_rows = settings.batch_size, settings.block_rows
     order = permutation(seed, -(-len(rows) // block_rows), "blocks", epoch)
@@ -124,7 +128,7 @@ def shuffled_in_blocks(
 
 
 def queries(rows: np.ndarray) -> list[np.ndarray]:
-    """Return large batches that cover all rows of an evaluation once."""
+    """Return large batches that together contain every row of an evaluation once."""
     return [rows[start : start + QUERY_ROWS] for start in range(0, len(rows), QUERY_ROWS)]
 
 
@@ -137,7 +141,7 @@ def training(
     test: np.ndarray,
     checkpoint_every: int = 0,
 ) -> Iterator[Exchange]:
-    """Yield all exchanges of a training: batches and validation rows by epoch, then test rows.
+    """Yield all exchanges of a training: per epoch batches and validation rows; then test rows.
 
     The seed and the epoch determine the order; `train`, `validation` and `test` are positions in
     the aligned rows. In place of a batch size, the argument may be a function that returns the
@@ -165,7 +169,7 @@ def training(
 
 
 def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield each group, with whether it is the last group."""
+    """Yield each group, and whether it is the last group."""
     waiting = None
     for group in groups:
         if waiting is not None:
@@ -202,7 +206,7 @@ class Look(Protocol):
     """Callback that receives the progress of a session."""
 
     def __call__(self, now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
-        """Receive the numbers of exchanges and rows so far; `now` is the time by the clock."""
+        """Receive the numbers of exchanges and rows so far, and the clock's time in seconds."""
 
 
 def watched(
@@ -232,7 +236,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 class Verdict(IntFlag):
-    """Decision after an epoch's validation: new best weights, and whether to stop."""
+    """Decision after an epoch's validation: whether weights are the best, whether to stop."""
 
     NONE = 0
     BEST = 1
@@ -240,19 +244,20 @@ class Verdict(IntFlag):
 
 
 class EarlyStopping:
-    """One party's part in early stopping on validation rows: it stops, and keeps the best weights.
+    """One party's part in early stopping on validation rows: it stops, and stores the best weights.
 
-    Only the label party can decide. In its answer to the last validation query of an epoch it sends
-    the others one byte: whether the metric was the best so far, and whether to stop. The label
-    party therefore calls `judge`, and the other parties call `obey`.
+    Only the label party can decide, because it has the metric. In its answer to the last validation
+    query of an epoch it sends the others one byte: whether the metric was the best so far, and
+    whether to stop. The label party therefore calls `judge`, and the other parties call `obey`.
 
     Args:
         settings: settings with `patience`, `keep` and `measure`; if `patience` and `keep` request
-            nothing, no byte is computed or sent.
-        read, write: functions that read and restore the party's own weights and states.
+            nothing, no verdict is computed or sent.
+        read, write: functions that return and restore the party's weights and states.
 
     Attributes:
-        best_epoch: epoch with the best validation metric so far; 0 before the first validation.
+        best_epoch: epoch with the best validation metric so far; 0 before the first validation of
+            the training.
         stopped: epoch after which training stopped early; 0 while training continues.
     """
 
@@ -270,13 +275,13 @@ class EarlyStopping:
         self._best: dict[str, Tensor] | None = None
 
     def judges(self, exchange: Exchange) -> bool:
-        """Return whether the answer in this exchange carries a verdict."""
+        """Return whether the label party's answer in this exchange contains a verdict."""
         settings = self._settings
         asked = settings.patience > 0 or settings.keep == "best"
         return asked and exchange.phase == "validation" and exchange.last
 
     def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
-        """At the label party, decide after an epoch whether weights are best, and whether to stop.
+        """At the label party, decide whether an epoch's weights are best and whether to stop.
 
         The result is the byte that the label party sends to the other parties.
 
@@ -285,7 +290,8 @@ class EarlyStopping:
             exchange: last exchange of the validation.
 
         Raises:
-            DataError: the metric is undefined for these rows, as AUC is if a class is missing.
+            DataError: the metric is undefined for these rows, for example AUC if a class has no
+                row.
         """
         measure = self._settings.measure
         if (value := figures.get(f"validation_{measure}")) is None:

@@ -1,9 +1,9 @@
-"""Secure modes by name; a mode defines what each party learns of the cuts. "none" is a mode.
+"""Secure modes by name; a mode defines what each party learns about the cuts.
 
 A mode defines its promise and refusals, its roles, its messages, and both endpoints of an exchange.
-``secure = "none"`` is the base class itself: a feature party sends its cut through a codec, and the
-label party sees the cut. The other modes are in `vfl.mpc.secure` and are imported when a session
-needs one; a session with "none" imports no other mode.
+With ``secure = "none"``, a feature party sends its cut through a codec, and the label party sees
+the cut. The other modes are in `vfl.mpc.secure`, which is imported only if a session needs such a
+mode.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from vfl.session.store.witness import Standing
     from vfl.session.terms import PartyTerms, Terms
 
-#: Largest payload of each kind of frame, to the label party and from it.
+#: Largest payload of each kind of frame: first to the label party, then from the label party.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
 
 
-#: Settings that all parties know, and the settings of a party with columns; `SecureMode` reads
-#: both.
+#: Settings that all parties know, and the settings of a party with columns; `SecureMode` reads them
+#: from an experiment or from terms.
 Agreed: TypeAlias = "Experiment | Terms"
 AskedParty: TypeAlias = "PartySettings | PartyTerms"
 
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """One kind of value that one party learned in one phase, in plain text.
+    """One kind of value that one party learned as plaintext in one phase.
 
     Attributes:
         observer: the party that learned the value.
         what: kind of value, for example "cut", "sum of the cuts" or "gradient of the sum".
-        of: the party that the value concerns, or "all" if the cuts of all parties were summed.
-        phase: phase: "setup", "train" or "evaluate".
-        times: number of exchanges.
+        of: the party that the value describes, or "all" for a sum of all parties' cuts.
+        phase: phase in which the party learned the value: "setup", "train" or "evaluate".
+        times: number of exchanges in which the party learned the value.
         values: number of disclosed numbers, over all exchanges.
     """
 
@@ -67,16 +67,16 @@ class Revealed:
 
 
 SETUP, TRAIN, EVALUATE = "setup", "train", "evaluate"
-#: Phase, number of exchanges and number of rows that have taken place.
+#: A phase, and the numbers of exchanges and rows that the session has completed in this phase.
 Happened = tuple[str, int, int]
 
 
 class Layers(Protocol):
-    """First layers that a party secret-shares, and the resources that they need."""
+    """First layers that a party secret-shares, and the memory and bytes that they need."""
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights that the party shares."""
+        """Return the number of weights in the shared layers."""
 
     def memory_bytes(self, rows: int) -> int:
         """Return the most memory that the party needs in an exchange of this many rows."""
@@ -86,11 +86,11 @@ class Layers(Protocol):
 
 
 class FeatureRound(Protocol):
-    """Interface of a feature party's endpoint; `FeatureEnd` if the mode hides nothing.
+    """Interface of a feature party's endpoint; without hidden cuts, this is `FeatureEnd`.
 
-    A mode may replace the endpoint. In every exchange `send_cut` or `send_query` comes first, then
-    `answer`, then `take_gradient` or `take_receipt`; a mode with more messages exchanges them in
-    `answer`.
+    A mode may put its own endpoint in place of `FeatureEnd`. In every exchange, `send_cut` or
+    `send_query` comes first, then `answer`, then `take_gradient` or `take_receipt`; if a mode has
+    more messages, `answer` sends and receives them.
     """
 
     party: str
@@ -100,9 +100,9 @@ class FeatureRound(Protocol):
 
     @property
     def layers(self) -> Layers | None:
-        """Layers that the party shares, known after the start of an attempt.
+        """Layers that the party secret-shares, known after the start of an attempt.
 
-        The value is None if the party has its own bottom.
+        This is None if the party has its own bottom.
         """
 
     @property
@@ -122,7 +122,7 @@ class FeatureRound(Protocol):
         """Answer the messages of other parties."""
 
     def take_gradient(self) -> None:
-        """Wait for the values that the other parties return, and update the weights."""
+        """Wait for the values that other parties return in this step, and update the weights."""
 
     def take_receipt(self, step: int) -> bytes:
         """Wait until the label party has received the query; return the payload of its answer."""
@@ -131,13 +131,13 @@ class FeatureRound(Protocol):
         """Return the cut of some rows as a query would send it."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state that the party stores to predict."""
+        """Return the state that the party stores for later predictions."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state that `state_dict` returned."""
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state for an exact resume of training."""
+        """Return the state that resumes training exactly."""
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Any) -> None:
         """Restore a state that `training_state` returned."""
@@ -163,26 +163,27 @@ class OwnRows:
 
     Attributes:
         secret: the party's own secret, from which initial weights are derived.
-        agreed: function that receives the layers by party before frames of their size are sent; it
-            may raise an error.
+        agreed: function that receives the layers by party before frames of these layers' sizes are
+            sent; it may raise an error to refuse them.
         split: split of the aligned rows; None at a dealer.
         inputs: inputs of all the party's aligned rows, axes (rows, ...); None without columns.
-        labels: labels of all rows as the model learns them, codes of classes or numbers; only at
-            the party that owns the labels.
-        weights: weight of each row, axes (rows,), at the owner of the labels; None if all are
-            equal.
-        classes: number of classes of the labels; 0 for numbers.
+        labels: labels of all rows as the model learns them, class codes or numbers; only at the
+            party that owns the labels.
+        weights: weight of each row, axes (rows,), at the party that owns the labels; None if all
+            weights are equal.
+        classes: number of classes of the labels; 0 if the labels are numbers.
         top: spec of the top model, at the label party.
         device: device for large matrix products.
-        names: names of the classes, at an owner of labels.
-        columns: names of the inputs, if they have names.
-        categories: number of categories of each column, 0 for an ordered column; only if the model
-            reads cells.
-        spend: function that receives the number of exact statistics that the party is about to
-            disclose of its rows; it may raise an error.
+        names: names of the classes, at the party that owns the labels.
+        columns: names of the inputs, if the inputs have names.
+        categories: number of categories of each column, 0 for an ordered column; only if the mode
+            reads raw cells.
+        spend: function that receives the number of exact statistics of the party's rows which the
+            party will disclose next; it may raise an error to refuse.
         committed: last step that the party had committed when the attempt began.
-        held: mask of each feature party's aligned rows, bool, axes (aligned rows,), at the label
-            party; empty if every party has all rows. Cells of missing rows are NaN.
+        held: at the label party, the mask of the aligned rows that each feature party has, bool,
+            axes (aligned rows,); empty if every party has all rows. The cells of rows that a party
+            lacks are NaN.
     """
 
     secret: Secret
@@ -202,7 +203,7 @@ class OwnRows:
     held: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the inputs, by which a party notices that its rows have changed."""
+        """Return the SHA-256 of the inputs; it shows a party whether its rows have changed."""
         if self.inputs is None:
             return hashlib.sha256().hexdigest()
         return hashlib.sha256(self.inputs.contiguous().numpy().ravel().data).hexdigest()
@@ -210,25 +211,25 @@ class OwnRows:
 
 @dataclass(slots=True)
 class ServedEnd:
-    """The label party's stream to another party, whose next frame it can inspect while serving."""
+    """The label party's stream to another party; while serving, it can look at the next frame."""
 
     link: Link
 
 
 class WholeNetwork(Protocol):
-    """Interface of one party's part of a whole network.
+    """Interface of one party's part of a network without cuts.
 
-    The network is secret-shared, or a model of another kind than a split network.
+    Such a network is secret-shared as a whole, or is a model of another kind than a split network.
 
     All parties call the same methods in the order of the schedule. The rows of an exchange are
-    positions among the rows of its phase, so that a dealer, which has no rows, can follow.
+    numbered within their phase, so that a dealer, which has no rows, can follow.
     """
 
     party: str
 
     @property
     def split(self) -> Split:
-        """Number of rows of each phase; positions count within the phase."""
+        """Row numbers of each phase; the numbers begin at 0 in every phase."""
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
@@ -237,44 +238,45 @@ class WholeNetwork(Protocol):
 
         Args:
             weights: weights that `weights` returned after the training; None trains new weights.
-            state: state that `training_state` returned, to continue from.
+            state: state that `training_state` returned, from which the training continues; None
+                begins a new training.
         """
 
     def train(self, exchange: Exchange) -> Tensor | None:
-        """Train one step on some rows.
+        """Train one step on the rows of an exchange.
 
         The result is the outputs of these rows, if the label party learns them.
         """
 
     def outputs(self, exchange: Exchange) -> Tensor | None:
-        """Return logits or numbers of some rows at the label party, axes (rows, outputs)."""
+        """At the label party, return outputs of an exchange's rows, axes (rows, outputs)."""
 
     def reveals(self, exchange: Exchange) -> bool:
         """Return whether the exchange discloses values that a training may disclose only once.
 
-        All parties save a checkpoint before such an exchange; `everybody_saved` then lets all of
-        them commit this checkpoint.
+        All parties save a checkpoint before such an exchange; all of them commit this checkpoint in
+        `everybody_saved`.
         """
         return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
-        """Before an exchange that `reveals`, wait until all parties have saved, then commit."""
+        """Wait until all parties saved before an exchange that `reveals`; then call `commit`."""
         raise AssertionError("this network reveals nothing that must not be revealed twice")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return privacy statements of the training for the owners of the party's rows."""
+        """Return privacy statements about the training, for the owners of the party's rows."""
         return ()
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
-        """At the label party, send the verdict of early stopping to the other parties."""
+        """At the label party, send early stopping's decision to the other parties."""
         raise AssertionError("only the label party sends verdicts")
 
     def receive_verdict(self) -> bytes:
-        """At another party, wait for the label party's verdict."""
+        """At a party other than the label party, wait for early stopping's decision."""
         raise AssertionError("the label party receives no verdict")
 
     def end(self, report: Frame) -> list[Frame]:
-        """Send a final report to the label party, which sends none; return the received reports."""
+        """Send this party's report to the label party, which sends none; return received ones."""
 
     def weights(self) -> dict[str, Tensor]:
         """Return this party's shares of the weights; empty if it has no share."""
@@ -283,7 +285,7 @@ class WholeNetwork(Protocol):
         """Continue from the shares that `weights` returned."""
 
     def training_state(self) -> dict[str, Any]:
-        """Return this party's state for a resume."""
+        """Return this party's state, from which a resumed training continues."""
 
     def revealed(self) -> list[Revealed]:
         """Return the kinds and sizes of values that this party has learned so far."""
@@ -303,7 +305,7 @@ class WholeNetwork(Protocol):
         return None
 
     def column_values(self) -> np.ndarray | None:
-        """Return the contribution of each own column, if the session explains columns.
+        """Return the contribution of each of the party's columns, if the session explains columns.
 
         Otherwise the result is None.
 
@@ -318,15 +320,15 @@ class WholeNetwork(Protocol):
         return 0
 
     def remarks(self) -> Sequence[Mapping[str, Any]]:
-        """At the label party, return the model's remarks on the last answered rows.
+        """At the label party, return the model's remarks on the rows that were answered last.
 
-        There is one remark for each row, all with the same names; the result is empty if outputs
-        are the whole answer.
+        There is one remark for each row, all with the same names; the result is empty if the model
+        returns only outputs.
         """
         return ()
 
     def figures(self) -> dict[str, Any]:
-        """Return additional metrics of the trained model by name, for a card or the summary."""
+        """Return additional metrics of the trained model by name, for a run card or the summary."""
         return {}
 
 
@@ -348,21 +350,22 @@ class AskingNetwork(Protocol):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Return outputs of rows after the other parties were queried; see `WholeNetwork.outputs`.
+        """Return outputs of rows for which other parties were queried; see `WholeNetwork.outputs`.
 
         Args:
             exchange: the queried rows.
             inputs: the label party's own inputs of these rows; None reads them from its table.
-            without: absent parties that were not queried; see `SecureMode.answers_without`.
+            without: names of absent parties, which were not queried; see
+                `SecureMode.answers_without`.
         """
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
         """Return the Shapley value of each party for each output of one row, axes (outputs,).
 
-        The result is empty if the model has no such values.
+        The result is empty if the model cannot compute such values.
 
         Args:
-            row: index of the row among the last answered rows.
+            row: index of the row among the rows that were answered last.
         """
 
 
@@ -370,7 +373,7 @@ class SharedLink(Link, Protocol):
     """A link between two threads of a process that can report an error."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this thread to the other thread, then close."""
+        """Report this thread's error to the other thread, then close the link."""
 
 
 class LocalStreams(Protocol):
@@ -378,7 +381,7 @@ class LocalStreams(Protocol):
 
     Attributes:
         outer: each party's stream to the label party, by the party's name.
-        inner: the label party's streams, by the other party's name; they only send.
+        inner: the label party's streams, by the other party's name; these streams can only send.
     """
 
     @property
@@ -390,42 +393,45 @@ class LocalStreams(Protocol):
         """At the label party, receive the next frame from any party, with the party's name."""
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Run the programs of all parties, each in its thread; `programs` has them by party.
+        """Run the programs of all parties, each in its own thread; `programs` maps parties to them.
 
         Raises:
-            VFLError: a party failed; this is the error of the first party that failed.
+            VFLError: a party failed; this is the error of the party that failed first.
         """
 
 
 class SecureMode:
     """Defines how the label party receives the cuts.
 
-    In the base class, the label party receives each cut separately.
+    In the base class, which is the mode "none", the label party receives each cut separately.
 
     A subclass overrides the parts that differ. It is defined below the parties' modules and
     receives their parts as arguments: links, secrets, the bottom, the label party's endpoints.
 
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
-        reveals_model: whether every party with columns has the whole model at the end.
-        shares_weights: whether feature parties share first layers, so that no party has its own
-            bottom or a cut.
+        reveals_model: whether every party with columns has the whole model at the end of the
+            training.
+        shares_weights: whether feature parties secret-share first layers, so that no party has its
+            own bottom or a whole cut.
         whole_network: whether all layers including the top are secret-shared, so that no party has
-            a whole layer; `outer_network` and `middle_network` then replace both endpoints.
-        reads_cells: whether a whole network receives raw cells, labels in their own units, and row
+            a whole layer; the networks of `outer_network` and `middle_network` then replace both
+            endpoints.
+        reads_cells: whether a whole network reads raw cells, labels in their own units, and row
             weights; otherwise cells and labels are standardised, and all weights are equal. Each
-            participating party names such a mode in `consent.models`.
-        whole_epochs: whether an exchange of a training contains all training rows.
+            party has to name a mode that reads cells in `consent.models`.
+        whole_epochs: whether each training exchange contains all training rows.
         serves_rows: whether a whole network also answers single queried rows.
-        answers_without: whether a service with such a network can answer without an absent feature
-            party, if the label party allows it.
-        explains_columns: whether a whole network computes each column's contribution for its owner.
-        helps_to_train: whether a third party takes part in trainings only.
-        keeps: the parts of the model that a feature party and the label party store, for cards and
-            pages; None if these are a bottom and the top.
-        exports: maps a form of `vfl export` to the path of the function that writes it in place of
-            a bottom or a top; its arguments are the run's folder, the party's part of it, and the
-            target folder.
+        answers_without: whether a service with a whole network can answer while a feature party is
+            absent, if the label party allows it.
+        explains_columns: whether a whole network computes the contribution of each column, for the
+            column's owner.
+        helps_to_train: whether a third party takes part only in trainings.
+        keeps: names of the parts of the model that a feature party and the label party store, for
+            cards and pages; None means a bottom and the top.
+        exports: maps a format of `vfl export` to the path of a function that writes this format in
+            place of a bottom or a top; the function's arguments are the run's folder, the party's
+            folder in it, and the target folder.
     """
 
     needs_keys: bool = False
@@ -445,18 +451,18 @@ class SecureMode:
 
     @property
     def divides_rows(self) -> bool:
-        """Return whether each party has rows of its own, with all columns and labels."""
+        """Return whether each party has separate rows, with all their columns and labels."""
         return False
 
     def third_party(self, label_party: str) -> str | None:
-        """Return the third party, which has no columns and only helps.
+        """Return the third party, which has no columns and only helps to compute.
 
         The result is None if the mode has no third party.
         """
         return None
 
     def ring(self, parties: int) -> object | None:
-        """Return the ring in which the cuts of this many feature parties are summed.
+        """Return the ring in which the cuts of so many feature parties are summed.
 
         The result is None if no ring is used.
         """
@@ -466,7 +472,8 @@ class SecureMode:
         """Refuse every setting that would disclose values that the mode has to hide.
 
         Raises:
-            ExposedCutError: the mode would hide nothing; the error states the reason.
+            ExposedCutError: with these settings, the mode would hide nothing; the error states the
+                reason.
             SpecError: the codec or a defense cannot be built.
         """
 
@@ -482,10 +489,9 @@ class SecureMode:
         return f"{' and '.join(takers)} {'sees' if len(takers) == 1 else 'see'} every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the values that each party learned in past exchanges, by kind and size.
+        """Yield the values that each party learned in past exchanges, as kinds and counts.
 
-        Masked numbers are left out, because they disclose nothing to a party that does not collude
-        with another party.
+        Masked numbers are left out, because they disclose nothing unless parties collude.
         """
         cut, gradient = "cut", "gradient of its cut"
         if terms.codec != "none":
@@ -511,7 +517,7 @@ class SecureMode:
     def window_frames(self, train: TrainSettings) -> int:
         """Return the largest number of unread frames in transit in one direction of a stream.
 
-        The limit covers the frames in flight, a query after the last of them, and a greeting.
+        The limit counts the frames in flight, a query after them, and one message of the handshake.
         """
         return train.in_flight + 3
 
@@ -522,13 +528,14 @@ class SecureMode:
         rows: Mapping[Kind, int],
         layers: Mapping[str, Layers] | None,
     ) -> Limits:
-        """Return the largest payloads between the label party and another party, up and down.
+        """Return the largest payloads from a party to the label party, and in the other direction.
 
         Args:
             terms: the agreed terms.
-            party: the other party.
-            rows: rows of the largest exchange, by the kind of its first message.
-            layers: layers that each party shares, once known; see `frame_limits`.
+            party: name of the other party.
+            rows: number of rows of the largest exchange, by the kind of the exchange's first
+                message.
+            layers: layers that each party shares, if they are known already; see `frame_limits`.
         """
         codec, width = compression.make(terms.codec), terms.parties[party].width
         wire_width = codec.wire_width(width)
@@ -536,13 +543,13 @@ class SecureMode:
         return up, {Kind.GRAD: codec.payload_limit(rows[Kind.CUT], wire_width)}
 
     def layers(self, columns: Mapping[str, int], width: int, label_party: str) -> Mapping[str, Any]:
-        """Return the layers that each feature party shares.
+        """Return the layers that each feature party secret-shares.
 
         The result is empty if each party has its own bottom.
 
         Args:
-            columns: number of columns of every party's layer, plus one for the offset, in merge
-                order.
+            columns: number of columns of every party's layer, plus one for the offset; parties are
+                in merge order.
             width: width of the layers' outputs.
             label_party: name of the label party.
         """
@@ -565,11 +572,11 @@ class SecureMode:
     def feature_round(
         self, party: str, bottom: nn.Module, columns: int, terms: Terms, own: Own, link: Link
     ) -> FeatureRound | None:
-        """Make a replacement for a feature party's endpoint; None keeps `FeatureEnd`.
+        """Make the endpoint that replaces a feature party's `FeatureEnd`; None keeps `FeatureEnd`.
 
         Args:
             party: name of the party.
-            bottom: bottom that would be trained without the mode.
+            bottom: the bottom that the party would train in the mode "none".
             columns: number of the party's inputs: the product of the axes of a row.
             terms: the agreed terms.
             own: private state of the party.
@@ -585,7 +592,7 @@ class SecureMode:
         ledger: Ledger,
         stopping: EarlyStopping,
     ) -> CutAggregator:
-        """Make the object with which the label party receives cuts and the messages before them."""
+        """Make the object that receives cuts, and messages before the cuts, at the label party."""
         return CutAggregator(ends, ledger, stopping)
 
     def helper_round(self, terms: Terms, link: Link) -> HelperRound:
@@ -597,12 +604,12 @@ class SecureMode:
     def outer_network(
         self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
     ) -> WholeNetwork:
-        """Make the network of a party that has a stream to the label party only.
+        """Make the network of a party whose only stream leads to the label party.
 
         Args:
             party: name of the party.
             terms: the agreed terms.
-            keys: the party's part in the key agreement, from `own_keys`.
+            keys: the party's key agreement, which `own_keys` made.
             stream: stream to the label party.
             rows: the party's own rows.
         """
@@ -616,11 +623,11 @@ class SecureMode:
         receive_any: Callable[[], tuple[str, Frame]],
         rows: OwnRows,
     ) -> WholeNetwork:
-        """Make the network of the label party, which relays messages between the other parties.
+        """Make the label party's network; the label party relays messages between other parties.
 
         Args:
             terms: the agreed terms.
-            attempt: name of the session, and number of its restarts.
+            attempt: identifier of the session, and number of its restarts.
             streams: streams to the other parties, by party.
             receive_any: function that returns the next frame from any party, and the party's name.
             rows: the label party's inputs.
@@ -628,7 +635,7 @@ class SecureMode:
         raise AssertionError("this mode has no secret-shared network")
 
     def local_streams(self, terms: Terms) -> LocalStreams:
-        """Make streams for a process that runs every party."""
+        """Make streams for a process that runs all parties."""
         raise AssertionError("this mode has no secret-shared network")
 
     # Key agreement before the first exchange; these methods are called only with `needs_keys`.
@@ -636,20 +643,20 @@ class SecureMode:
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Any:
-        """Return the key agreement of a party in one attempt, from its own file and store."""
+        """Make a party's key agreement for one attempt, from its own file and its store."""
         raise AssertionError("this mode needs no keys")
 
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """Make key agreements of all parties in one process; they protect no party."""
+        """Make key agreements for all parties in one process; these keys protect no party."""
         raise AssertionError("this mode needs no keys")
 
     def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:
-        """Send this party's offer; all parties do so before any party calls `accept`."""
+        """Send this party's offer; all parties call `offer` before any party calls `accept`."""
 
     def accept(self, end: FeatureRound | HelperRound, keys: Any, terms: Terms) -> None:
-        """Wait for all offers; then use the keys that are derived from them."""
+        """Wait for the offers of all parties; then use the keys derived from these offers."""
 
 
 SECURE: Registry[SecureMode] = Registry(
@@ -667,16 +674,16 @@ SECURE: Registry[SecureMode] = Registry(
 
 
 def make(spec: str) -> SecureMode:
-    """Make the mode of a spec.
+    """Make the secure mode that a spec names.
 
     Raises:
-        SpecError: the name or an option is unknown; the error suggests the nearest known one.
+        SpecError: the name or an option is unknown; the error suggests the nearest known name.
     """
     return SECURE.make(spec)
 
 
 def shares_weights(agreed: Agreed) -> bool:
-    """Return whether feature parties share first layers, so that no party has its own bottom.
+    """Return whether feature parties secret-share first layers, so that no party has a bottom.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -685,7 +692,7 @@ def shares_weights(agreed: Agreed) -> bool:
 
 
 def third_party(agreed: Agreed) -> str | None:
-    """Return the third party that is only a dealer; None if there is no such party.
+    """Return the third party that is a dealer; None if there is no dealer.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -712,7 +719,7 @@ def promise(agreed: Agreed) -> str:
 
 
 def shared_bottom_error(party: str) -> ExposedCutError:
-    """Make the error for a request for a party's bottom or cut."""
+    """Make the error for a request for a bottom or a cut that no party has in this mode."""
     return ExposedCutError(
         "no party has a bottom or a cut in this secure mode",
         got=f"bottom or cut of party '{party}'",

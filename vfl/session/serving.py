@@ -1,16 +1,16 @@
-"""A session that stays open: the label party queries rows when a client asks for them.
+"""A session that stays open: the label party queries rows when clients request them.
 
     label party     ASK: positions of some rows, in ascending order
     feature party   QUERY: cut of these rows, after defense and codec as in a prediction; or REFUSAL
     label party     the next ASK, which confirms these messages; DONE ends the session
 
 An ASK without rows checks which parties are present; the answer is a REFUSAL without a reason. A
-feature party counts the queries of each of its rows, and its own file may make it refuse rows; a
-refusal ends no session.
+feature party counts the queries of each of its rows, and its configuration file may limit them; a
+refusal does not end the session.
 
 With a middle party, the label party queries that party, which queries the feature parties over
-sealed links. The middle party acts as their label party, and only the middle party answers the
-label party, as in training.
+sealed links. The middle party sends requests like a label party, and only the middle party answers
+the label party; cuts take the same way in training.
 """
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from vfl.session.terms import Terms
 from vfl.transport import ObservedPoll
 
 _ROW = np.dtype(f"<u{ROW_BYTES}")
-#: Record of a `RowRate` on disk: the number of rows that may be answered, and the time of this
-#: state.
+#: Record of a `RowRate` on disk: the number of rows that may be answered now, and the time of the
+#: record.
 _BUCKET = struct.Struct("<dd")
-#: Numbers of rows and passes that are written to the ledger of sessions together, before they are
-#: used.
+#: Numbers of rows and passes that are written to the session ledger at once, before they are used.
 _BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
 
 
 class Refused(IntEnum):
     """A feature party's reason for not sending a cut of some rows."""
 
-    BUSY = 1  # more rows a second than the party allows
-    OFTEN = 2  # a row was queried as often as allowed
-    SPENT = 3  # the limit of bytes or epsilon is reached
+    BUSY = 1  # the party would answer more rows a second than it allows
+    OFTEN = 2  # a row has been queried as often as the party allows
+    SPENT = 3  # the party's limit of bytes or epsilon is reached
 
 
 def require_servable(terms: Terms, partial: bool = False) -> None:
-    """Refuse modes that cannot answer single queried rows.
+    """Refuse terms under which single queried rows cannot be answered.
 
     Args:
         terms: terms of the run.
-        partial: whether a request must be answered even if a party is absent.
+        partial: whether the service must answer requests while a party is absent.
 
     Raises:
-        ExposedCutError: the mode shares weights between parties.
-        ConfigError: a service must answer without absent parties, and the model is no forest and
+        ExposedCutError: the mode secret-shares weights between parties.
+        ConfigError: the service must answer while a party is absent, but the model is no forest and
             was trained without missing rows.
     """
     mode = secure_mode.make(terms.secure)
@@ -96,7 +95,7 @@ class Peeked:
 
     Args:
         name: name of the party at the other end.
-        link: link to that party; a link within one process never blocks.
+        link: link to that party; a link between threads of one process never blocks.
     """
 
     def __init__(self, name: str, link: Link) -> None:
@@ -118,22 +117,23 @@ class Peeked:
     def filenos(self) -> list[int]:
         """Return file descriptors to wait for.
 
-        The list contains -1 for a broken stream, and is empty if waiting is not needed.
+        The list contains -1 for a broken stream; it is empty if a frame is always available at
+        once.
         """
         return [] if self._polled is None else self._polled.filenos()
 
     @property
     def waits_for(self) -> str:
-        """The party that has to send next."""
+        """The party that has to send the next frame."""
         return self._name if self._polled is None else self._polled.waits_for
 
     @property
     def patience_s(self) -> float:
-        """Longest accepted silence of the other party, in seconds."""
+        """Longest silence of the other party that is accepted, in seconds."""
         return math.inf if self._polled is None else self._polled.patience_s
 
     def receive(self) -> Frame:
-        """Receive the next frame, even if it was inspected before."""
+        """Receive the next frame, also if `look` has returned it before."""
         frame, self._next = self._next, None
         return self._link.receive() if frame is None else frame
 
@@ -149,18 +149,19 @@ class Peeked:
 def refusals(
     links: Mapping[str, Peeked], step: int, empty: Collection[str], behind: Collection[str] = ()
 ) -> dict[str, Refused]:
-    """Return the parties that refuse a request, with their reasons, after all have answered.
+    """Return the parties that refuse a request, with their reasons; call after all have answered.
 
-    Answers that are no refusals stay on their links for the exchange to receive.
+    Answers that are not refusals remain on their links, where the exchange receives them.
 
     Args:
         links: links to the queried parties, by name.
-        step: step of the request.
-        empty: parties that were queried for no row.
-        behind: feature parties whose refusals the party in the middle forwards.
+        step: step number of the request.
+        empty: parties whose query contained no row.
+        behind: feature parties behind a middle party, which forwards their refusals.
 
     Raises:
-        ProtocolError: a refusal has an unknown form, or an empty query received a cut.
+        ProtocolError: a refusal has an unknown form, or a party sent a cut in answer to an empty
+            query.
     """
     refused = {}
     for name, link in links.items():
@@ -180,12 +181,12 @@ def refusals(
 
 
 class RowRate:
-    """Rate limiter of a party's answered rows, over all of its serving sessions: a token bucket.
+    """Limits how many rows a party answers a second, over all its serving sessions: a token bucket.
 
     Args:
-        most: limit of rows a second; the burst is equally large, and at least the rows of one
+        most: limit of rows a second; the bucket holds as many rows, and at least the rows of one
             request.
-        file: file in which all processes of the party count; None counts in this process only.
+        file: file in which all processes of the party count rows; None counts only in this process.
         clock: monotonic clock in seconds, the same in every process.
 
     >>> rate = RowRate(2000.0, clock=iter([0.0, 0.0, 0.0, 0.5]).__next__)
@@ -201,7 +202,7 @@ class RowRate:
         self._handle: int | None = None
 
     def take(self, rows: int) -> bool:
-        """Return whether this many rows may be answered now, and count them if so."""
+        """Return whether this many rows may be answered now; if so, count them."""
         if self._file is None:
             self._own, taken = self._after(self._own, rows)
             return taken
@@ -221,15 +222,15 @@ class RowRate:
         return taken
 
     def close(self) -> None:
-        """Close the file; the next rows open it again."""
+        """Close the file; the next call of `take` opens it again."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
 
     def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
-        """Return the state after some rows were answered.
+        """Return the bucket's state after a request for some rows.
 
-        The clock may have started at 0 again after a reboot.
+        After a reboot, the clock may have started at 0 again.
         """
         left, at = state
         now = self._clock()
@@ -240,22 +241,23 @@ class RowRate:
 
 
 def own_rate(party: PartyFile) -> RowRate:
-    """Make the rate limiter of a party's own file, which all of the party's processes share."""
+    """Make the rate limiter that a party's own file sets; all the party's processes share it."""
     return RowRate(party.consent.max_rows_per_second, party.store_path / "row-rate")
 
 
 class Requests:
-    """Requests to a serving feature party: counts them, and checks them by the party's own file.
+    """Requests to a serving feature party: counts them, and checks them by the party's limits.
 
     Args:
-        allowed: positions that may be queried, ascending.
-        consent: the party's own limits.
-        meter: meter of the session; the ledger of sessions records values before they are sent.
+        allowed: positions of the rows that may be queried, ascending.
+        consent: the limits in the party's own configuration file.
+        meter: meter of the session, with which the session ledger records rows before their cuts
+            are sent.
         rate: rate limiter, which all sessions of the party share.
 
     Attributes:
-        rows, different, most: number of answered rows, number of different answered rows, and the
-            largest count of one row.
+        rows, different, most: number of answered rows, number of different answered rows, and
+            number of answers for the row answered most often.
         refused: number of refused requests, by reason.
     """
 
@@ -275,7 +277,7 @@ class Requests:
         self._written_rows = self._written_passes = 0
 
     def admit(self, frame: Frame) -> np.ndarray | Refused | None:
-        """Return the positions to answer, or the reason of a refusal, or None for an empty query.
+        """Return the positions to answer, a reason to refuse, or None for a query without rows.
 
         Raises:
             ProtocolError: the payload is not an ascending list of rows of this session.
@@ -308,7 +310,7 @@ class Requests:
         )
 
     def _positions(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions, and the number of earlier queries of each."""
+        """Return the queried positions, and for each position the number of its earlier queries."""
         if len(frame.payload) % ROW_BYTES == 0:
             rows = np.frombuffer(frame.payload, _ROW).astype(np.int64)
             ascending = len(rows) == 1 or bool((rows[1:] > rows[:-1]).all())
@@ -334,11 +336,11 @@ class Requests:
         return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
-        """Return whether the session ledger can record the next values; a limit may forbid it."""
+        """Return whether the session ledger has recorded the next cuts; a limit may forbid it."""
         if self.rows + rows <= self._written_rows and passes <= self._written_passes:
             return True
-        # With a limit on epsilon each pass is reserved separately; otherwise the last passes of the
-        # budget could not be used.
+        # With a limit on epsilon, each pass is recorded separately; if several passes were recorded
+        # at once, the last passes of the budget could not be used.
         more = passes - self.most if self._consent.max_epsilon is not None else _BLOCK_PASSES
         self._meter.most = Spent(rows=_BLOCK_ROWS, passes=more)
         try:

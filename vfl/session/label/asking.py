@@ -29,16 +29,17 @@ from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
 #: Largest number of parties whose contributions are computed, because each subset of the parties
-#: takes a pass of the top model.
+#: needs a forward pass of the top model.
 _MOST_EXPLAINED = 8
 _REFERENCE_ROWS = 32
-#: Errors of a lost party, and error codes with which a present party ends the session on purpose.
+#: Errors of a lost party, and codes of the errors with which a party that is still present ends the
+#: session on purpose.
 LOSSES = (LostPeerError, PeerFailedError)
 REFUSALS = (ConsentError.code, DisagreementError.code)
 
 
 class RefusedRequest(Exception):
-    """Error raised when a feature party refuses to send the cut of some rows.
+    """Error raised when a feature party refuses to send the cut of the queried rows.
 
     Args:
         party: name of the party that refuses.
@@ -55,7 +56,7 @@ class Answer:
     """The answer to a batch of queried rows.
 
     Attributes:
-        outputs: outputs as a prediction writes them, axes (rows, outputs).
+        outputs: outputs of the rows in the form of a prediction, axes (rows, outputs).
         cuts: cuts by party, or the sum of the feature parties' cuts under `SUM`; axes (rows, width)
             each.
         missing: for each row, the parties whose cut a learned vector replaces; None if no party may
@@ -93,7 +94,7 @@ class Asking(Protocol):
     def remarks(self) -> Sequence[Mapping[str, Any]]: ...
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the parties' cuts of some rows by name, or their sum under `SUM`."""
+        """Return the parties' cuts of the queried rows by name, or their sum under `SUM`."""
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
         """Return the network's outputs, axes (rows, outputs)."""
@@ -107,15 +108,15 @@ class Asking(Protocol):
     def contributions(self, row: int) -> Mapping[str, Tensor] | None:
         """Return the Shapley value of each party for each output of a row of the last query.
 
-        The result is None if the values have to be computed from the cuts.
+        The result is None if the caller has to compute the values from the cuts.
         """
 
 
 class Away(Protocol):
-    """Interface of a record of absent parties while the others answer; see `Federation`."""
+    """Interface that records absent parties while the other parties answer; see `Federation`."""
 
     def lost(self, party: str) -> None:
-        """Note that a party does not answer any more."""
+        """Note that a party does not answer queries any more."""
 
     def returned(self, parties: Collection[str]) -> Mapping[str, Link]:
         """Return the links of parties that have returned; invite absent parties at intervals."""
@@ -130,17 +131,18 @@ class ServingParty:
 
     Args:
         label: the label party, with its trained weights.
-        between: function that lets the parties of the same process answer, called after each
+        between: function that lets parties in the same process answer; it is called after each
             request.
-        away: record of absent parties, if a learned vector may replace their cuts.
+        away: record of absent parties; None if no learned vector may replace a party's cuts.
         absent: parties that are absent at the start.
-        behind: feature parties behind a party in the middle, which is queried instead of them.
+        behind: feature parties whose cuts go to a middle party, which is queried instead of them.
         asker: position of this label party among the label parties that query the same parties, and
-            their number; each label party uses separate step numbers, see `Askers`.
+            the number of these label parties; each of them uses separate step numbers, see
+            `Askers`.
 
     Attributes:
-        waits_for: the party whose answer is awaited, or that was lost.
-        absent: parties whose cuts the learned vectors replace at present.
+        waits_for: the party whose answer is awaited, or the party that was lost.
+        absent: parties whose cuts are replaced by learned vectors at present.
     """
 
     def __init__(
@@ -168,22 +170,22 @@ class ServingParty:
         self._patience_s = max(link.patience_s for link in self._links.values())
 
     def streams(self) -> list[tuple[int, str]]:
-        """Return file descriptors that become readable with a message, with their parties' names.
+        """Return each stream's file descriptor, readable after a message, and its party's name.
 
         A descriptor is -1 for a broken stream.
         """
         return [(number, name) for name, link in self._links.items() for number in link.filenos()]
 
     def broken(self) -> bool:
-        """Return whether a stream is broken now."""
+        """Return whether a stream is broken at present."""
         return any(-1 in link.filenos() for link in self._links.values())
 
     def begin(self, rows: np.ndarray) -> None:
-        """Query every party for some rows; only one query may be open.
+        """Query every party for some rows; before the next query, `answer` must return.
 
         Args:
-            rows: positions, ascending; at most `QUERY_ROWS`. An empty query asks which parties are
-                present.
+            rows: positions of the rows, ascending; at most `QUERY_ROWS`. An empty query asks which
+                parties are present.
         """
         self._bring_back()
         self._asked, held = rows, self._held
@@ -198,7 +200,7 @@ class ServingParty:
         self._between()
 
     def arrived(self, at: str | None = None) -> bool:
-        """Return whether all parties have answered the query; without a query, no party may send.
+        """Return whether all parties have answered the query; without a query, none may send.
 
         Args:
             at: link at which a message may have arrived; None checks all links.
@@ -238,7 +240,7 @@ class ServingParty:
             inputs: the label party's own inputs of the rows; None reads them from its table.
 
         Raises:
-            RefusedRequest: a party sends no cut of these rows; the session continues.
+            RefusedRequest: a party refuses to send the cut of these rows; the session continues.
         """
         step, rows = self._step, self._asked
         self._step, self._late_at = step + self._every, None
@@ -270,9 +272,9 @@ class ServingParty:
         return Answer(self.label.calibrated(outputs), cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
-        """Return the rows whose mean cut replaces an excluded party.
+        """Return the rows whose mean cut replaces the cut of a party that a coalition leaves out.
 
-        The result is empty after the rows were queried.
+        The result is empty if these rows have already been queried.
         """
         told = self.label.terms.secure == "none" and self._explains(self._links)
         if self._reference is not None or not told or self.absent:
@@ -289,8 +291,8 @@ class ServingParty:
     def contributions(self, cuts: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
         """Compute the Shapley value of every cut for each output of one row, by party.
 
-        The mean cut of `reference_rows` replaces a party that is left out (Shapley 1953; Lundberg
-        and Lee 2017, equation 8, with parties as features).
+        Where a coalition leaves out a party, the mean cut of `reference_rows` replaces the party's
+        cut (Shapley 1953; Lundberg and Lee 2017, equation 8, with parties as features).
 
         Args:
             cuts: cuts of an answer.
@@ -316,12 +318,12 @@ class ServingParty:
         return shapley(names, outputs)
 
     def close(self) -> None:
-        """Inform the feature parties that there are no more requests."""
+        """Inform the feature parties that no more requests follow."""
         for link in self._links.values():
             link.send(Frame(Kind.DONE))
 
     def _has(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the mask of rows that a party answers, axes (rows,); False while absent."""
+        """Return the mask of the rows that a party can answer, axes (rows,); False if absent."""
         held = self._held[name][rows] if self._held else np.ones(len(rows), dtype=bool)
         return held & (name in self._links.keys() - self.absent)
 
@@ -341,8 +343,8 @@ class ServingParty:
         """Continue without a party.
 
         Raises:
-            PeerError: `loss`, if no learned vector replaces the party's cuts, the party refuses, or
-                no other party is left.
+            PeerError: the given `loss`, if no learned vector replaces the party's cuts, the party
+                refuses, or no other party is left.
         """
         refused = getattr(loss, "peer_code", None) in REFUSALS
         if self._away is None or refused or not self._links.keys() - {name}:

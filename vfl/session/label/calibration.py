@@ -1,10 +1,10 @@
-"""Calibration corrects predicted probabilities by the validation rows.
+"""Calibration corrects predicted probabilities with curves fitted to the validation rows.
 
-A curve maps the predicted probability of one class against the rest to a corrected probability. It
-is fitted once, at the end of a training, to the validation rows with the final weights. For two
-classes there is one curve, for the second class. For more classes there is one curve for each
-class, and the curves' values are divided by their sum (Zadrozny and Elkan 2002, section 4.3). Until
-it is fitted, a curve is the identity.
+A curve maps the predicted probability of one class, against all other classes, to a corrected
+probability. It is fitted once, at the end of a training, to the validation rows with the final
+weights. For two classes there is one curve, for the second class. For more classes there is one
+curve for each class, and the curves' values are divided by their sum (Zadrozny and Elkan 2002,
+section 4.3). A curve that is not fitted yet leaves probabilities unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Smaller probabilities are clipped to this value, as in `vfl.session.label.quality`.
+#: Smaller probabilities are raised to this value, also in `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
 #: Below about this number of rows, isotonic regression overfits (Niculescu-Mizil and Caruana 2005).
 _ISOTONIC_ROWS = 1000
@@ -49,8 +49,8 @@ def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
         target: target values, axes (rows,).
 
     Returns:
-        knots of the curve, axes (knots, 2): each step's first and last probability, each with the
-        step's mean target. The curve is linear between two steps.
+        knots of the curve, axes (knots, 2): the first and the last probability of each step, each
+        with the mean target of that step. The curve is linear between two steps.
 
     >>> isotonic(np.array([0.1, 0.3, 0.6, 0.9]), np.array([0, 1, 0, 1])).tolist()
     [[0.1, 0.0], [0.3, 0.5], [0.6, 0.5], [0.9, 1.0]]
@@ -70,7 +70,8 @@ def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
 def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
     """Fit slope and intercept of the logistic curve over logits, by Newton's method.
 
-    The method is that of Platt 1999; Newton steps are halved as in Lin, Lin and Weng 2007.
+    The method is that of Platt 1999; a Newton step that does not improve the fit is halved (Lin,
+    Lin and Weng 2007).
 
     Args:
         logits: logits, axes (rows,).
@@ -110,11 +111,11 @@ class Curve(nn.Module):
     name: ClassVar[str]
 
     def fit(self, chances: np.ndarray, truth: np.ndarray) -> None:
-        """Fit the curve to rows; both arguments have axes (rows,)."""
+        """Fit the curve to probabilities and classes of rows; both have axes (rows,)."""
         raise NotImplementedError
 
     def record(self) -> dict[str, Any]:
-        """Return a record for JSON."""
+        """Return a record of the curve for JSON."""
         raise NotImplementedError
 
 
@@ -142,7 +143,7 @@ class Isotonic(Curve):
         return {"knots": self.knots.tolist()}
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        """Load a state with any number of knots."""
+        """Load a state that may have any number of knots."""
         if (kept := state.get(f"{prefix}knots")) is not None:
             self.knots = self.knots.new_empty(kept.shape)
         super()._load_from_state_dict(state, prefix, *rest)
@@ -179,7 +180,7 @@ class Calibration(nn.Module):
     """Calibration curves of a classification.
 
     Args:
-        how: "isotonic" or "platt".
+        how: kind of the curves, "isotonic" or "platt".
         classes: number of classes, at least two.
 
     Attributes:
@@ -197,7 +198,7 @@ class Calibration(nn.Module):
         self.curves = nn.ModuleList(CURVES[how]() for _ in range(1 if classes == 2 else classes))
 
     def fit(self, logits: Tensor, codes: Tensor) -> None:
-        """Fit every curve; no curve is fitted if a class lacks rows or an output is not finite.
+        """Fit every curve; fit none if a class has too few rows or an output is not finite.
 
         Args:
             logits: logits of rows that the model was not trained on, axes (rows, classes).
@@ -247,5 +248,5 @@ class Calibration(nn.Module):
         return {"calibration": self.how, "curves": curves}
 
     def _of_curves(self) -> range:
-        """Return the class that each curve belongs to."""
+        """Return the classes that have a curve."""
         return range(1, 2) if len(self.curves) == 1 else range(len(self.curves))

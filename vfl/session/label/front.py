@@ -17,9 +17,9 @@ from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 
-#: Interval between checks for the next run, and for the end of a run, in seconds.
+#: Interval at which the service checks for the next run, and for the end of a run, in seconds.
 _LOOK_S = 0.1
-#: Longest wait for the end of a retired run before the next requested run is looked up, in seconds.
+#: Longest wait for a retired run to end, before the next requested run is looked up, in seconds.
 _END_S = 10.0
 
 
@@ -29,8 +29,8 @@ class ServingFront:
     Attributes:
         welcome: address of the service, as text for users.
         tasks: further label parties that serve at the same time.
-        partial: whether the model can answer rows without an absent feature party, and the service
-            may do so.
+        partial: whether the service may answer, and the model can answer, while a feature party is
+            absent.
     """
 
     partial: bool = False
@@ -49,11 +49,11 @@ class ServingFront:
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> ServingFront:
-        """Open the front of a further label party, for its own part of the run.
+        """Open the front of a further label party, for this party's part of the run.
 
         Args:
             party: the party's own file.
-            folder: folder of the party's own part of the run.
+            folder: folder of this party's part of the run.
             ended: function that returns whether the session has ended.
 
         Raises:
@@ -78,26 +78,26 @@ class ServingFront:
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """Return the folder of the next requested run, once per request; None without a request."""
+        """Return the folder of the next run that a client requests, once per request; else None."""
         raise NotImplementedError
 
     def successor(self) -> ServingFront:
-        """Return the same service's front for another run; the new front replaces the present run.
+        """Return a front of the same service for another run; it will replace the present run.
 
-        The present run answers the waiting requests; then `play` of this front returns.
+        The present run answers the requests that already wait; then `play` of this front returns.
         """
         raise NotImplementedError
 
     def retire(self) -> None:
-        """Make `play` return when the waiting requests are answered."""
+        """Make `play` return after the waiting requests are answered."""
         raise NotImplementedError
 
     def refused(self, run: str, error: VFLError) -> None:
-        """Report to the client that requested a run why vfl does not serve the run."""
+        """Report to the client that requested a run why this run is not served."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
-        """Start to serve, and query rows for requests until the front is retired.
+        """Start to serve, and query rows for the clients' requests until the front is retired.
 
         An error that ends the session early is raised to the caller.
         """
@@ -112,9 +112,9 @@ class ServingFront:
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
-        """Answer requests with an error until all parties are back.
+        """Answer requests with an error until all parties have returned.
 
-        The method returns whether to wait for the parties.
+        Return whether the session should wait for the parties.
         """
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class ServingFront:
         raise NotImplementedError
 
 
-#: Function that runs the session of one run behind a front, until the front ends.
+#: Function that runs the session of one run behind a front, until the front is retired or closed.
 Play = Callable[[ServingFront], object]
 
 
@@ -137,7 +137,7 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Return whether the turn has ended, or ends within `wait_s` seconds."""
+        """Return whether the session of this turn has ended, waiting at most `wait_s` seconds."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
@@ -146,7 +146,7 @@ class _Turn:
         return _Turn(self.run, self.front.successor(), self._play)
 
     def took_over(self) -> bool:
-        """Wait until the front can answer rows (True), or has failed."""
+        """Wait until the front can answer rows, and return True, or until it has failed."""
         while not self.front.was_ready:
             if self.is_over(_LOOK_S):
                 return self.front.was_ready
@@ -166,19 +166,19 @@ def serve_in_turn(
     opened: Callable[[Path], Play],
     say: Callable[[str], object],
 ) -> list[str]:
-    """Serve a run, then each requested other run, without a gap between two runs.
+    """Serve a run, and then each run that clients request, without a gap between two runs.
 
-    The session of the next run begins while the present one still answers. It replaces the present
-    run when it can answer rows; if it cannot be served, the present run stays. Further label
-    parties serve at separate addresses, which only one session at a time can use; with such
+    The session of the next run begins while the present run still answers. The next run replaces
+    the present run when it can answer rows; if it cannot be served, the present run stays. Further
+    label parties serve at separate addresses, which only one session at a time can use; with such
     parties, the present session ends first.
 
     Args:
         front: the service that receives the queries.
-        run: name of the first run.
+        run: name of the run that is served first.
         play: function that runs the session of the first run.
-        opened: function that returns the play function for the run in a folder.
-        say: function that receives the reason why another run is not served.
+        opened: function that takes a run's folder and returns the play function for this run.
+        say: function that receives the reason why a requested run is not served.
 
     Returns:
         The names of the served runs, in order.

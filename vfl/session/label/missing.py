@@ -1,8 +1,8 @@
-"""Rows that a feature party lacks: the label party replaces the cuts of such rows by a vector.
+"""Rows that a feature party lacks: the label party puts a vector in place of their cuts.
 
-The feature party sends cuts of the rows that it has, and receives their gradients; in an exchange
-without such rows it sends nothing. Both parties know the missing rows from the aligned ids, so no
-message names them.
+The feature party sends cuts of the rows that it has, and receives the gradients of these cuts; in
+an exchange in which it has no row, it sends nothing. Both parties know the missing rows from the
+aligned ids, so no message names them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MissingCuts(nn.Module):
 
 
 class PartialCuts(CutAggregator):
-    """Receives each party's cuts of the rows that it has, and inserts learned vectors elsewhere.
+    """Receives each party's cuts of the rows that it has; other rows get the party's vector.
 
     Args:
         ends, ledger, stopping: see `CutAggregator`.
@@ -84,7 +84,7 @@ class PartialCuts(CutAggregator):
                 at = at[:0]
             elif len(at):
                 cut = self._one(name, end, exchange, exchange.rows[at])
-            elif not exchange.trains:  # the answer to a query may be a verdict
+            elif not exchange.trains:  # the answer to a query may contain a verdict
                 self._confirm(end, exchange)
             found[name] = self._missing.filled(name, cut, torch.from_numpy(at), rows)
         return found

@@ -74,7 +74,7 @@ from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 from vfl.session.threads import step_of
 
-#: Up to this many classes, all outputs of a phase are stored, and AUC is computed.
+#: Up to this number of classes, all outputs of a phase are stored, and AUC is computed.
 FEW_CLASSES = 50
 
 
@@ -89,7 +89,7 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]
-    fits: ClassVar[bool] = False  #: whether `fit` reads its arguments
+    fits: ClassVar[bool] = False  #: whether `fit` uses the labels and weights
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Classification(Task):
     """A loss over classes.
 
     Args:
-        hits: k of the hit rate at k; 0 measures none.
+        hits: k of the hit rate at k; 0 computes no hit rate.
         calibration: calibration of the probabilities; None leaves them unchanged.
         loss: loss to minimise; None is cross-entropy.
     """
@@ -137,7 +137,7 @@ class Classification(Task):
         self.hits, self.loss = hits, loss or CrossEntropy()
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the loss of logits of axes (rows, classes) for codes of axes (rows,)."""
+        """Return the loss of logits, axes (rows, classes), for class codes, axes (rows,)."""
         return self.loss(outputs, labels, weights)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
@@ -155,7 +155,7 @@ class ManyClasses(Classification):
 
 
 class Regression(Task):
-    """A loss of standardised labels: the mean is subtracted, and the deviation divides.
+    """A loss of standardised labels: minus their mean, then divided by their deviation.
 
     The top model therefore learns numbers around 0 with deviation 1, whatever the units of the
     labels. All reported values, including losses, are in the labels' own units.
@@ -186,7 +186,7 @@ class Regression(Task):
         self.scale.copy_(scale)
 
     def forward(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the loss of outputs of axes (rows, 1) for labels of axes (rows,)."""
+        """Return the loss of outputs, axes (rows, 1), for labels, axes (rows,)."""
         return self.loss(outputs[:, 0], (labels - self.center) / self.scale, weights)
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def make_task(
 def training_weights(
     labels: Tensor, train: Tensor, row_weights: Tensor | None, class_weight: str
 ) -> Tensor | None:
-    """Compute every row's weight in the training loss: sum(w * loss) / sum(w) over a batch.
+    """Compute each row's weight w; the loss of a batch is sum(w * loss of a row) / sum(w).
 
     With "balanced", the weight of a row is (training rows) / (classes * training rows of its
     class), as in scikit-learn, times the row's own weight.
@@ -278,7 +278,7 @@ def batch_weights(
     Args:
         weights: weights of all rows, from `training_weights`.
         rows: positions of the batch's rows.
-        counts: mask of the rows that the loss counts, axes (rows,); None counts all rows.
+        counts: mask of the rows that count in the loss, axes (rows,); None means all rows.
         device: device of the result.
     """
     if weights is None:
@@ -301,10 +301,10 @@ def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
 
 @dataclass
 class Meter:
-    """Accumulates a phase's batches, and reports metrics over all their rows at once.
+    """Accumulates a phase's batches, and reports metrics over all rows of these batches.
 
-    In training, a meter computes only the loss, with accuracy or the root of the loss, which costs
-    little. In any other phase it stores the outputs and labels that the task needs until the phase
+    In training, a meter computes only the loss and a cheap metric: the accuracy or the root of the
+    loss. In any other phase it stores the outputs and labels that the task needs until the phase
     ends, and reports all metrics of the task.
 
     Args:
@@ -330,7 +330,8 @@ class Meter:
             outputs: outputs of the top, axes (rows, outputs).
             labels: labels, axes (rows,).
             loss: mean loss of the batch, as the task computes it.
-            weights: weights of the rows in that mean, axes (rows,); None means equal weights.
+            weights: weights with which `loss` averages the rows, axes (rows,); None means equal
+                weights.
         """
         weight = len(labels) if weights is None else float(weights.sum())
         self.rows += len(labels)
@@ -348,7 +349,7 @@ class Meter:
 
     @classmethod
     def restored(cls, task: Task, phase: str, state: Mapping[str, Any]) -> Meter:
-        """Make a meter that continues from `state`."""
+        """Make a meter that continues from the sums in `state`."""
         return cls(task, phase, **{name: copy(value) for name, value in state.items()})
 
     def figures(self) -> dict[str, float]:
@@ -368,7 +369,7 @@ class Meter:
     def _quality(self) -> dict[str, float]:
         """Return metrics of the calibrated answers.
 
-        Validation rows stay uncalibrated, because the curves are fitted to them.
+        Validation rows stay uncalibrated, because the calibration curves are fitted to them.
         """
         before, labels = torch.cat(self.evidence), torch.cat(self.labels)
         if self.task.calibration is None or self.phase == "validation":
@@ -382,7 +383,7 @@ class Meter:
         return found
 
     def calibrated(self) -> Tensor:
-        """Return the stored values after calibration, batch by batch."""
+        """Return the stored outputs after calibration, batch by batch."""
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
@@ -403,18 +404,18 @@ class Progress:
     """Counters of the label party. Checkpoints contain them, so a resumed run reports all counts.
 
     Args:
-        task: task, which gives the outputs their meaning.
-        ledger: ledger of the traffic.
+        task: the learning task, which interprets outputs.
+        ledger: ledger of the bytes and times on the links.
         on_epoch: function that receives one record for each epoch.
 
     Attributes:
-        train_steps, train_rows, train_seconds: numbers of exchanges and rows of the training, and
-            its time in seconds.
-        asked_steps, asked_rows: numbers of exchanges and rows of evaluations, including evaluations
-            during the training.
+        train_steps, train_rows, train_seconds: number of training exchanges, number of their rows,
+            and their time in seconds.
+        asked_steps, asked_rows: number of evaluation exchanges, and number of their rows, including
+            evaluations during the training.
         history: one record for each epoch.
-        ended: meters of the test rows, and of the validation rows with the best weights. A resumed
-            run has the latter only if a calibration needs them.
+        ended: meters of the test rows, and of the validation rows with the best weights; a resumed
+            run has the meter of the validation rows only if a calibration needs it.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -445,7 +446,7 @@ class Progress:
         return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def judged(self, *, stays: bool) -> Meter | None:
-        """Return the meter of validation rows with the final weights; None if there is none.
+        """Return the meter of the validation rows for the final weights; None without such rows.
 
         Args:
             stays: whether the weights of this epoch are the final weights.
@@ -465,7 +466,7 @@ class Progress:
             epoch: number of the epoch, from 1.
             seconds: duration of the epoch, in seconds.
             more: further entries of the record.
-            stays: whether the weights of this epoch are the best so far.
+            stays: whether the weights at the end of this epoch are the best so far.
         """
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
         for phase, meter in self._meters.items():
@@ -481,7 +482,7 @@ class Progress:
         self._on_epoch(record)
 
     def kept_scores(self) -> dict[str, Any]:
-        """Return records of validation and test rows as counts, with the final weights."""
+        """Return counts of validation and test rows by score or class, with the final weights."""
         found = {phase: meter.scored() for phase, meter in self.ended.items()}
         if self._task.calibration is not None and "test" in self.ended:
             found["uncalibrated"] = self.ended["test"].scored(calibrated=False)
@@ -498,7 +499,7 @@ class Progress:
         } | self._kept_validation()
 
     def _kept_validation(self) -> dict[str, Any]:
-        """Return the validation rows' state that a calibration will need, for a checkpoint."""
+        """Return what a later calibration needs of the validation rows, for a checkpoint."""
         kept = self.ended.get("validation") if self._task.calibration is not None else None
         return {} if kept is None else {"validation": kept.state()}
 
@@ -521,11 +522,11 @@ class Objective:
     """Learning objective of a session, from the [label] table of the experiment.
 
     Attributes:
-        top: spec of the top model, or a module from the merged width to `outputs`.
+        top: spec of the top model, or a module that maps the merged cuts to `outputs` numbers.
         task: "classification" or "regression".
         outputs: number of classes, or 1.
         class_weight: "none" or "balanced".
-        hits: k of the hit rate at k; 0 measures none.
+        hits: k of the hit rate at k; 0 computes no hit rate.
         bottom: module for the label party's own columns, in place of the bottom in the terms.
         calibration: "none", "isotonic" or "platt".
         loss: spec of the loss; None is the usual loss of the task.
@@ -548,7 +549,7 @@ class Objective:
         top: nn.Module | None = None,
         bottom: nn.Module | None = None,
     ) -> Objective:
-        """Make the label party from the settings, with other models if given."""
+        """Make the objective from the settings; given models replace those of the settings."""
         weighing = label.class_weight, label.hits
         how = label.calibration, label.loss
         return cls(top or label.top, label.task, outputs, *weighing, bottom, *how)
@@ -576,23 +577,23 @@ class Records:
 
 
 class AnyLabelParty:
-    """Common base of every label party: counts, measures, and selects the model.
+    """Common base of every label party: counts exchanges, computes metrics, selects weights.
 
     Args:
         data: labels, and the party's own columns if any.
         terms: the agreed terms.
         own: the party's secret, its adversary, its device, and its checkpoints.
         task: the learning task.
-        records: destination of metrics and progress.
+        records: objects that receive metrics and progress.
         stopping: selects the weights and decides when training stops.
 
     Attributes:
         outputs: outputs of a prediction, one tensor for each batch.
-        uncalibrated: outputs before the calibration; empty without a calibration.
+        uncalibrated: outputs of a prediction before calibration; empty without a calibration.
         remarked: the model's remarks on the predicted rows; see `WholeNetwork.remarks`.
         tested: answers of the test rows, one tensor for each batch.
         progress: counters of the session.
-        doubts: warnings about the party's calibration.
+        doubts: warnings about the fit of the party's calibration.
     """
 
     def __init__(
@@ -658,11 +659,11 @@ class AnyLabelParty:
         raise NotImplementedError
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of `weights`."""
+        """Return the SHA-256 digest of `weights`."""
         return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
-        """Return the kinds and sizes of facts that the party learned besides terms and counts."""
+        """Return kinds and sizes of values that the party learned besides the terms and counts."""
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
@@ -678,7 +679,7 @@ class AnyLabelParty:
         return None
 
     def figures(self) -> dict[str, Any]:
-        """Return additional metrics of the trained model, besides its quality."""
+        """Return further metrics of the trained model; see `quality` for its predictions."""
         return {}
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -692,7 +693,7 @@ class AnyLabelParty:
     def _one_by_one(
         self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]
     ) -> Iterator[Exchange]:
-        """Run the session step by step, and make the record of each epoch."""
+        """Run the session exchange by exchange, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
@@ -732,7 +733,8 @@ class AnyLabelParty:
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
         """Store the outputs of a query, or add them to the metrics.
 
-        The method returns the verdict of early stopping after the last query that decides it.
+        After the last query of an epoch's validation, the method returns the verdict of early
+        stopping.
         """
         self.progress.asked(len(exchange.rows))
         if self.terms.mode == "train" and exchange.phase == "test":
@@ -762,7 +764,7 @@ class AnyLabelParty:
     def _note_apart(
         self, outputs: Tensor, labels: Tensor, groups: Mapping[str, np.ndarray]
     ) -> None:
-        """Add groups of a query's rows to separate meters; `groups` names a phase for each."""
+        """Add groups of a query's rows to separate meters; `groups` has their masks by phase."""
         for phase, rows in groups.items():
             if rows.any():
                 at = torch.from_numpy(np.flatnonzero(rows)).to(labels.device)
@@ -771,7 +773,7 @@ class AnyLabelParty:
 
 
 class Beside(Protocol):
-    """Interface of another party in the same process."""
+    """Interface of another party that runs in the same process."""
 
     def begin(self, exchange: Exchange) -> None:
         """Send the messages that the exchange needs."""
@@ -780,7 +782,7 @@ class Beside(Protocol):
         """Send the answers to messages of other parties."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Receive the returning messages."""
+        """Receive the answers that other parties return."""
 
 
 class LabelParty(AnyLabelParty):
@@ -794,11 +796,11 @@ class LabelParty(AnyLabelParty):
         own: the party's private state; the initial weights of the top model follow from its secret.
         objective: the learning objective.
         weights: trained weights, for evaluation and prediction.
-        records: destination of metrics and progress.
+        records: objects that receive metrics and progress.
 
     Raises:
-        SpecError: a plug-in does not fit, or the defense is undefined for such labels.
-        ExposedCutError: a sum of cuts would hide no single cut.
+        SpecError: a plug-in does not fit, or the defense is undefined for this kind of labels.
+        ExposedCutError: a sum of cuts would have a single term, and therefore hide nothing.
 
     Attributes:
         next_step: number of the next exchange.
@@ -860,7 +862,7 @@ class LabelParty(AnyLabelParty):
     ) -> MissingCuts | None:
         """Combine this party's models as one module on its device.
 
-        The result is the vectors of missing rows, if rows are missing.
+        Return the learned vectors for missing rows; None if no row is missing.
         """
         terms, defense = self.terms, self._defense
         self.model = nn.ModuleDict({"top": top})
@@ -886,9 +888,9 @@ class LabelParty(AnyLabelParty):
         return missing
 
     def _private_half(self, objective: Objective) -> PrivateHalf | None:
-        """Build DP-SGD for the weights trained here, if agreed.
+        """Build DP-SGD for the weights that this party trains, if the terms have [dp].
 
-        The rows must be independent of each other in the model.
+        In the model, the outputs of one row must not depend on other rows.
         """
         data, terms = self.data, self.terms
         shapes = [
@@ -931,11 +933,11 @@ class LabelParty(AnyLabelParty):
         self._row_weights = weights
 
     def run(self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()) -> None:
-        """Run a whole session; `stopping.follow` makes a schedule that may stop early.
+        """Run a whole session; `stopping.follow` makes a schedule that may end early.
 
         Args:
             schedule: exchanges of the session.
-            others: other parties of a session in one process, in the order in which they send.
+            others: other parties in the same process, in the order in which they send.
         """
         for _ in self.steps(schedule, others):
             pass
@@ -1105,11 +1107,11 @@ class LabelParty(AnyLabelParty):
 
         Args:
             exchange: the exchange with the rows of this rank.
-            whole: the exchange with the rows of all ranks.
+            whole: the same exchange with the rows of all ranks.
             inputs: inputs of the label party's own columns; None without columns.
             truth: labels that the training uses.
             weights: weights of the rows in the loss; None if all are equal.
-            sent: cuts of the exchange; the leaves have their gradients.
+            sent: cuts as the exchange received them; their gradients are set.
         """
         assert self._optimizer is not None, "only in a training"
         context = StepContext(exchange.step, training=True, secret=self._secret)
@@ -1142,7 +1144,7 @@ class LabelParty(AnyLabelParty):
     def _last_cuts(
         self, exchange: Exchange, inputs: Tensor | None, sent: Mapping[str, Tensor], turn: int
     ) -> dict[str, Tensor]:
-        """Return the received cuts of an exchange, and the own cut with the present weights."""
+        """Return an exchange's received cuts, and the own cut with the present weights."""
         cuts = {}
         for name, cut in sent.items():
             if name in self.ends:
@@ -1158,7 +1160,7 @@ class LabelParty(AnyLabelParty):
     def _turned(
         self, loss: Tensor, cuts: Mapping[str, Tensor], sent: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """Return each row's weight by the angle between its present and its sent cut gradient.
+        """Return each row's weight by the angle between its present and its earlier cut gradient.
 
         The result is None if all weights are equal.
         """
@@ -1236,7 +1238,7 @@ class LabelParty(AnyLabelParty):
         return self._defense.logits(outputs, StepContext(step))
 
     def contributions(self, row: int) -> None:
-        """Return None: the values follow from cuts; see `ServingParty.contributions`."""
+        """Return None: the caller computes them from the cuts; see `ServingParty.contributions`."""
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -1269,7 +1271,7 @@ class LabelParty(AnyLabelParty):
         return cuts
 
     def _through_model(self, *parts: Tensor) -> Tensor:
-        """Compute outputs from the cuts of all parties, and from the own columns, if any."""
+        """Compute outputs from the cuts of all parties, and from the label party's own columns."""
         cuts = dict(zip(self.terms.parties, parts, strict=True))
         if "bottom" in self.model:
             cuts[self.data.name] = self.model["bottom"](cuts[self.data.name])
@@ -1290,7 +1292,7 @@ class LabelParty(AnyLabelParty):
 
 
 def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
-    """Make the label party's instance of the defense, configured for its labels."""
+    """Make the label party's defense object, configured for the party's labels."""
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None
     calibrated = objective.calibration != "none" and terms.mode == "train"
@@ -1305,7 +1307,7 @@ def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defens
 
 
 def _refuse_whole_cuts(defense: Defense) -> None:
-    """Refuse a defense that needs every party's cut of every row, if some cuts are missing.
+    """Refuse a defense that needs every party's cut of every row, if some parties lack rows.
 
     Raises:
         SpecError: the defense does not support such a task; the error names the defense.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-#: Smaller probabilities are clipped to the epsilon of float64, as in scikit-learn.
+#: Smaller probabilities are raised to the epsilon of float64, as in scikit-learn.
 _LEAST_CHANCE = np.finfo(np.float64).eps
 _MOST_SURPRISE = -np.log(_LEAST_CHANCE)
 
@@ -32,8 +32,8 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
     Args:
         logits: logits, axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
-        hits: k of the hit rate at k: the share of rows whose class is among the k largest outputs;
-            0 leaves it out.
+        hits: k of the hit rate at k: the share of rows whose class is among the classes with the k
+            largest outputs; 0 leaves it out.
 
     >>> logits, codes = torch.tensor([[2.0, 0], [0, 1], [1, 0], [1, 0]]), torch.tensor([0, 1, 0, 1])
     >>> figures = classification_quality(logits, codes)
@@ -61,7 +61,7 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 
 
 def brier_score(logits: Tensor, codes: Tensor) -> float:
-    """Return the mean squared error of probabilities (Brier 1950); of two classes, the second's.
+    """Return the mean squared error of probabilities (Brier 1950); of two classes, for the second.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -78,9 +78,9 @@ def brier_score(logits: Tensor, codes: Tensor) -> float:
 
 
 def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the rank of each row's own class, int64, axes (rows,); rank 0 is the largest output.
+    """Return the rank of each row's true class, int64, axes (rows,); rank 0 is the largest output.
 
-    Among equal outputs, the lower class comes first.
+    If classes have equal outputs, the class with the lower code comes first.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -105,8 +105,8 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
         codes: classes as 0..C-1, axes (rows,).
 
     Returns:
-        float64, axes (rows, 3): the predicted class, the rank of the row's own class, and its log
-        loss; NaN if an output is not finite.
+        float64, axes (rows, 3): the predicted class, the rank of the row's true class, and the
+        row's log loss; NaN if an output is not finite.
     """
     logits, codes = logits.cpu(), codes.cpu()
     surprise = cross_entropy(logits, codes, reduction="none").double()
@@ -161,7 +161,7 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the share of (positive, negative) row pairs in the right order; ties count half.
+    """Return the share of (positive, negative) pairs in the right order; ties count half.
 
     The share is computed from the mean ranks of equal scores (Mann and Whitney 1947). Both
     arguments have axes (rows,).
@@ -174,7 +174,7 @@ def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """Return F1 of each class that occurs in either array, in order; both have axes (rows,)."""
+    """Return F1 of each class in either array, ordered by class code; both have axes (rows,)."""
     classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
     true, guessed = np.split(codes, 2)
     right, held, said = (

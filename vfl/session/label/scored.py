@@ -1,4 +1,4 @@
-"""Counts of a phase's rows, from which all tables of scores, classes and residuals are made.
+"""Counts of a phase's rows; tables of scores, classes and residuals are made from them.
 
 For two classes, rows are counted by score, which is the probability of the second class or the
 points of a scorecard. For more classes, rows are counted by class and predicted class. For a
@@ -129,7 +129,7 @@ class Scored:
         return 2 * self.auc(of) - 1
 
     def kolmogorov_smirnov(self) -> float:
-        """Return the classes' largest distribution distance; NaN if a class is empty.
+        """Return the largest distance of two classes' distributions; NaN if a class is empty.
 
         >>> Scored.counted(np.array([1, 2, 3, 4]), np.array([1, 1, 0, 1])).kolmogorov_smirnov()
         0.6666666666666666
@@ -161,7 +161,7 @@ class Scored:
     def stability(self, other: Scored, most: int = _BANDS) -> float:
         """Return the population stability index of the rows in `other`.
 
-        The index compares rows by this object's score bands.
+        The index compares the numbers of rows in this object's score bands.
         """
         starts = [band.values[0] for band in self.bands(most)][1:]
 
@@ -176,12 +176,12 @@ class Scored:
 
 @dataclass(frozen=True)
 class Guessed:
-    """Counts of rows by class and predicted class, and by the probability of the prediction.
+    """Counts of rows by true and predicted class, and by the probability of the predicted class.
 
     Attributes:
-        counts: number of rows of each class by predicted class, int64, axes (classes, classes).
-        sure: rows by the probability of the prediction; correct predictions count as the second
-            class.
+        counts: number of rows by true class and predicted class, int64, axes (classes, classes).
+        sure: rows by the probability of the predicted class; correct predictions count as the
+            second class.
     """
 
     counts: np.ndarray

@@ -28,17 +28,18 @@ SEPARATOR = "; "
 def summarise(
     party: AnyLabelParty, weights_sha256: str, run: str, terms: Terms | None = None
 ) -> dict[str, Any]:
-    """Summarise quality, bytes, speed and leakage of a finished training or evaluation.
+    """Summarise metrics, bytes, speed and leakage of a finished training or evaluation.
 
-    The formula ratio is the codec's ratio as the literature gives it. The wire ratio divides all
-    bytes of training frames, in both directions and with headers, by dense float32 in both
-    directions; ratios with `up` and `down` concern one direction only.
+    The formula ratio is the codec's compression ratio as the literature gives it. The wire ratio
+    divides all bytes of training frames, with headers, by the bytes of dense float32 cuts and
+    gradients; ratios named `up` and `down` concern one direction only.
 
     Args:
         party: the label party.
         weights_sha256: digest of all parties' weights.
         run: the run's folder.
-        terms: terms of the whole session, if some cuts do not go to the label party.
+        terms: terms of the whole session; None takes the terms as this label party sees them, which
+            differ with a middle party.
     """
     terms, ledger, progress = terms or party.terms, party.ledger, party.progress
     links = [(terms.codec, terms.parties[name].width) for name in terms.feature_parties]
@@ -67,7 +68,7 @@ def summarise(
 
 
 def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
-    """Return the metrics that a summary has only in some sessions, and the model's quality."""
+    """Return the model's quality, and metrics that only some sessions have."""
     last = party.history[-1] if party.history else {}
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
     tested = party.data.split.test
@@ -124,7 +125,8 @@ def guess_of(data: PartyData) -> dict[str, float]:
     """Return metrics of the best constant prediction for the test rows.
 
     Returns:
-        For classes: their number, `accuracy` (the share of the largest class) and `auc`. For a
+        For classes: their number, `accuracy` (the share of the most frequent class) and `auc`. For
+            a
         regression: `rmse` of the mean of the training rows. The result is empty without labels or
             test rows, and for a regression also without training rows.
     """
@@ -143,14 +145,14 @@ def guess_of(data: PartyData) -> dict[str, float]:
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
 
-#: A test AUC below the first number counts as a guess. A training loss counts as divergent if it
-#: grew by more than a factor, the second number. A cross-entropy also counts as divergent above the
-#: third number, in nats; a guess among a thousand classes has 7 nats.
+#: A test AUC below the first number counts as no better than a guess. A training loss counts as
+#: divergent if it grew by more than the second number, which is a factor. A cross-entropy above the
+#: third number, in nats, also counts as divergent; a guess among a thousand classes has 7 nats.
 _GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
 
 
 def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return warnings about a training: its loss grew, or the model is no better than a guess.
+    """Return warnings about a training: its loss grew, or its model is no better than a guess.
 
     >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
     ['the training loss grew from 0.7 to 9.1: divide train.learning_rate by 10']
@@ -181,7 +183,8 @@ def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
     """List all values disclosed in a session beyond the agreed terms: the leakage ledger.
 
-    The list has kinds and sizes only, which follow from the terms and the counts of the session.
+    The list has kinds and sizes only, which the terms and the numbers of exchanges and rows
+    determine.
     """
     mode = secure_mode.make(terms.secure)
     phases = (
@@ -205,18 +208,18 @@ def prediction_table(
     classes: Sequence[str | int] | None,
     uncalibrated: Tensor | None = None,
 ) -> pd.DataFrame:
-    """Make a table with one line per predicted row, named by the label party's id or by position.
+    """Make a table with one row per predicted row, named by the label party's id or by position.
 
     Args:
         data: the label party's rows, whose ids name the rows.
         outputs: outputs, axes (rows, classes), or (rows, 1) for a regression.
         classes: names of the classes; None for a regression.
-        uncalibrated: outputs before a calibration; the table gets separate columns for their
-            probabilities.
+        uncalibrated: outputs before calibration; the table gets additional columns for the
+            probabilities from these outputs.
 
     Returns:
-        If some rows may have been in the training, a column `trained` contains each row's part in
-        the run; see `PartyData.trained`.
+        If some rows may have been in the training, a column `trained` states how the run used each
+        row; see `PartyData.trained`.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
@@ -245,8 +248,8 @@ def write_predictions(
 ) -> None:
     """Write the table as a CSV file, atomically, readable by its owner only.
 
-    Each kind of remark has a column; several remarks of a row share one cell. Ids and names of
-    classes that a spreadsheet would take for a formula get an apostrophe.
+    Each kind of remark has a column; several remarks on one row share one cell, with a separator.
+    Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
     """
     before = torch.cat(list(uncalibrated)) if uncalibrated else None
     table = prediction_table(data, torch.cat(list(outputs)), classes, before)

@@ -1,4 +1,4 @@
-"""Several processes (ranks) of one party: their common computations, start and connections.
+"""Several processes (ranks) of one party: their collective operations, start and connections.
 
 `group` shares a batch's rows and sums gradients; `processes` starts ranks on this machine;
 `machines` lets ranks on other machines join.

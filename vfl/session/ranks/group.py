@@ -4,17 +4,17 @@
     gradients of the weights, summed over the ranks -> the same optimiser step at each rank
 
 At every rank of the label party the loss is that of the whole batch: the rows of rank r have the
-same weight as in the whole batch. The sum of all ranks' gradients is therefore the gradient of a
-single rank, even if the ranks have different numbers of rows. `DistributedDataParallel` averages
-gradients instead, which is right only for equal numbers of rows. It also needs one backward pass of
-one loss, where a split model has two (Li et al. 2020, PyTorch Distributed, section 3.1). This
-module uses the layer below `DistributedDataParallel`: one all-reduce per step, by gloo, or by NCCL
-between GPUs.
+same weight as in the whole batch. The gradients of all ranks therefore add up to the gradient that
+a single rank would compute, even if the ranks have different numbers of rows.
+`DistributedDataParallel` averages gradients instead, which is right only for equal numbers of rows.
+It also expects one backward pass from one loss, but a split model has two backward passes (Li et
+al. 2020, PyTorch Distributed, section 3.1). This module uses the operation on which
+`DistributedDataParallel` is built: one all-reduce per step, by gloo, or by NCCL between GPUs.
 
-Batch norm computes its statistics over all ranks, in both passes, like torch's `SyncBatchNorm`,
-which supports only GPUs. Other layers that combine several rows would see only a rank's rows: `fit`
-and `vfl.session.rules.refuse_ranks` refuse every setting whose result would differ from the result
-of one rank.
+Batch norm computes its statistics over the rows of all ranks, in the forward and the backward pass,
+like torch's `SyncBatchNorm`, which supports only GPUs. Other layers that combine several rows would
+see only the rows of one rank: `fit` and `vfl.session.rules.refuse_ranks` refuse every setting whose
+result would differ from the result of one rank.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from vfl.core.torch_internals import OptimizerFactory, before_steps, gloo_at
 from vfl.core.traffic import Ledger, Traffic
 from vfl.session.schedule import Exchange
 
-#: Address where ranks on one machine connect. The traffic of gloo and NCCL is not encrypted, and
-#: gloo accepts any process that reaches its port; ranks on several machines use streams instead.
+#: Address at which ranks on one machine connect to each other. The traffic of gloo and NCCL is not
+#: encrypted, and gloo accepts any process that reaches its port; ranks on several machines use
+#: streams instead.
 LOOPBACK = "127.0.0.1"
 #: Layers that treat every row separately and draw no random numbers. A subclass of such a layer may
-#: do anything.
+#: mix rows or draw random numbers.
 _ROWS_APART = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
@@ -58,13 +59,13 @@ class Group(Protocol):
     """
 
     def add_up(self, values: Tensor) -> None:
-        """Replace values in place by their sum over all ranks, with equal bits at each rank."""
+        """Replace values in place by their sum over all ranks, equal bit by bit at each rank."""
 
     def spread(self, values: Tensor) -> None:
         """Replace values in place by the values of rank 0."""
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Return the values of every rank in order, with the same axes."""
+        """Return the values of every rank, ordered by rank, each with the same axes."""
 
 
 class TorchGroup:
@@ -72,7 +73,7 @@ class TorchGroup:
 
     Args:
         party: party of the ranks, for error messages.
-        group: a gloo group.
+        group: a gloo group for all other values.
         of_weights: group for the gradients; on GPUs it differs from `group`.
     """
 
@@ -99,14 +100,14 @@ class TorchGroup:
 
 
 class Ranks:
-    """One rank of a party, with its group; without arguments, the only rank.
+    """One rank of a party, with its group; without arguments, the party's only rank.
 
     Every method except `share` is collective: all ranks of the party must call it at the same
     point.
 
     Args:
         party: party of the ranks, for error messages.
-        rank: number of this process, from 0; only rank 0 stores files of the party.
+        rank: number of this process, from 0; only rank 0 writes the party's files.
         size: number of ranks.
         group: group of all ranks.
 
@@ -129,7 +130,7 @@ class Ranks:
     def join_group(
         cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
     ) -> Ranks:
-        """Form the group of ranks on one machine, when every rank is ready.
+        """Form the group of the ranks on one machine, after all ranks are ready.
 
         Args:
             party: party of the ranks.
@@ -141,7 +142,7 @@ class Ranks:
         """
         from torch import distributed
 
-        # These are separate groups, in addition to torch's global one.
+        # These groups are separate from torch's global group.
         with _named(party):
             group = gloo_at(LOOPBACK, store, rank, size, timeout_s)
             of_weights = None
@@ -166,11 +167,11 @@ class Ranks:
         return build if self.alone else before_steps(build, self._sum_gradients)
 
     def whole(self, outputs: Tensor, loss: float, rows: int) -> tuple[Tensor, float]:
-        """Collect all ranks' outputs and losses of a batch.
+        """Collect the outputs and losses that all ranks computed for a batch.
 
         Args:
             outputs: outputs of this rank's rows; axes (this rank's rows, outputs).
-            loss: this rank's part of the batch's loss.
+            loss: this rank's part of the batch's mean loss.
             rows: number of rows of the whole batch.
 
         Returns:
@@ -180,7 +181,7 @@ class Ranks:
         if self.alone:
             return outputs, loss
         counts = [len(part) for part in np.array_split(np.arange(rows), self.size)]
-        # One message per rank: its first row contains the loss, and its last row may be padding.
+        # One message per rank: the first row contains the loss, and the last row may be padding.
         mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
         mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
         found = self._group.gather(mine)
@@ -220,9 +221,9 @@ class Ranks:
         return found
 
     def count_at_first(self, counts: Sequence[int]) -> list[int]:
-        """Return the sums over all ranks at rank 0, and zeros at the other ranks.
+        """Return the sums of the counts over all ranks at rank 0, and zeros at the other ranks.
 
-        No byte is therefore counted twice.
+        If the counts of all ranks are added again later, no byte counts twice.
         """
         if self.alone:
             return list(counts)
@@ -231,7 +232,7 @@ class Ranks:
         return [int(one) for one in (sums if self.rank == 0 else torch.zeros_like(sums))]
 
     def merge(self, ledger: Ledger, parties: Sequence[str]) -> None:
-        """Move the counts of every rank's ledger to rank 0; waiting times stay with their rank."""
+        """Move the byte counts of every rank to rank 0's ledger; waiting times are not moved."""
         if self.alone:
             return
         keys = list(product(parties, ("up", "down"), ("train", "evaluate", "control")))
@@ -264,7 +265,7 @@ class Ranks:
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
         """Sum all gradients over the ranks with one message.
 
-        The message also says which weights have a gradient at any rank.
+        The message also states which weights have a gradient at any of the ranks.
         """
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
@@ -279,7 +280,7 @@ ALONE = Ranks()
 
 
 class _named:
-    """Convert any error of torch in the block to the error for a lost rank.
+    """Convert any error that torch raises in the block to the error for a lost rank.
 
     Torch's own error would name only the address of the rank.
     """
@@ -301,7 +302,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
     Args:
         party: party of the rank.
         rank: number of the rank; None if it is unknown.
-        how: the way in which the process ended.
+        how: text such as the exit code, which states how the process ended.
     """
     return LostRankError(
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
@@ -310,7 +311,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
 
 
 def fit(model: nn.Module, ranks: Ranks) -> None:
-    """Make batch norms use the rows of all ranks; refuse other layers that mix rows or draw.
+    """Make batch norms use the rows of all ranks; refuse other layers that mix rows or draw noise.
 
     Raises:
         SpecError: a layer does not support several ranks; the error names it.

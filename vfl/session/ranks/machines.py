@@ -2,17 +2,18 @@
 
 While a session in several ranks runs, rank 0 listens at an address of the party's own network, and
 the commands of the other ranks connect to it. Each of these ranks has one TLS 1.3 stream for its
-order, its answers and all sums of gradients. Torch's process groups are not used here: gloo, as
-PyTorch ships it, neither encrypts nor authenticates peers, and its store accepts any client.
+order, its answers, and all its gradients. Torch's process groups are not used here: gloo, as
+PyTorch ships it, neither encrypts nor authenticates peers, and torch's store accepts any client.
 
-Every machine has the same 32 secret bytes, the ranks' key. HKDF (RFC 5869) derives a token for each
-rank from this key, and the private key of a CA, which signs a new certificate of rank 0 for each
-session. A rank sends its token only to a server with such a certificate. Rank 0 trusts no message
-before the token; until then, the limits of `vfl.transport.hub` for strangers apply.
+Every machine of the party has the same 32 secret bytes, which are the ranks' key. From this key,
+HKDF (RFC 5869) derives a token for each rank. HKDF also derives the private key of a certificate
+authority, which signs a new certificate of rank 0 for each session. A rank sends its token only to
+a server with such a certificate. Rank 0 trusts no message before the token; until a connection has
+sent its token, the limits of `vfl.transport.hub` for strangers apply.
 
 The ranks form a star: rank 0 adds up the received values in the order of the ranks, and sends the
-sum back. Between two machines a ring would transfer as many bytes; with more machines, all traffic
-passes through rank 0's network.
+sum back. Between two machines, a ring all-reduce would transfer as many bytes; with more machines,
+all traffic passes through rank 0's network.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ from vfl.transport.pairs import derived
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CERTIFICATE_DAYS = 30
-#: Longest interruption of a stream, in seconds; a longer interruption ends the rank. It is shorter
-#: than the patience of the other parties.
+#: Longest interruption of a stream, in seconds; a longer interruption ends the rank. The time is
+#: shorter than the time that other parties wait for this party.
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
-#: Time limit for a rank to connect, so that a missing rank is reported before another party's rank
-#: gives up waiting after `join_timeout_s`.
+#: Time limit for a rank to connect; a missing rank is reported before another party's rank gives up
+#: waiting after `join_timeout_s`.
 _ARRIVAL_S = 40.0
 _DIGESTED_ROWS = 4096
 
@@ -70,7 +71,7 @@ class RanksKey:
     """Secret key that all machines of a party share.
 
     Attributes:
-        party: name of the party.
+        party: name of the party that owns the machines.
         secret: the 32 bytes that every machine of the party has.
     """
 
@@ -108,7 +109,7 @@ class RanksKey:
 
     @property
     def authority(self) -> Authority:
-        """Return the CA of the ranks; each call makes a new certificate, and all are equivalent."""
+        """Return the certificate authority of the ranks; every call returns an equivalent one."""
         name = f"vfl ranks of {self.party}"
         return Authority.of_secret(self._derived("authority", 48), name, _CERTIFICATE_DAYS)
 
@@ -125,13 +126,13 @@ class RanksKey:
 
 
 class StreamGroup:
-    """Collective operations of ranks over their streams; see `vfl.session.ranks.group.Group`.
+    """Collective operations of ranks over streams; see `vfl.session.ranks.group.Group`.
 
     Args:
         rank: number of this rank.
         size: number of ranks.
-        take: function that returns the next frame of a rank.
-        give: function that sends a frame to a rank.
+        take: function that takes a rank's number and returns the next frame of that rank.
+        give: function that takes a rank's number and sends a frame to that rank.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class StreamGroup:
         self._others = range(1, size) if self._leads else range(1)
 
     def add_up(self, values: Tensor) -> None:
-        """See `Group`; the values are added in the order of the ranks."""
+        """See `Group`; rank 0 adds the values in the order of the ranks."""
         if self._leads:
             for rank in self._others:
                 values += self._take(rank, values)
@@ -175,7 +176,8 @@ class StreamGroup:
         return list(every)
 
     def _give(self, values: Tensor) -> None:
-        # The values are copied, because a resend repeats the bytes, and sums are computed in place.
+        # The values are copied: a resend after a lost connection repeats the sent bytes, but sums
+        # are computed in place.
         payload = values.detach().cpu().contiguous().numpy().tobytes()
         for rank in self._others:
             self._give_frame(rank, Frame(Kind.GRAD, self._count, payload))
@@ -194,7 +196,7 @@ class StreamGroup:
 
 
 class _RankLink(WatchedLink):
-    """Rank 0's link to another rank; the link's errors report the loss of this rank."""
+    """Rank 0's link to another rank; any error of the link becomes the error for this lost rank."""
 
     def __init__(self, party: str, rank: int, link: PolledLink, check: Callable[[], None]) -> None:
         super().__init__(link, _name(rank), check)
@@ -223,18 +225,18 @@ class _RankLink(WatchedLink):
 
 
 class RankMachines(FurtherRanks):
-    """The ranks of a party on other machines, as rank 0 sees them.
+    """The additional ranks of a party on other machines, as rank 0 sees them.
 
-    An object listens as long as it exists, and otherwise behaves like `RankProcesses`.
+    An object listens for ranks while it exists, and otherwise behaves like `RankProcesses`.
 
     Args:
-        party: the party's own file.
+        party: the party's own configuration file.
         size: number of ranks, this process included.
         patience_s: seconds that a rank may take to connect and to answer.
 
     Raises:
-        UserError: the address cannot be listened on.
-        MissingDataError, DataError: the key cannot be used.
+        UserError: no process can listen at the address.
+        MissingDataError, DataError: the ranks' key cannot be read.
     """
 
     def __init__(self, party: PartyFile, size: int, patience_s: float) -> None:
@@ -265,7 +267,7 @@ class RankMachines(FurtherRanks):
 
         Raises:
             LostRankError: the rank did not connect.
-            DisagreementError: the rank runs another version.
+            DisagreementError: the rank runs another version of vfl.
         """
         wait_s = min(self._patience_s, _ARRIVAL_S)
         try:
@@ -306,12 +308,12 @@ class RankMachines(FurtherRanks):
             link.look()
 
     def _find_lost(self) -> None:
-        """Do nothing, because the lost rank's link has already named it."""
+        """Do nothing, because the link's error has already named the lost rank."""
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             for link in self._links.values():
-                with suppress(VFLError):  # this rank's work is done
+                with suppress(VFLError):  # this rank has done its part
                     link.send(Frame(Kind.DONE))
         elif isinstance(error, Exception):
             known = error if isinstance(error, VFLError) else unexpected(error, self.party)
@@ -333,7 +335,8 @@ def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -
     """Make the object through which rank 0 uses the other ranks of a party.
 
     Args:
-        party: the party's own file, which states whether the ranks are on other machines.
+        party: the party's own configuration file, which states whether the ranks are on other
+            machines.
         size: number of ranks, this process included.
         patience_s: seconds that a rank may take to connect and to answer.
         device: device of rank 0's models.
@@ -348,15 +351,16 @@ def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -
 
 @contextmanager
 def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[Order]:
-    """Receive the next order of a rank on another machine; errors are reported to rank 0.
+    """Receive the next order of this rank on another machine; report errors of the block to rank 0.
 
     Args:
-        party_file: the party's own file at this machine.
+        party_file: the party's own configuration file on this machine.
         rank: number of this rank, from 1.
         say: function that receives a message when the rank is ready.
 
     Raises:
-        AuthenticationError: the listener has another key, or this rank is already connected.
+        AuthenticationError: the listening process has another key, or a process with this rank's
+            number is already connected.
         LostRankError: rank 0 has ended.
     """
     party = read_party_file(party_file)
@@ -403,7 +407,7 @@ def digest_of_rows(data: PartyData) -> str:
 
 
 def _reached(party: PartyFile, rank: int) -> TcpLink:
-    """Open a stream to rank 0 when it listens."""
+    """Open a stream to rank 0, after rank 0 has begun to listen."""
     if party.ranks_address is None:
         raise ConfigError(
             "this party has no ranks on other machines",
@@ -418,7 +422,7 @@ def _reached(party: PartyFile, rank: int) -> TcpLink:
         try:
             return TcpLink.connect(host, port, hello, key.authority.ca_pem, waits, peer="rank 0")
         except LostPeerError:
-            time.sleep(_RETRY_S)  # no session in several ranks is running
+            time.sleep(_RETRY_S)  # no session with several ranks is running
         except AuthenticationError as refusal:
             raise AuthenticationError(
                 f"rank 0 of party '{party.party}' does not accept this rank",

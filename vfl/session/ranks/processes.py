@@ -1,10 +1,10 @@
 """Additional ranks of a party on the same machine: rank 0 starts them as processes.
 
-Rank 0 is the process that runs the session. It starts each additional rank with `vfl party-rank`,
-and sends the rank its order, one line of JSON, on standard input. The order has the number of the
-rank, the place where the ranks connect, the party's own file, and the address and token of a stream
-for the rank. The rank answers with lines of JSON on its standard output. A rank ends when its
-standard input closes, which happens when rank 0 ends.
+Rank 0 is the process that runs the party's session. It starts each additional rank with `vfl
+party-rank`, and sends the rank its order, one line of JSON, on standard input. The order has the
+number of the rank, the place where the ranks connect, the party's own file, and the address and
+token of a stream for the rank. The answers of the rank are lines of JSON on its standard output. A
+rank ends when its standard input closes, which happens when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -42,25 +42,27 @@ from vfl.session.ranks.group import ALONE, Ranks, lost
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
-#: Time in which rank 0 searches for the rank that ended, and waits for the other ranks to end by
-#: themselves, in seconds.
+#: Time in which rank 0 searches for the rank that has ended, and waits for the other ranks to end
+#: by themselves, in seconds.
 _GRACE_S = 10.0
-#: Time limit for a rank to end after the request, in seconds; a rank that waits for another rank
-#: does not read the request.
+#: Time limit for a rank to end after rank 0 has asked it to, in seconds; a rank that waits for
+#: another rank does not read this request.
 _TOLD_S = 2.0
-#: Time limit for a party to report a lost rank after another party has missed the party, in
-#: seconds. The next attempt waits longer for this process to end.
+#: If another party has lost the connection to this party, time limit for this party to report that
+#: one of its ranks was lost, in seconds. The next attempt of the session waits longer than this
+#: limit for the process to end.
 _MISSED_S = 5.0
 _TICK_S = 0.05
 
 
 class WatchedLink:
-    """A link that checks, while it waits for a frame, whether other parties have ended.
+    """A link that checks, while it waits for a frame, whether ranks or other parties have ended.
 
     Args:
-        link: link to another party, or to a rank.
+        link: link to another party, or to a rank of the same party.
         peer: name of the peer, for error messages.
-        check: function that is called every 0.05 s while no frame arrives; its error ends the wait.
+        check: function that is called every 0.05 s while no frame arrives; if it raises an error,
+            the wait ends.
     """
 
     def __init__(self, link: PolledLink, peer: str, check: Callable[[], None]) -> None:
@@ -77,7 +79,7 @@ class WatchedLink:
             self._next = self._link.poll()
 
     def drain(self) -> None:
-        """Discard every frame that has arrived; raise an error that the peer reported."""
+        """Discard every frame that has arrived; raise the error if the peer has reported one."""
         while self._link.poll() is not None:
             pass
 
@@ -116,7 +118,7 @@ class WatchedLink:
 
 
 class FurtherRanks:
-    """The additional ranks of one party in one session, as a context manager.
+    """The ranks of one party besides rank 0 in one session, as a context manager.
 
     Two other processes notice when a rank ends: the party's own rank 0, and the same rank of
     another party, to which the whole party seems lost. Rank 0 therefore checks its ranks while it
@@ -136,11 +138,11 @@ class FurtherRanks:
         self._patience_s = patience_s
 
     def watch(self, link: PolledLink, peer: str) -> WatchedLink:
-        """Wrap rank 0's link to another party, so that each wait checks ranks and parties.
+        """Wrap rank 0's link to another party; each wait on it checks ranks and parties.
 
         Args:
-            link: link to the other party.
-            peer: name of the watched party, for messages.
+            link: link to the watched party.
+            peer: name of the watched party, for error messages.
         """
         self._streams.append(WatchedLink(link, peer, self.check))
         return self._streams[-1]
@@ -150,7 +152,7 @@ class FurtherRanks:
 
         Raises:
             LostRankError: a rank has ended.
-            LostPeerError: a rank has ended because another party is missing.
+            LostPeerError: a rank has ended because its stream to another party was lost.
         """
         raise NotImplementedError
 
@@ -158,7 +160,7 @@ class FurtherRanks:
         """Check the link to every watched party.
 
         Raises:
-            LostPeerError, PeerFailedError, FrameError: the error with which a party ended.
+            LostPeerError, PeerFailedError, FrameError: the error that ended the party.
         """
         for stream in self._streams:
             stream.look()
@@ -187,7 +189,7 @@ class FurtherRanks:
 
         Raises:
             LostRankError: the rank has ended, or was silent for too long.
-            LostPeerError, PeerFailedError: a watched party ended in the meantime.
+            LostPeerError, PeerFailedError: a watched party ended while rank 0 waited for the rank.
         """
         raise NotImplementedError
 
@@ -200,7 +202,7 @@ class FurtherRanks:
         raise NotImplementedError
 
     def agree(self, weights_sha256: str) -> None:
-        """Check that all ranks have trained the same weights.
+        """Check that all ranks have the same weights after a training.
 
         Raises:
             DisagreementError: a rank has different weights.
@@ -227,10 +229,10 @@ class FurtherRanks:
             self._end(error)
 
     def _explain(self, loss: VFLError) -> None:
-        """Raise the cause of a loss, if `loss` itself is not the cause.
+        """Raise the error that caused a loss, if `loss` itself is not that cause.
 
         Args:
-            loss: the error that rank 0 has noticed.
+            loss: the error that rank 0 noticed first.
         """
         if isinstance(loss, PeerFailedError) and loss.peer_code != LostPeerError.code:
             return
@@ -251,7 +253,7 @@ class FurtherRanks:
         raise loss
 
     def _ask_parties(self) -> None:
-        """Raise the error that ended a party, unless that party only misses another party."""
+        """Raise the error that a party reported, unless the party only lost another party."""
         for stream in self._streams:
             try:
                 stream.drain()
@@ -260,7 +262,7 @@ class FurtherRanks:
                     raise
 
     def _find_lost(self) -> None:
-        """Raise the error of the rank that ended, if that error is not known yet."""
+        """Raise the error of the rank that has ended, if that error is not known yet."""
         raise NotImplementedError
 
     def _end(self, error: BaseException | None) -> None:
@@ -269,11 +271,11 @@ class FurtherRanks:
 
 
 class RankProcesses(FurtherRanks):
-    """Ranks that run as processes beside rank 0; a party with a single rank starts no process.
+    """Ranks that run as processes on rank 0's machine; with a single rank, no process starts.
 
     Args:
         party, size, patience_s: see `FurtherRanks`.
-        device: device of rank 0's models.
+        device: device of the models at rank 0.
     """
 
     def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:
@@ -282,7 +284,7 @@ class RankProcesses(FurtherRanks):
         self._processes: dict[int, Worker] = {}
         self._replies: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
         self._failed: dict[int, VFLError] = {}
-        # Only this user can read the file; torch's other store would listen on a port.
+        # Only this user can read the file; another store of torch would listen on a port.
         self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
 
     @property
@@ -331,7 +333,7 @@ class RankProcesses(FurtherRanks):
         return str(Path(self._meeting.name) / "store")
 
     def check(self) -> None:
-        """See `FurtherRanks`; a rank that has finished its part ends without an error."""
+        """See `FurtherRanks`; a rank that has finished its part may end without an error."""
         for rank, process in self._processes.items():
             if process.exit_code:
                 raise self._cause(rank) from None
@@ -343,7 +345,7 @@ class RankProcesses(FurtherRanks):
     def _cause(self, rank: int) -> VFLError:
         """Make the error of a rank that has ended; if a party was lost, from any stream's error."""
         code = self._processes[rank].wait()
-        while self._replies[rank].get() is not None:  # now all messages of the rank have been read
+        while self._replies[rank].get() is not None:  # all messages of the rank have been read
             pass
         self._replies[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
@@ -368,7 +370,8 @@ class RankProcesses(FurtherRanks):
         self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
-        # After success, ranks end by themselves. The ranks stopped here store nothing.
+        # After a successful session, ranks end by themselves. The ranks that are stopped here write
+        # no files.
         deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
         if error is not None:
             for process in self._processes.values():
@@ -381,16 +384,16 @@ class RankProcesses(FurtherRanks):
 
 
 class Order:
-    """Instructions for an additional rank, and its channel for answers.
+    """Rank 0's order to an additional rank, and the rank's channel for answers.
 
     Args:
-        content: the order as rank 0 wrote it.
+        content: the order, as rank 0 sent it.
         rank: number of the rank.
         local_rank: number of the rank among the ranks on its machine.
-        party_file: the party's own file at this machine.
+        party_file: the party's own configuration file on this machine.
         reply: function that sends an answer.
-        join_group: function that reports that this rank is ready, and forms the group with the
-            other ranks; its arguments are the device of the models and the rows.
+        join_group: function that reports to rank 0 that this rank is ready, and forms the group
+            with the other ranks; its arguments are the device of the models and the party's rows.
 
     Attributes:
         rank, local_rank, party_file, reply, join_group: the arguments.
@@ -415,7 +418,7 @@ class Order:
 def ended(
     party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
 ) -> VFLError:
-    """Make the error that a rank has reported; a lost party gives a `LostPeerError`."""
+    """Make the error that a rank has reported; a rank that lost a party gives a `LostPeerError`."""
     if code == LostPeerError.code:
         return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
     found = lost(party, rank, f"{code}: {what}")
@@ -425,13 +428,13 @@ def ended(
 
 @contextmanager
 def ordered() -> Iterator[Order]:
-    """Read the order of this process, an additional rank; errors are reported to rank 0.
+    """Read rank 0's order to this process, an additional rank; report errors to rank 0.
 
     Raises:
-        ConfigError: a rank sent something other than an order on standard input.
+        ConfigError: standard input contained something other than an order.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # other output goes to the error output, which rank 0 reads
+    os.dup2(2, 1)  # other output goes to the standard error, which rank 0 reads
 
     def reply(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -465,8 +468,8 @@ def ordered() -> Iterator[Order]:
 
 
 def _end_with_rank_0() -> None:
-    """End this process when rank 0 ends, which keeps our standard input open while it runs."""
-    while os.read(0, 1):  # unbuffered: an exit would wait for a buffer's lock
+    """End this process when rank 0 ends; until then, rank 0 keeps our standard input open."""
+    while os.read(0, 1):  # unbuffered: at exit, Python would wait for the buffer's lock
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -482,7 +485,7 @@ def store_at(place: str, size: int, patience_s: float) -> Any:
 
 
 def device_of(device: str, rank: int) -> str:
-    """Return the GPU of a rank; "cuda" assigns one GPU to each rank in order.
+    """Return the device of a rank; "cuda" gives each rank the next of the machine's GPUs.
 
     >>> device_of("cpu", 1), device_of("cuda:3", 1)
     ('cpu', 'cuda:3')

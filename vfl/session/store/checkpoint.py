@@ -1,9 +1,9 @@
 """Checkpoints: one party's state at a step, and the step from which all parties can resume.
 
-The schedule defines the exchanges before which a party saves (`Exchange.saves`). They are the same
-at all parties, so no frame requests a checkpoint. The label party commits checkpoint s when the cut
-of exchange s has arrived from every party: each party saved its checkpoint before it sent that cut.
-Random draws depend on the step number, so there is no generator state to save.
+The schedule defines the exchanges before which a party saves (`Exchange.saves`). All parties follow
+the same schedule, so no frame requests a checkpoint. The label party commits checkpoint s when the
+cut of exchange s has arrived from every party: each party saved its checkpoint before it sent that
+cut. Random draws depend on the step number, so there is no generator state to save.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Checkpoints:
     """One party's checkpoints of one run; each file is sealed, and written atomically.
 
     Args:
-        folder: folder of the files.
-        party: name of the party that owns them.
+        folder: folder of the checkpoint files.
+        party: name of the party that owns the checkpoints.
         run: name of the run.
         terms: digest of the session's terms; a checkpoint of other terms is refused.
     """
@@ -43,8 +43,8 @@ class Checkpoints:
         self.run = run
         self.terms = terms
 
-        #: Function that is called with the step before its checkpoint is written; a trace then
-        #: saves its content.
+        #: Function that is called with the number of a step, before the step's checkpoint is
+        #: written; a recorder then writes its trace to disk.
         self.before_save: Callable[[int], None] = lambda step: None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
@@ -65,9 +65,10 @@ class Checkpoints:
         """Load the state before exchange `step`.
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, or of another party or run; an
-                older checkpoint may be intact.
-            RunFolderError: the checkpoint has another format or version, or belongs to other terms.
+            CheckpointError: the checkpoint is missing, is damaged, or belongs to another party or
+                run; an older checkpoint may be intact.
+            RunFolderError: the checkpoint has another format or version, or belongs to a session
+                with other terms.
         """
         path = self._path(step)
         try:
@@ -117,7 +118,7 @@ class Checkpoints:
         return sorted(int(path.stem) for path in found if path.stem.isdigit())
 
     def commit(self, step: int) -> None:
-        """Record that every party has saved before this exchange."""
+        """Record that every party has saved a checkpoint before exchange `step`."""
         write_sealed_json(self.folder / _COMMITTED, {"committed": step}, self._pointer)
 
     def committed(self) -> int:
@@ -141,6 +142,6 @@ class Checkpoints:
 
 
 def newest_common(kept: Sequence[Checkpoints], most: int) -> int:
-    """Return the newest step, up to `most`, with an intact checkpoint at all parties, or 0."""
+    """Return the newest step, up to `most`, that is intact at all parties; 0 if there is none."""
     common = set.intersection(*(set(one.intact(most)) for one in kept))
     return max(common, default=0)

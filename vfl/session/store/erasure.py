@@ -1,9 +1,9 @@
-"""Erases rows at the party that owns them: which files contain rows, and what is removed.
+"""Erases rows at the party that owns them: lists the files that contain rows, and changes them.
 
-`KEPT` lists every file below a party's folder with the row data that it contains. `forget` removes
-the rows from data of single rows: the table if requested, positions, digests of ids, predictions
-and traces. Results learned from many rows stay, and the runs are marked. When the next session
-begins, the other parties receive the positions that leave an alignment
+`KEPT` lists every kind of file below a party's folder, with the row data that such files contain.
+`forget` removes the rows from data of single rows: the table if requested, positions, digests of
+ids, predictions and traces. Results learned from many rows stay, and the runs are marked. When the
+next session begins, the other parties receive the positions that leave an alignment
 (`vfl.session.handshake.Withdrawn`), so all other rows continue without a new alignment.
 """
 
