@@ -405,7 +405,7 @@ def renew(
 
 
 def _preload_parties() -> None:
-    """Import a session's code for both sides once, so that child processes need not."""
+    """Import the session code of all roles once, so that child processes need not."""
     import vfl.clients.app
     import vfl.server.app  # noqa: F401
 
@@ -466,7 +466,7 @@ def rank() -> None:
 
 
 def hand_over(path: Path) -> None:
-    """If the label party's standing worker runs this command, end with its exit code."""
+    """Let the label party's standing worker run this command, and end with its exit code."""
     from vfl.federation import workers
 
     code = workers.hand_over(path, sys.argv[1:])
@@ -490,7 +490,7 @@ def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experi
 
 
 def run_among_parties() -> None:
-    """End with the exit code of this command if a worker can run it next to its parties."""
+    """Let a worker next to this command's parties run it if possible; end with its exit code."""
     from vfl.federation import programs
 
     code = programs.shared_worker(sys.argv[1:])
@@ -534,7 +534,7 @@ def _epsilon(entry: Entry) -> str:
 
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
-    """Return the total spending under all names, with what a restored store may lack."""
+    """Return total spending under all names, and spending that a restored store may lack."""
     from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]

@@ -542,7 +542,7 @@ def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experimen
 
 
 def _measured(round_trip_ms: float) -> dict[str, Any]:
-    """Return what a feature party can advise; the settings belong to the label party."""
+    """Return the command with which a label party gets advice for this feature party's network."""
     command = f"vfl check PROJECT --round-trip-ms {round_trip_ms:.0f}"
     return {
         "round_trip_ms": round(round_trip_ms, 1),

@@ -21,7 +21,7 @@ _END_S = 30.0
 
 
 def _served_run(path: Path | None) -> Path | None:
-    """Return the run at a path; for a project or folder, the promoted or else the last run."""
+    """Return the run at a path; in a project or folder, the promoted or else the newest run."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.core.errors import RunFolderError
@@ -286,7 +286,7 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
 
 
 def _on_the_federation(run: Path) -> None:
-    """Submit the session and follow it; an interrupt ends it in an orderly way."""
+    """Submit a serving session and report its progress; an interrupt ends it in an orderly way."""
     hand_over(run)
     from vfl.training import federated
     from vfl.training.promotion import STOP_FILE

@@ -150,7 +150,7 @@ class ServedParty(_Served):
 
 
 class ServedMiddle(_Served):
-    """The party in the middle in a service: queries feature parties, sends its output.
+    """The middle party in a service: it queries feature parties, and sends its output.
 
     Args:
         middle: the middle party, with its trained weights.
@@ -179,7 +179,7 @@ class ServedMiddle(_Served):
             return False
         self._asked = asked[0].step, asked[1]
         payload = b"" if isinstance(asked[1], Refused) else asked[0].payload
-        # also passed on without rows, so that all parties count the same requests
+        # requests without rows are passed on too, so that all parties count the same requests
         for link in self._links.values():
             link.send(Frame(Kind.ASK, asked[0].step, payload))
         return True

@@ -203,7 +203,7 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Remove rows that others have erased from the alignment; note rows erased here."""
+        """Remove rows that other parties erased from the alignment; note this party's erasures."""
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):
@@ -254,7 +254,7 @@ class _PartySession:
         return Introduction.of(self.data, self.terms, session, announced, withdrawn=self.withdrawn)
 
     def _admit_label_party(self, stream: TcpLink) -> None:
-        """Continue with a label party only if its store was not restored from an older copy."""
+        """Reject a label party whose store was restored from an older copy."""
         name = self.terms.label_party
         self._standing.admit(name, Announcement.parse(stream.terms.get("standing"), name))
 
@@ -440,7 +440,7 @@ class _PartySession:
                 self.folder.save_served(drift)
             return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
-        if (layers := feature.end.layers) is not None:  # the sizes of its frames are known only now
+        if (layers := feature.end.layers) is not None:  # the frame sizes are known only now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
             limits = self._limits({self.name: layers})
             stream.agree(limits)
@@ -566,7 +566,7 @@ class _PartySession:
         )
 
     def _count(self) -> int:
-        """Return the counter of the party's store, for the report."""
+        """Return the counter of this party's store, which shows a restored older copy."""
         return self._standing.announce().count
 
 

@@ -127,7 +127,7 @@ class TableSettings(Settings):
             (`vfl.datasets.encode.BinnedColumn`); 0 standardises numbers instead.
         tokenizer: name of a pretrained model on this machine, whose tokenizer is used. In a data
             set of texts, its tokens replace words; in a table, they replace each party's text
-            columns. A cell of a row is the token's number plus 1; 0 is padding.
+            columns. Each input value is the number of a token plus 1; 0 is padding.
         length: number of tokens, words or items of a row; by default 256 tokens for texts of a
             table.
         repeats: row that is used for an id that several rows have: "first"; "latest:COLUMN", by a
@@ -177,8 +177,8 @@ class DataSettings(TableSettings):
         folds, fold: test on fold number `fold` (counted from 1) of this many equal folds, which
             have equal numbers of rows of each class; `validation` is then a share of all other
             rows.
-        side, classes: height and width of images in pixels, and number of classes to keep, the
-            first ones.
+        side, classes: `side` is the height and width of images in pixels; `classes` is the number
+            of classes to keep, counted from the first class.
         vocabulary: number of different word codes, including the codes for padding and for unknown
             words.
     """
@@ -354,7 +354,7 @@ class TrainSettings(Settings):
 
     @property
     def split_rows(self) -> int:
-        """Number of rows that are split together; 0 splits all rows at once."""
+        """Number of rows that are split into training, validation and test together; 0 for all."""
         return 0 if self.shuffle == "full" else self.block_rows
 
 
@@ -375,8 +375,8 @@ class DPSettings(Settings):
         clip_by: "half" clips the gradient of all weights of a party together; "layer" clips each of
             n layers to clip / sqrt(n).
         quantile: target share of rows whose gradients are not clipped. Each clipping norm starts at
-            `clip` and adapts to it, by noisy counts that cost a part of the budget; None keeps the
-            norms constant.
+            `clip`, and noisy counts, which cost a part of the budget, adapt the norm to this share;
+            None keeps the norms constant.
         sampling: "poisson" draws each row independently for each step, so batch sizes vary and some
             batches are empty; "shuffled" uses every row once per epoch, without privacy
             amplification by sampling.
@@ -430,8 +430,8 @@ class FederationSettings(Settings):
     Attributes:
         superlink: host:port under which the feature parties reach the SuperLink.
         stream_host: name or address of the stream for feature parties; the certificate contains it.
-        stream_port: port for the streams of all sessions; 0 takes a free port at each start. The
-            SuperLink's own port can be used for both, if the host is the same.
+        stream_port: port for the streams of all sessions; 0 takes a free port at each start. If the
+            host is the same, the SuperLink's own port can also be used for the streams.
         bind_host: address on which the stream listens; empty means `stream_host`.
         certificate_days: lifetime of the SuperLink's certificate in days; `vfl up` renews the
             certificate when a third of its lifetime is left, but not earlier than 30 days before
@@ -506,8 +506,8 @@ class Experiment(Settings):
             only the sum of all cuts (which needs merge = "sum"). With "beaver" also no party has
             the first-layer weights; with "permuted" no party has any weights. With "pea" parties
             have separate rows, and no party sees another party's row, a gradient, or a model before
-            the final one. A file may set `model` instead. Its value
-            "network" means secure = "none"; another model, such as "trees", replaces bottoms, cuts
+            the final one. A file may set `model` instead of `secure`. The value "network" of
+            `model` means secure = "none"; another model, such as "trees", replaces bottoms, cuts
             and top.
         dp: differential privacy of the models; None trains without it.
         trace: recording of all parties in one process; in a federation, each party's own file has

@@ -342,7 +342,7 @@ class RunFolder:
 
 
 def locked_for(run: Path, mode: str) -> Path:
-    """Return the folder that a session on a run, or on a party's part of it, must lock.
+    """Return the folder that a session must lock for a run, or for a party's part of a run.
 
     A run that is being served may be evaluated and used for predictions at the same time.
     """
@@ -374,7 +374,7 @@ def _processor_model() -> str:
 
 
 def _accelerators() -> list[str]:
-    """Return the names of the accelerators that PyTorch finds, if it is loaded."""
+    """Return the names of the accelerators that PyTorch finds, if PyTorch is loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return []

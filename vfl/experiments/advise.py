@@ -54,9 +54,9 @@ class Advice:
             claim.
         measured: success of attacks against this setting, as measured.
         source: the docs page with the measured figures, relative to docs/.
-        defense, secure, dp, padded: if an experiment has one of these settings, it follows the
-            advice. A defense written as "NAME:OPTION" counts only if the option is given.
-        most_epsilon: largest epsilon with which a defense's option counts.
+        defense, secure, dp, padded: an experiment with one of these settings follows the advice. A
+            defense written as "NAME:OPTION" counts only if the option is given.
+        most_epsilon: largest value of a defense's epsilon option with which the defense counts.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tables of attack results: the leaderboard, tables for each k and grant, and others."""
+"""Tables of attack results: the leaderboard, tables by leaked labels and by access, and others."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ _OF_SEARCH = {"budget_s", "seconds", "chosen", "compositions"}
 
 
 def searches_table(records: Sequence[Record]) -> Table | None:
-    """Return one line per defense, searching attack and k: trials, cost and choice.
+    """Return one line per defense, searching attack and k: number of trials, cost and choice.
 
     The values are means over victims and draws; the result is None if no attack uses a search.
     """

@@ -55,7 +55,7 @@ class Cell:
     Attributes:
         experiment: the experiment to train.
         title: name of the cell for display.
-        about: description of the cell in the grid's terms, by column of the grid's table.
+        about: the cell's values in the grid's table, by name of the column.
         victim: spec of the attacked defense or codec, or "baselines"; the cell's folder name begins
             with it. Empty in a comparison, where only `codec` differs.
         adversary: spec of the adversary in the training; "none" if all parties are honest.

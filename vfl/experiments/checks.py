@@ -196,7 +196,7 @@ def _scenario_mistakes(
 def grid_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """Yield the mistakes that would stop a cell of a grid, with the cell's own messages.
+    """Yield the mistakes that would stop a cell of a grid, as the errors that the cell would raise.
 
     Args:
         experiment: the experiment to train; another seed may split the rows differently.
@@ -321,7 +321,7 @@ def _check_attack(
 
 
 def _check_unlabelled(part: Part, label: PartyData) -> None:
-    """Reject an attacker that needs unlabelled rows if its part of the split is empty."""
+    """Reject an attacker that needs unlabelled rows from a part of the split that is empty."""
     if not len(getattr(label.split, part)):
         raise TooFewRowsError(
             f"the attacker holds the {part} rows without labels, but this part is empty",

@@ -161,7 +161,7 @@ def of_comparison(
     measure: str,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """Return a comparison's summary: the reference, and the smallest codec not shown worse.
+    """Return a comparison's summary: the reference, and the smallest codec not shown to be worse.
 
     That is no proof of being as good: "Not shown worse" is no proof of being as good, because few
     repeats are weak evidence; the text states the possible difference.
@@ -218,7 +218,7 @@ def of_comparison(
 
 
 def _not_worse(one: Line, measure: str) -> bool:
-    """Return whether the 95 % interval of its difference to the reference includes 0 or gains."""
+    """Return whether the 95 % interval of a codec's gain over the reference includes 0 or gains."""
     less = one.difference(measure)
     if less is None or less.half_width is None:
         return False
@@ -294,7 +294,7 @@ def _more_words(one: Standing) -> str:
 
 
 def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
-    """Return the best protected entry, without those shown to cost more than the margin."""
+    """Return the best protected entry among those not shown to cost more than the margin."""
     return next((one for one in entries if one.affordable != "no"), entries[0])
 
 

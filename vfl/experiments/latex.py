@@ -44,7 +44,8 @@ def latex_table(
     Args:
         grid: the study.
         measures: measures of test rows and of attacks to show. If it is empty, the measure that
-            fits the task is shown; attacks without this measure show their first one.
+            fits the task is shown; an attack without this measure is shown with its own first
+            measure.
         caption: caption of the table; None writes only the `tabular` environment.
         label: label of the table, for references.
 

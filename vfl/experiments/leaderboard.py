@@ -109,7 +109,7 @@ class LeaderboardEntry:
 
     @property
     def worst(self) -> Standing:
-        """Standing with the largest advantage, among those with a shown leak if there are any."""
+        """Standing with the largest advantage; if some have a shown leak, the largest of these."""
         return max(self.standings, key=lambda one: (one.verdict == "leaks", one.advantage.mean))
 
 

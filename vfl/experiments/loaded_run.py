@@ -85,7 +85,7 @@ class LoadedRun:
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Names of the parties in the experiment, or, if it cannot be read, in the traffic.
+        """Names of the experiment's parties; if it is unreadable, of those in the traffic.
 
         A dealer has traffic, but is not one of the parties with columns.
         """
@@ -168,7 +168,7 @@ class LoadedRun:
         return self._counted("residuals", Residuals.read)
 
     def _counted(self, form: str, read: Callable[[Any], Counts]) -> dict[str, Counts]:
-        """Return the counts of each part whose record has the expected form."""
+        """Return the counts of each split of rows whose record has the expected form."""
         found = self.folder.scored() if self.has_ended else {}
         parts = ("validation", "test", "uncalibrated")
         return {part: read(found[part]) for part in parts if form in (found.get(part) or ())}

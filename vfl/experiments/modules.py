@@ -75,7 +75,7 @@ from vfl.training.split import Crossings, SplitModule
 
 @dataclass(eq=False)
 class _Columns:
-    """The inputs of one party in a batch: its arguments of the model, by position or name.
+    """One party's inputs in a batch: the model's arguments that belong to this party.
 
     Attributes:
         arguments: tensors whose axis 0 is the row.
@@ -115,8 +115,8 @@ class _Bottom(nn.Module):
         model: a copy of the model that no other code changes.
         party: name of the party.
         like: the party's inputs in some batch, which show axes and types.
-        others: other parties' arguments of the whole model, axes (rows, ...); the party's cut does
-            not depend on them.
+        others: arguments that other parties give to the whole model, axes (rows, ...); this party's
+            cut does not depend on these arguments.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Bottom(nn.Module):
 
 
 class _Top(nn.Module):
-    """The layers of a model after a cut, as a module that takes cuts.
+    """The layers of a model behind a cut, as a module whose input is this cut.
 
     The layers before the cut run on zeros, and a hook replaces their output by the given cut.
 
@@ -247,7 +247,8 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
     """
     seen = _Seen()
     device = device_of(model)
-    # The server of a U-shape has the cut that it receives; the rows belong to the feature party.
+    # In a U-shape, an attack on the server reads the cut that the server receives; the rows and
+    # inputs are those of the feature party.
     source = next(iter(model.decoders)) if party == server_of(model) else party
     arrived: dict[str, Tensor] = {}
     hooks = [
@@ -311,7 +312,7 @@ def _note(arrived: dict[str, Tensor], name: str, end: nn.Module, given: tuple[Te
 
 
 def server_of(model: Crossings) -> str | None:
-    """Return the server of a U-shape, which returns a cut; None for other modules."""
+    """Return the server of a U-shape, which sends a cut back; None for modules of another shape."""
     return model.server if isinstance(model, CutModel) else None
 
 
@@ -329,7 +330,7 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
 def _asked(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[_Columns, Mapping[str, Tensor], Tensor | None]:
-    """Return a query: the party's inputs, other parties' inputs for its layers, and outputs."""
+    """Run the model; return the party's inputs, other inputs of its layers, and outputs."""
     with torch.no_grad():
         outputs = answered(model, inputs)
     outputs = outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
@@ -347,8 +348,8 @@ class _ModuleVictim(Victim):
         data: see `Cases`.
         cuts: cuts of all rows, axes (rows, width).
         bottom: the party's layers; None if they need all rows at once.
-        top: a module with the label party's architecture, and its input width; None if there is
-            none.
+        top: a module with the label party's architecture, and the width of its input; None if the
+            label party's layers cannot run on this cut alone.
     """
 
     def __init__(
@@ -399,7 +400,7 @@ class _ModuleVictim(Victim):
         return _fresh(_held(self._core))
 
     def new_top(self, width: int) -> nn.Module:
-        """Return an untrained top; a linear layer if the real top takes other cuts too."""
+        """Return an untrained top, or a linear layer if the top also takes other cuts."""
         if self._top is not None and self._top[1] == width:
             return _fresh(self._top[0])
         return nn.Linear(width, self.classes)
@@ -598,7 +599,7 @@ class _ModuleCases(Cases):
         )
 
     def _top_alone(self) -> Maker | None:
-        """Return a function that copies the module's top, if this party alone feeds the top."""
+        """Return a function that copies the module's top, if no other party feeds the top."""
         top = getattr(self._model, "top", None)
         alone = list(self.experiment.feature_parties) == [self.party]
         return partial(copy.deepcopy, top) if alone and isinstance(top, nn.Module) else None
@@ -806,7 +807,7 @@ _LAYERS = frozenset({Grant.BOTTOM, Grant.BOTTOM_RECIPE})
 def _with_held(
     settings: GridSettings, of_label: frozenset[Grant], of_feature: frozenset[Grant]
 ) -> GridSettings:
-    """Return the settings without pack attacks that need parts which a module lacks.
+    """Return the settings without those attacks of a pack that need grants the module lacks.
 
     Args:
         settings: the attacks.
@@ -814,7 +815,8 @@ def _with_held(
         of_feature: grants that a feature party of this module cannot have.
 
     Raises:
-        UserError: an individually named attack needs such a part, or all attacks do.
+        UserError: an attack that the settings name individually needs such a grant, or every attack
+            does.
     """
     lacking = {"label party": of_label, "feature party": of_feature}
     fitting, refused = list[str](), dict[str, frozenset[Grant]]()
@@ -876,5 +878,5 @@ def data_of_labels(
 
 
 def _split(train: Tensor, test: Tensor) -> Split:
-    """The rows of a loader may leak: a label party knows columns of them, as of validation rows."""
+    """Return a split in which the loader's rows may leak, as training and validation rows may."""
     return Split(train.numpy(), train.numpy(), test.numpy())

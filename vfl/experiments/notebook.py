@@ -291,8 +291,8 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
             "package.module:function".
         settings: overrides of settings; for a module, the loaders as in `grid`.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; also `out` (the
-            study's folder), `jobs`, `ray`, `device` and `progress`. For modules also `defenses`;
-            each defense is trained with every codec.
+            study's folder), `jobs`, `ray`, `device` and `progress`. For modules, `defenses` is a
+            further option; each defense is trained with every codec.
     """
     if _is_build(experiment):
         return _module_study("compare", experiment, *_loaders("compare", settings), **options)
@@ -319,8 +319,8 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
         settings: overrides of settings; for a module, a loader of the training rows, and optionally
             one of the test rows.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
-            also `out`, `jobs`, `ray`, `device` and `progress`. For modules also `codec`, `test`,
-            `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
+            also `out`, `jobs`, `ray`, `device` and `progress`. For modules, further options are
+            `codec`, `test`, `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
 
     Raises:
         ConfigError: `build` ignores a setting, or other processes need a function that they cannot
@@ -461,7 +461,7 @@ def _study(
 def _read(
     experiment: AnyExperiment, overrides: Sequence[str]
 ) -> tuple[Experiment, Locations, str | None]:
-    """Return the checked experiment, the file positions of settings, and its file if any."""
+    """Return the checked experiment, the file positions of its settings, and its file or None."""
     if isinstance(experiment, str | Path):
         return *read_checked(Path(experiment), overrides), str(experiment)
     made = experiment
@@ -475,7 +475,7 @@ def _read(
 def _command(
     name: str, called: str | None, overrides: Sequence[str], folder: Path, device: str, *more: str
 ) -> str:
-    """Return a command that repeats the run; without a file, from the run's folder."""
+    """Return a command that repeats the run, from the experiment's file or the run's folder."""
     if called is None:
         return command_of(name, str(folder / "config.toml"), *more, device=device)
     return command_of(name, called, *more, settings=overrides, device=device)

@@ -50,8 +50,8 @@ from vfl.transport import local_pair
 #: Default folder in which `vfl train` stores runs of an experiment file.
 _RUNS = Path("runs")
 
-#: Compute time of one exchange at both parties, for a small network; with a larger network, the
-#: speedup is smaller than stated.
+#: Assumed compute time of one exchange at both parties, for a small network; with a larger network,
+#: the real speedup is smaller than the advice states.
 _STEP_S = 0.001
 #: With fewer validation rows than this, the difference between two epochs is mostly noise.
 _FEW_ROWS = 100
@@ -188,7 +188,7 @@ def _gaps(label: PartyData) -> dict[str, Any]:
 
 
 def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:
-    """Return a warning if few rows select the epoch: a lucky early epoch may win."""
+    """Return a warning if few validation rows select the epoch: a lucky early epoch may win."""
     train, rows = experiment.train, len(split.validation)
     if rows >= _FEW_ROWS or not (train.patience or train.keep == "best"):
         return {}

@@ -88,8 +88,9 @@ class Scenario:
     by_cuts: bool = False
 
 
-#: Feature parties as attackers: at inference time; with their bottom of every epoch; with all other
-#: feature parties; with a recording of the training; and with both of the last two.
+#: Feature parties as attackers: at inference time; with their bottom of every epoch; together with
+#: all other feature parties; with a recording of the training; and together with all others with
+#: this recording.
 INFERENCE_TIME = Scenario(
     "inference", "feature party", _OF_LABELS, INFERENCE | {Grant.PROTOCOL}, by_cuts=True
 )
@@ -106,8 +107,9 @@ TRAINING_TIME = Scenario(
 TRAINING_COLLUSION = Scenario(
     "training collusion", "feature party", _OF_LABELS, TRAINING | {Grant.PARTNERS}, "training"
 )
-#: Label parties as attackers: with recorded queries; with a recorded training; the same two for an
-#: attribute; and one that receives only sums and colludes with all other feature parties.
+#: Label parties as attackers: with recorded queries; with a recorded training; with the same two
+#: recordings to infer an attribute; and a label party that receives only sums and colludes with all
+#: other feature parties.
 RECORDED_QUERIES = Scenario(
     "recorded queries", "label party", ("inputs", "tokens"), RECEIVING, "queries", own_columns=True
 )
@@ -132,7 +134,8 @@ SECURE_SUM = Scenario("secure sum", "label party", ("inputs",), SUMMING)
 PREDICTIONS = Scenario("predictions", "outsider", ("scores",), QUERYING)
 #: The server of a U-shaped module that a caller split.
 SERVER = Scenario("server of a U-shape", "label party", ("inputs", "labels"), SERVING)
-#: In this order, an attack belongs to the first scenario that grants what the attack needs.
+#: Scenarios in order; an attack belongs to the first scenario that grants all that the attack
+#: needs.
 SCENARIOS = (
     INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, TRAINING_COLLUSION, RECORDED_QUERIES,
     RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS, SERVER,
@@ -186,7 +189,7 @@ def _made(spec: str) -> Attack:
 
 
 def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
-    """Return the scenario of a job; None for an adversary's own result without recording."""
+    """Return the scenario of a job; None for the result of an adversary that reads no recording."""
     if bottom != OUTCOME:
         return scenario_of(attacks.make(spec), spec, own_columns=True)
     return RECORDED_QUERIES if isinstance(make_adversary(spec), Attack) else None

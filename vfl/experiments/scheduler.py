@@ -1,4 +1,4 @@
-"""Runs the cells of a grid: finished cells are kept, and started cells are continued.
+"""Runs the cells (trainings) of a grid: keeps finished cells, and resumes started cells.
 
 Workers run the cells, in this process or in other processes, one cell at a time each.
 """
@@ -53,12 +53,13 @@ _PACKAGE = Path(__file__).parents[1]
 #: Number of attempts for a cell if its process dies.
 TRIES = 3
 
-#: Kind of a cell without its seed: whether an earlier call began the cell, and its settings.
+#: Kind of a cell, for mean durations: whether an earlier call began the cell, and the cell's
+#: settings without its seed.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
 class RemainingTime:
-    """Estimates the remaining time by kind of cell; baselines may take longer than victims.
+    """Estimates the remaining time from a mean duration for each kind of cell, such as baselines.
 
     Args:
         cells: cells that have not finished yet.
@@ -77,14 +78,14 @@ class RemainingTime:
         self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
 
     def add(self, cell: Cell, seconds: float | None = None) -> None:
-        """Record a finished cell and its duration; None if an earlier call had finished it."""
+        """Record a finished cell and its seconds; these are None if an earlier call finished it."""
         kind = self._kind(cell)
         self._ahead[kind] -= 1
         if seconds is not None:
             self._seconds[kind].append(seconds)
 
     def left_s(self) -> float:
-        """Remaining seconds for all cells; a kind without times counts as the mean of others."""
+        """Return the remaining seconds; a kind of cell without times gets other kinds' mean."""
         means = {kind: fmean(seconds) for kind, seconds in self._seconds.items()}
 
         def expected(kind: _Kind) -> float:
@@ -206,7 +207,7 @@ def _measured(path: Path) -> int | None:
 
 
 def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    """Yield cells with their seconds when they end; finally stop all workers."""
+    """Yield each cell with its duration in seconds when the cell ends; finally stop all workers."""
     try:
         if len(workers) == 1:
             yield from (_timed(workers[0], cell) for cell in cells)
@@ -258,7 +259,7 @@ def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Lock the folder against a second call; the system releases the lock at process end."""
+    """Lock a folder for one call; the operating system unlocks it when the process ends."""
     with (path / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

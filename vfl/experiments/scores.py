@@ -99,8 +99,8 @@ class AttackPlan:
             scratch_of(spec, name) for spec in leaking for name in names if name in SCRATCH
         )
         found = self._on((ANY,), (), list(scratch))
-        # Without leaked labels, the baseline of the thesis is the same attack on the inputs
-        # themselves.
+        # Without leaked labels, the baseline is the same attack on the party's inputs in place of
+        # cuts.
         found += self._on((ANY,), once, ())
         found += self._on(
             [name for name in names if name not in SCRATCH],
@@ -112,7 +112,7 @@ class AttackPlan:
     def _on(
         self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
     ) -> list[AttackJob]:
-        """Yield jobs for these attacks and bottoms; jobs with the same leak are adjacent."""
+        """Yield jobs for these attacks and bottoms, jobs with the same leaked labels together."""
         found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
         return found + [
             AttackJob(spec, k, draw, bottom)

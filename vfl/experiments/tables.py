@@ -1,4 +1,4 @@
-"""Tables and numbers as readable text. No line break is possible at a space within a figure."""
+"""Tables and numbers as readable text. Spaces within a number are non-breaking."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Table:
 
 
 def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:
-    """Return a share and half of its interval, in percent; empty if nothing is known.
+    """Return a share and half the width of its interval, in percent; empty without an estimate.
 
     >>> estimate_text(Estimate(0.7213, 0.0131, 3)), estimate_text(Estimate(0.5, None, 1), "+")
     ('72.1 ± 1.3 %', '+50.0 %')
@@ -69,7 +69,7 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
 
 
 def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
-    """Return a measure with its interval, shares in percent; with a sign, a difference.
+    """Return a measure with its interval as text, shares in percent; a sign marks a difference.
 
     >>> score_text(Estimate(0.7213, 0.0131, 3), "accuracy")
     '72.1 ± 1.3 %'

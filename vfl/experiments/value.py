@@ -1,4 +1,4 @@
-"""Value of joining: quality of each party alone and of all together, cost of protection.
+"""Value of a federation: quality of each party alone and of all together; cost of protection.
 
 Every cell is trained and tested on the rows that all parties have. So cells differ only in the
 columns, the place of the training, or its protection.
@@ -59,8 +59,8 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     )
     label = experiment.label.party
     own = {name: {name: experiment.parties[name]} for name in experiment.parties}
-    # One party has all columns; it merges the cuts itself, so that the top gets the width that it
-    # expects.
+    # One stand-in party has all columns, and merges the cuts of its bottoms itself, so that the top
+    # gets an input of the expected width.
     merged = [one.width for one in experiment.parties.values()]
     whole = {"": PartySettings(width=models.make_merger(experiment.merge).width(merged))}
     asked: list[tuple[str, str, Experiment]] = []
@@ -167,7 +167,7 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> str:
-    """Return a training's gain over each party alone as text; empty if it is not known.
+    """Return, as text, a training's gain over each party alone; the text is empty if unknown.
 
     Args:
         path: folder of the run or study.
@@ -237,7 +237,7 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 
 
 def for_trees(data: PartyData) -> Tensor | None:
-    """Return a party's inputs; the bins of a binned number are joined into one column again.
+    """Return a party's inputs, in which the bins of a number are joined into one column again.
 
     The sum of the bins increases with the number, and trees need only the order of values.
     """
@@ -372,7 +372,7 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
 
 
 def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
-    """Return a run's gain over its label party alone as text; empty if it is not known."""
+    """Return, as text, a run's gain over its label party alone; the text is empty if unknown."""
     score = run.label_alone().get(f"test_{measure}")
     if score is None or reached is None:
         return ""

@@ -310,7 +310,7 @@ class LabelSession:
             self.front.waits_for(parties)
 
     def _watched(self, schedule: Iterable[Exchange], split: Split) -> Iterator[Exchange]:
-        """Yield the same exchanges, and write the progress to the run's folder."""
+        """Yield the exchanges of a schedule, and write the progress to the run's folder."""
         return SessionProgress(self.terms, split, self._tell).through(schedule)
 
     def say(self, line: str) -> None:
@@ -410,7 +410,7 @@ class LabelSession:
         return what
 
     def _goes_on(self, error: VFLError, said: str) -> str:
-        """Report why a service waits, unless the last report was the same (as with a full disk)."""
+        """Report why a service waits, unless the last report was the same; return the reason."""
         if error.what != said:
             self.say(f"{error.what}; serving continues when all parties are back")
         return error.what
@@ -467,7 +467,7 @@ class LabelSession:
             return self._play_top(attempt, own, ranks, recorders)
 
     def _counted(self, ledger: Ledger) -> Observer:
-        """Count relayed frames: a cut once for a middle party, not for further label parties.
+        """Return an observer that counts a relayed cut for a middle party, not for label parties.
 
         In a secret-shared network, all relayed frames count.
         """
@@ -482,7 +482,7 @@ class LabelSession:
         return count
 
     def _model(self, ledger: Ledger) -> tuple[Objective, dict[str, Any]]:
-        """Return the session's objective (the label party's records), and initial weights."""
+        """Return the session's objective, and the label party's records and start weights."""
         trains, folder = self.terms.mode == "train", own_folder(self.party, self.terms)
         classes = self.data.classes if trains else folder.classes()
         objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
@@ -565,7 +565,7 @@ class LabelSession:
         return board.links | {name: Carried(board, name, links, behind) for name in names}
 
     def _with_absent(self, links: Mapping[str, ObservedPoll]) -> dict[str, Link]:
-        """Return a link to every party; nothing receives what is sent to an absent party."""
+        """Return a link to every party; the link of an absent party discards what is sent."""
         return {n: links.get(n) or local_pair()[0] for n in rules.peers(self.terms)}
 
     def _serve(

@@ -157,7 +157,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the label party's own shares, if any, and its task's state fitted to labels."""
+        """Return the label party's own shares, if any, and the state its task fitted to labels."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
@@ -210,8 +210,8 @@ class WholeNetworkLabel(AnyLabelParty):
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
-        # Not earlier: the last frame of an exchange shows that both other parties have started the
-        # exchange, and therefore saved the checkpoint.
+        # The checkpoint is committed only here, because the last frame of an exchange shows that
+        # both other parties have started the exchange, and have therefore saved their checkpoint.
         if kept is not None:
             kept.commit(exchange.step)
 

@@ -81,7 +81,8 @@ _TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
 #: Paths that need no token, because they disclose no data of parties or clients.
 _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
-#: Limits for a source without a token: enough for health checks, the page, and a few wrong tokens.
+#: Limits on requests from a source without a token: enough for health checks, the page, and a few
+#: wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
 PREDICT = "/predict"
 
@@ -91,8 +92,8 @@ class LeadSettings(ServeSettings):
 
     Attributes:
         tasks: additional label parties that answer their own clients at the same time, each at the
-            address in its own file; in one process, the label party that answers instead of the
-            leading one.
+            address in its own file; if one process runs all parties, the single label party that
+            answers in place of the leading one.
     """
 
     tasks: tuple[str, ...] = ()
@@ -133,7 +134,7 @@ class Guard:
     locked out.
 
     Args:
-        app: application to which other requests are passed.
+        app: application that handles all requests except queries about rows.
         questions: object that answers queries about rows directly; the routing of `app` would take
             as long as the model.
         clients: authorised clients, which send their tokens as `Authorization: Bearer TOKEN`.
@@ -323,7 +324,7 @@ class Model:
         return self.parties[-1]
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
-        """See `Served.as_json`; scores as in `vfl predict`, regression outputs not rounded."""
+        """See `Served.as_json`; scores are as in `vfl predict`; regressions are not rounded."""
         if self._class_texts is None:
             numbers = outputs[:, 0].tolist()
             return [f'{{"prediction":{one}}}' if math.isfinite(one) else None for one in numbers]
@@ -796,7 +797,7 @@ class HttpFront(ServingFront):
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> HttpFront:
-        """See `ServingFront.open_lead`; settings are those of the file and of `vfl serve`."""
+        """See `ServingFront.open_lead`; settings come from the party's file and `vfl serve`."""
         folder = party.run_path(run)
         path, options = folder / SETTINGS_FILE, dict[str, Any]()
         if path.exists():

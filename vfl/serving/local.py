@@ -94,7 +94,7 @@ def serve(
 
 
 def _session(folder: RunFolder, settings: LeadSettings) -> tuple[AnySession, Asking]:
-    """Return a run's session and the label party that answers: a task's, or the leading one."""
+    """Return a run's session and its answering label party: the leading one, or that of a task."""
     task = settings.tasks
     with locked(folder.path):
         data = load_again(folder)

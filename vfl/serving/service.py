@@ -40,7 +40,8 @@ from vfl.session.serving import Refused
 
 #: Interval in seconds at which the service checks without requests whether all parties are present.
 _CHECK_EVERY_S = 5.0
-#: Interval in seconds at which the service checks for its end and for replaced streams.
+#: Interval in seconds at which the service checks whether to end, and whether a party's stream was
+#: replaced.
 _TICK_S = 0.1
 #: Reasons why rows cannot be answered: a party is missing, or new tables of the label party are not
 #: aligned.
@@ -85,10 +86,11 @@ class Request:
         rows: positions of the rows, in the order of the request.
         inputs: the label party's own inputs, which replace those in its table, axes (rows, ...).
         explain: whether the client requests contributions for the first row.
-        model: model that the positions refer to, and that must answer.
+        model: whether the client requests each party's contribution to the answer for the first
+            row.
         future: future for the result.
-        alone: whether the request must be queried without other requests, because a batch with it
-            was refused.
+        alone: whether the request must be queried without other requests, because a batch that
+            contained the request was refused.
     """
 
     rows: list[int]
@@ -283,7 +285,7 @@ class Service:
         self._over.result()
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Set the missing parties that answers name, before the session begins.
+        """Name parties as missing in HTTP answers, until the session begins.
 
         After a loss, all parties connect again. Answers name the lost party until another party
         does not connect in time.
@@ -297,7 +299,7 @@ class Service:
         self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
-        """Return whether to restart the session; only if all parties were present before."""
+        """Return whether to restart a lost session."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or self._retired or refused:
             return False
@@ -379,7 +381,7 @@ class Service:
         self._tick()
 
     def _tick(self) -> None:
-        """Check at intervals: should the session end, are parties present, are streams new."""
+        """Check whether to end, whether all parties are present, and whether streams are new."""
         if self._serving is None:
             return
         self._run(self._look_after)
@@ -477,7 +479,7 @@ class Service:
         return idle and bool(self._waiting) and not serving.broken()
 
     def _take(self) -> list[Request]:
-        """Return requests for a full batch; one with inputs or explanations is alone."""
+        """Return the next batch's requests; one with inputs or explanations is taken alone."""
         taken, rows = list[Request](), 0
         while self._waiting:
             first = self._waiting[0]
@@ -524,7 +526,7 @@ class Service:
         except RefusedRequest as refusal:
             self._refused(batch, refusal)
         except BaseException:
-            self._asked = batch  # kept, so that its requests are informed of the error
+            self._asked = batch  # kept, so that the clients are informed of the error
             raise
         else:
             if batch.refers and answer is not None:

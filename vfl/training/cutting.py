@@ -369,8 +369,8 @@ class CutModel(Crossings):
         """Raise an error for a defense that cannot act on this model.
 
         Raises:
-            SpecError: the defense needs one label per row, a single tensor of inputs or in each
-                direction, or a tensor of logits.
+            SpecError: the defense needs one label per row, a single tensor of inputs, a single
+                tensor in each direction, or a tensor of logits.
         """
         lacking = None
         if self._on_labels and not by_row:

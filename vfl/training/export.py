@@ -123,7 +123,7 @@ def export_half(
 
 
 def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict[str, Any] | None:
-    """Export a model that is no neural network in its own format; None for a neural network.
+    """Export a model other than a neural network in its own format; None for a neural network.
 
     Raises:
         SpecError: the model cannot be exported in this format.

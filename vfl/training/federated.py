@@ -123,7 +123,7 @@ def run_session(
             reaction.
         on_progress: callback that receives the session's progress, about once a second.
         resume: whether the run continues from its last checkpoint.
-        simulated: whether the SuperLink is the one of `simulation`.
+        simulated: whether the SuperLink was started by `simulation`.
 
     Returns:
         The folder of the run.

@@ -46,7 +46,8 @@ class HiddenStatistics:
         left_out: number of each party's inputs that were left out, because too few of its rows
             differ in them.
         explained: share of the label's variance that a linear regression explains, adjusted for the
-            number of inputs and averaged over classes, by the parties whose inputs are used.
+            number of inputs and averaged over classes; keys are the parties whose inputs the
+            regression uses.
         payload_bytes: number of bytes that were sent, by sender and receiver.
     """
 
@@ -59,7 +60,7 @@ class HiddenStatistics:
 
 @dataclass(frozen=True)
 class _Brought:
-    """A party's input: ids, and standardised inputs, axes (rows, inputs), with labels last."""
+    """A party's ids and standardised inputs, axes (rows, inputs); labels are the last inputs."""
 
     keys: list[bytes]
     inputs: Tensor

@@ -271,7 +271,7 @@ class _Auditor:
         return outputs
 
     def _of_label(self, step: int, noisy: Sequence[Tensor]) -> None:
-        """Score canaries by the label party's sum, before feature parties change weights."""
+        """Score canaries by the label party's noisy sum, before feature parties change weights."""
         label, cuts, calls = self._label, dict[str, Tensor](), {}
         for name, end in self._ends.items():
             with _private(end).recording() as calls[name]:
@@ -316,7 +316,7 @@ class _Auditor:
         calls: Any,
         again: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> Callable[[Sequence[Tensor]], None]:
-        """Return a callback that records each canary's part in a noisy sum, in clip norms."""
+        """Return a callback that records each canary's part in a noisy sum, in clipping norms."""
         named = {key: one for key, one in model.named_parameters() if one.requires_grad}
         weights = list(named.values())
         clipper = half.clipper

@@ -28,7 +28,8 @@ from vfl.training.cutting import CutModel
 from vfl.training.fitting import columns_of, row_digests
 from vfl.training.split import Crossings, crossings_of
 
-#: Position that stands for all rows of no interest; it is after all other positions.
+#: Position that stands for every row outside the rows of interest; it is larger than all other
+#: positions.
 _ELSEWHERE = 2**62
 
 
@@ -96,7 +97,7 @@ class ModuleTrace:
         self._ended_with = _weights_of(self._model)
 
     def require_of(self, model: Crossings) -> None:
-        """Reject a module unless it is the recorded one, a copy, or has the same weights.
+        """Reject a module, unless it is the recorded module, its copy, or has the same weights.
 
         Raises:
             DataError: the trace belongs to another module's training.

@@ -23,15 +23,16 @@ from vfl.transport.link import Observed, local_pair
 
 
 class WholeNetworkSession(PartiesSession):
-    """One session of an experiment with a secret-shared network; compare `LocalSession`.
+    """One session of an experiment with a secret-shared network, with all parties in this process.
 
     Args:
         experiment: experiment of the session.
         data: aligned rows of each party, by party, including the label party.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
-        options: see `LocalSession`; the secure mode makes the links. Adversaries, devices and
-            bottom modules are rejected, because no party has a whole model.
+        options: options of the session, see `LocalSession`; the secure mode creates the network
+            links. Adversaries, devices and bottom modules are rejected, because no party has a
+            whole model.
     """
 
     clients: list[WholeNetworkParty]

@@ -84,7 +84,8 @@ class _Walk:
         children = np.array(pairs, np.int64).reshape(-1, 2)
         self._values = np.array([value for tree in trees for value in tree.values])
         inner = children[:, 0] >= 0
-        #: A leaf is its own child, so the answer that is looked up for it does not matter.
+        #: A leaf is its own child, so the split answer that is looked up for a leaf does not
+        #: matter.
         nodes = np.arange(len(children))[:, None]
         self._children = np.where(inner[:, None], children + first[:, None], nodes)
         self._asked = np.where(inner, np.cumsum(inner) - 1, 0)

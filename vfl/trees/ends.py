@@ -91,7 +91,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send the side of each split on this party's columns for the rows of an exchange."""
+        """Send whether rows of an exchange go left at each split on this party's columns."""
         if self._sides is None:
             self._sides = Sides(self._splits, self._binning.layout)
         answers = np.packbits(self._sides.of(self._bins(self._asked_for(exchange))), axis=1)
@@ -138,8 +138,8 @@ class _Asking:
             party,).
         missing_left: whether each split sends rows with a missing cell left, axes (splits of the
             party,).
-        sides: looks up the sides for the label party's own columns; None for another party's
-            columns.
+        sides: object that looks up whether rows go left at the label party's own splits; None for
+            the splits of another party.
     """
 
     places: np.ndarray
@@ -163,12 +163,13 @@ class LabelEnd(LabelCellsEnd):
         self._booster: Booster | None = None
         #: Number of the forest's splits on each party's columns.
         self._split_counts = Counter[str]()
-        #: Sides of the rows that were answered last, axes (rows, splits).
+        #: Whether the rows that were answered last go left at each split, axes (rows, splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
         #: Splits on each party's columns, by party name; None until a finished forest is queried.
         self._askings: dict[str, _Asking] | None = None
-        #: Sides and labels of the test rows on which importance is measured.
+        #: Split answers (whether rows go left) and labels of the test rows on which importance is
+        #: measured.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
     def _start(self, *, resumes: bool) -> None:
@@ -311,7 +312,7 @@ class LabelEnd(LabelCellsEnd):
         return np.repeat(np.arange(len(self._counts)), list(self._counts.values()))
 
     def _keep_some(self, exchange: Exchange) -> None:
-        """Keep the sides and labels of a sample of rows, spread evenly over the phase."""
+        """Keep split answers and labels of a sample of rows, spread evenly over the phase."""
         positions, labels = self._positions(exchange.phase), self._rows.labels
         chosen = np.linspace(0, len(positions) - 1, _EXPLAINED_ROWS).astype(np.int64)
         kept = np.flatnonzero(np.isin(exchange.rows, chosen))
@@ -347,7 +348,7 @@ class LabelEnd(LabelCellsEnd):
         return torch.from_numpy(np.concatenate(found))
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
-        """Return a party's splits as needed for requests."""
+        """Return a party's splits in the form that requests about rows need."""
         owned = list(self._owned(name, splits))
         own = [one for _, one in owned]
         here = self._own if name == self.party else None
@@ -375,7 +376,7 @@ class LabelEnd(LabelCellsEnd):
         return own_rows(exchange, held[name])
 
     def _sides(self, name: str, exchange: Exchange, asked: np.ndarray, splits: int) -> np.ndarray:
-        """Receive the sides of rows at a feature party's splits, bool, axes (rows, splits)."""
+        """Receive whether rows go left at a feature party's splits, bool, axes (rows, splits)."""
         raw = self._next(name, exchange.step)
         rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:

@@ -1,4 +1,4 @@
-"""Margins of a forest when some splits have no answer, and Shapley values of players.
+"""Margins of a forest when some splits' answers are unknown; Shapley values of players.
 
 At a split without an answer, a row goes to both sides, weighted by the training weight on each
 side. The margin is then an expectation over training rows, as in the game of path-dependent
@@ -26,7 +26,7 @@ _PERMUTATIONS = 5
 
 @dataclass(frozen=True)
 class Importance:
-    """Importance of each player for a forest, axes (players,) each.
+    """Importance of each player (a party or column) for a forest, axes (players,) each.
 
     Attributes:
         splits: number of splits that the player owns.
@@ -122,9 +122,9 @@ class Leaves:
         placed = list(_placed(forest))
         paths = [path for tree, _, part in placed for path in _paths(tree, part.start)]
         depth = max((len(path) for path in paths), default=0)
-        #: For each step of a leaf's path: the split, the side that leads to the leaf, and the share
-        #: of training weight that goes to this side. Shorter paths are padded by splits that all
-        #: rows pass. The axes are (leaves, depth).
+        #: For each step of a leaf's path: the split, the direction (left or right) that leads to
+        #: the leaf, and the share of training weight that goes in this direction. Shorter paths are
+        #: padded by splits that all rows pass. The axes are (leaves, depth).
         self._splits = np.full((len(paths), depth), -1)
         self._lefts = np.zeros(self._splits.shape, bool)
         self._shares = np.ones(self._splits.shape)
@@ -140,7 +140,7 @@ class Leaves:
         self.base = self._added(self._shares.prod(axis=1)[None])[0]
 
     def margins(self, goes_left: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Return expected margins, axes (rows, outputs); `Forest.margins` if all are known.
+        """Return expected margins, axes (rows, outputs); exact if all answers are known.
 
         Args:
             goes_left: whether each row goes left at each split, bool, axes (rows, splits).
@@ -193,7 +193,7 @@ class Leaves:
         return passed
 
     def _placed(self, of_splits: np.ndarray) -> np.ndarray:
-        """Arrange a value per row and split along the paths; False after a path's end.
+        """Return values by split as values by row and path step; False after a path's end.
 
         The result is bool, with the axes of the result of `_passed`.
         """
@@ -202,7 +202,7 @@ class Leaves:
         return found
 
     def _added(self, reached: np.ndarray) -> np.ndarray:
-        """Return margins as the sum of leaf values with these weights, axes (rows, outputs)."""
+        """Return sums of leaf values that are weighted by `reached`, axes (rows, outputs)."""
         found = np.tile(self._start, (len(reached), 1))
         for output in range(len(self._start)):
             own = self._outputs == output
@@ -243,7 +243,7 @@ def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
 
 
 def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the distinct players on each path by slots.
+    """Give each distinct player on a path the number of a slot.
 
     Args:
         of_path: player at each step of a path, -1 after its end, axes (leaves, depth).

@@ -1,4 +1,4 @@
-"""Histograms when one party has all bins: its own columns' bins, and received bins.
+"""Histograms at a party that has all bins: bins of its own columns, and bins it received.
 
 The loops are compiled where numba is installed; numpy computes the same result, bit for bit.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from vfl.core.compiled import COMPILED, add_pair, compiled, prefetch
 from vfl.trees.grow import Division, Layout, Split, Tree
 
-#: Gradients and rows for a state without a tree.
+#: Empty arrays of gradients and rows, for a state without a tree.
 _NOTHING = np.empty((0, 2), np.float32), np.empty(0, np.int64)
 
 
@@ -118,7 +118,7 @@ _FEW_ROWS = 64
 
 
 class Sides:
-    """The sides of rows at a fixed list of splits; built once and used for many requests.
+    """Computes whether rows go left at a fixed list of splits; built once for many requests.
 
     Args:
         splits: splits, in the order of the answers.
@@ -263,7 +263,7 @@ def _sides_of_nodes(
 
 @compiled
 def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> Any:
-    """The loop has no branch on the side, because a processor could not predict it."""
+    """The loop has no branch on left or right, because a processor could not predict it."""
     cells, columns, last = bins.reshape(-1), bins.shape[1], len(rows) - 1
     low = high = 0
     for number, row in enumerate(rows):
@@ -278,7 +278,7 @@ def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> An
 
 @compiled
 def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
-    """Two rows per iteration allow more parallel additions; each bin gets rows in order."""
+    """Two rows per iteration allow more parallel additions; each bin adds its rows in order."""
     columns, width, count = bins.shape[1], out.shape[1], len(rows)
     cells, pairs, sums = bins.reshape(-1), gradients.reshape(-1), out.reshape(-1)
     per_line = _CACHE_LINE // bins.itemsize

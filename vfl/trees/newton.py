@@ -59,7 +59,7 @@ class Family:
         raise NotImplementedError
 
     def margin(self, mean: float) -> float:
-        """Return the margin that has this mean (the link function)."""
+        """Return the margin for which the expected label is `mean` (the link function)."""
         raise NotImplementedError
 
     def saturated(self, labels: np.ndarray) -> np.ndarray:
@@ -379,7 +379,7 @@ class Fit:
 def local_sums(
     family: Family, inputs: np.ndarray, weights: np.ndarray | None = None
 ) -> Callable[[np.ndarray], Sums]:
-    """Return a function that computes `Sums` at given coefficients from rows in one place.
+    """Return a function that computes `Sums` at given coefficients, from all columns of all rows.
 
     Args:
         family: distribution of the labels.
@@ -586,7 +586,7 @@ def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalt
 
 
 def _refuse_separated(curvature: np.ndarray, first: np.ndarray, inside: np.ndarray) -> None:
-    """Raise an error if the information on a direction has nearly vanished by now."""
+    """Raise an error if a direction of the coefficients has lost nearly all its information."""
     here = np.ix_(inside, inside)
     if eigh(curvature[here], first[here], eigvals_only=True)[0] < _SEPARATED:
         raise _no_maximum("a step after which rows have no information on a coefficient")
@@ -614,8 +614,8 @@ class Selection:
     Attributes:
         by: "p" adds the column with the smallest p-value of the score test if this p-value is below
             `enter`. It removes the column with the largest p-value of Wald's test if this p-value
-            is above `leave`. "aic" and "bic" add or remove the same candidates if the criterion
-            decreases.
+            is above `leave`. "aic" and "bic" test the same columns, and add or remove a column if
+            the criterion decreases.
         enter, leave: p-values.
     """
 

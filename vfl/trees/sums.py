@@ -54,11 +54,12 @@ _SUM_BITS = 62
 #: Number of fraction bits of a margin.
 _MARGIN_BITS = 32
 _MOST_BITS = 26
-#: Largest number of fraction bits of means and weights; the helper chooses the number from their
-#: sizes, which it knows.
+#: Largest number of fraction bits of means and weights; the helper knows these values, and chooses
+#: the number by their sizes.
 _MOST_SHIFT = 256
 _FIX = "remove columns whose coefficients grow without limit, or set l2=0.001"
-#: The helper's message about its means: the sum of b(m), and the fraction bits of m and of w.
+#: Format of the helper's message about its means: the sum of the family's normaliser b(m) over all
+#: margins m, and the fraction bits of the means and of the weights.
 _ABOUT = struct.Struct("<dqq")
 #: The label party's requests: "compute sums at these coefficients", and "end".
 _GO_ON, _DONE = b"G", b"D"
@@ -67,7 +68,7 @@ _WORDS = _ABOUT.size // ELEMENT_BYTES
 
 
 def fine_bits(rows: int) -> int:
-    """Return fraction bits of a standardised column in products with one other factor a row.
+    """Return fraction bits of a standardised column in products with one other factor per row.
 
     >>> fine_bits(569), fine_bits(100_000)
     (26, 22)
@@ -141,14 +142,15 @@ class Summing(Engine):
         bins: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ) -> list[np.ndarray] | None:
-        """Return, at the label party, sums of its integers over each other holder's bins.
+        """Return, at the label party, sums of its integers over the rows in each holder's bins.
 
         Each other holder sends the helper one or two bytes per cell; the label party sends it 8
         bytes per row.
 
         Args:
             sizes: for each other holder, its number of columns and the number of bins per column.
-            bins: at another holder, the bins of its cells, axes (rows, columns).
+            bins: at a holder other than the label party, the bin numbers of its cells, axes (rows,
+                columns).
             numbers: at the label party, the integers to sum, int64, axes (rows,).
 
         Returns:
@@ -261,7 +263,7 @@ class Summing(Engine):
     def sums_at(
         self, family: Family, fine: Masked, coarse: Masked, margins: Tensor | None
     ) -> Sums | None:
-        """Return X^T m and X^T w X at the label party, for the means m and weights w of margins.
+        """Return X^T m and X^T w X at the label party, for means m and weights w of the margins.
 
         Args:
             family: distribution family of the labels.
@@ -308,7 +310,7 @@ class Summing(Engine):
     # Steps that the methods above use.
 
     def _add_helped(self, holder: int, shape: tuple[int, int], number: int) -> None:
-        """At the helper: sum its share of the numbers over a holder's bins, and send the sums."""
+        """At the helper: sum its share of the integers over a holder's bins, and send the sums."""
         kind = bin_kind(shape[1])
         channel, size = self.channels[holder], self.rows * shape[0] * kind.itemsize
         raw = np.frombuffer(channel.receive_bytes(number, size), kind)
@@ -323,7 +325,7 @@ class Summing(Engine):
         self.channels[self.label].send([sums - self.pad(holder, shape, "bin sums", number)], number)
 
     def _add_own(self, bins: np.ndarray, shape: tuple[int, int], number: int) -> None:
-        """At another holder: sum its share over its bins, and send the sums under a pad."""
+        """At a holder without labels: sum its share over its bins; send the sums under a pad."""
         self.spend(math.prod(shape))
         order = permutation(self.pads[self.label], self.rows, "rows", number)
         permuted = bins[order].astype(bin_kind(shape[1]))
@@ -336,7 +338,7 @@ class Summing(Engine):
     def _added(
         self, holder: int, numbers: np.ndarray, shape: tuple[int, int], number: int
     ) -> np.ndarray:
-        """At the label party: receive both sums of shares, and add them."""
+        """At the label party: receive the sums of the holder and of the helper, and add them."""
         order = permutation(self.pads[holder], self.rows, "rows", number)
         rest = torch.from_numpy(numbers) - self.pad(holder, (self.rows,), "share", number)
         self.channels[self.dealer].send([rest[order]], number)
@@ -360,14 +362,14 @@ class Summing(Engine):
         self.leakage.count("permuted margins", "training rows", self.rows, self.rows)
         margins = decode(total, _MARGIN_BITS).numpy()
         normaliser = float(family.normaliser(margins).sum())
-        if not math.isfinite(normaliser):  # the label party then shortens the step
+        if not math.isfinite(normaliser):  # the label party then shortens its Newton step
             margins = np.zeros_like(margins)
         means = torch.from_numpy(family.mean(margins))
         weights = torch.from_numpy(family.variance(margins))
         of_means = self._bits_beside(fine.bits, means)
         of_weights = self._bits_of_weights(coarse.bits, float(weights.max()))
         dither = torch.zeros(self.rows, dtype=torch.float64)
-        if self.dithers:  # a row's rounding is the same in every step, so steps shrink
+        if self.dithers:  # a row is rounded alike in every Newton step, so steps shrink
             dither = torch.rand(self.rows, generator=generator(0, "means")).double() - 0.5
         m, w = (
             encode((one + dither * 2.0**-bits)[:, None], bits, what, _SUM_BITS - bits)

@@ -114,7 +114,7 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
 
 
 def gain_of(run: LoadedRun) -> str:
-    """Return a run's gain over its label party alone as text; empty if it is not known."""
+    """Return, as text, a run's gain over its label party alone; the text is empty if unknown."""
     measure = _SHOWN[_utility(run).title]
     return gain_over_label(run.folder, measure, run.figure(f"test_{measure}"))
 
@@ -256,7 +256,7 @@ def _quality(run: LoadedRun) -> Table | None:
 
 
 def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
-    """Return the ledger's traffic added up by a column and by direction, upward first."""
+    """Return sums of the ledger's traffic per value of a column and per direction, upward first."""
     groups: dict[tuple[str, str], list[Traffic]] = {}
     for row in traffic:
         groups.setdefault((getattr(row, by), row.direction), []).append(row)
@@ -279,7 +279,7 @@ def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
 
 
 def drawings_of(run: LoadedRun) -> list[Drawing]:
-    """Draw loss and score by epoch, score by bytes, and bytes by party, where known."""
+    """Draw loss and score by epoch, score by bytes, and bytes by party, if the run has them."""
     epochs, drawings = run.epochs, []
     if lines := _series(epochs, "loss", "epoch"):
         words = "mean over rows, lower is better"
@@ -308,7 +308,7 @@ def drawings_of(run: LoadedRun) -> list[Drawing]:
 def _series(
     epochs: Sequence[Epoch], measure: str, x: str, factor: float = 1, divisor: float = 1
 ) -> list[Series]:
-    """Return the curves of a measure on training, validation and test rows, one style each."""
+    """Return a measure's curves on training, validation and test rows, each in another style."""
     found = []
     for style, part in enumerate(("train", "validation", "test"), 1):
         name = f"{part}_{measure}"
@@ -344,12 +344,12 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
     return [bar_drawing("Bytes by party", caption, bars)]
 
 
-#: Title of the card of a run's quality, and name of the metric that the card shows.
+#: Title of the summary card for a run's quality, and name of the metric that this card shows.
 _SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
 def _utility(run: LoadedRun) -> Card:
-    """Return the card of the model's quality and the guess, in a measure that fits the labels."""
+    """Return the summary card with the model's score and the guess, in a measure that fits."""
     guess = finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
@@ -372,20 +372,20 @@ def _utility(run: LoadedRun) -> Card:
 
 
 def _sent(run: LoadedRun) -> Card:
-    """Return the card of sent bytes, from the summary, the ledger or the last epoch."""
+    """Return the summary card of sent bytes, from the summary, the ledger or the last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
         total = sum(sent) if sent else run.last("sent")
     seconds = run.figure("seconds")
     time = "" if seconds is None else f"in {seconds_text(seconds)}"
-    cuts = total is not None and not run.summary.get("keeps")  # other kinds of model send no frames
+    cuts = total is not None and not run.summary.get("keeps")  # models without cuts send no frames
     size = _size_note(run.figure("wire_ratio")) if cuts else ""
     return Card("On the wire", bytes_text(total), ", ".join(filter(None, (size, time))))
 
 
 def _size_note(wire_ratio: float | None) -> str:
-    """Return the size relative to dense float32 as text; frame headers may make it larger."""
+    """Return, as text, the size relative to dense float32; frame headers may make it larger."""
     if wire_ratio is None or wire_ratio <= 0:
         return f"against dense float32: {NOT_MEASURED}"
     if wire_ratio < 0.95:

@@ -1,4 +1,4 @@
-"""Column values from bins: a label party has the order of cells and knows their distribution."""
+"""Inference of column values from bins, with the known distribution of each column's values."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Bins(Attack):
         self.rows, self.prior = rows, prior
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        view.require(Grant.CUTS)  # a party's bins are its cut-layer activations for attacks
+        view.require(Grant.CUTS)  # attacks treat a party's bins as its cut-layer activations
         return read_bins(view.told, view.leaked.inputs, self.prior, self.rows)
 
 
 def read_bins(told: SentBins, leaked: Tensor, prior: float, rows: bool) -> Tensor:
-    """Return the expected cells of rows whose bins a party sent, axes (rows, columns).
+    """Return the expected cell values of rows whose bins a party sent, axes (rows, columns).
 
     Args:
         told: bins of the target rows and of the known rows.
@@ -84,7 +84,7 @@ def values_of_bins(
     prior: float,
     rows: bool,
 ) -> Tensor:
-    """Return the expected cells of rows, from the probability of each bin, axes (rows, columns).
+    """Return expected cell values of rows from each bin's probability, axes (rows, columns).
 
     Args:
         layout: layout of the columns.
@@ -127,7 +127,7 @@ def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarra
 
 
 def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return, for each bin of an ordered column, the mean of the sorted values that it covers.
+    """Return, for each bin of an ordered column, the mean of the sorted values in this bin.
 
     The bin of missing cells gets the mean of all values.
     """
@@ -143,7 +143,7 @@ def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Match bins to categories by frequency, one-hot; missing cells get all frequencies."""
+    """Return each bin's category by frequency rank, one-hot; for missing cells, all frequencies."""
     found = np.zeros((len(shares), values.shape[1]))
     found[np.argsort(shares[:-1]), np.argsort(values.mean(0))] = 1.0
     found[-1] = values.mean(0)

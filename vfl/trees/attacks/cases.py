@@ -69,7 +69,7 @@ from vfl.trees.shared import SeenSums, SharedLabelEnd
 
 
 class Sides(nn.Module):
-    """A party's part of the forest as a bottom model: the side of each split on which a row lies.
+    """A party's part of the forest as a bottom model, which outputs whether rows go left at splits.
 
     Args:
         ranks: encoding that maps the party's cells to numbers, and back.
@@ -102,7 +102,8 @@ class AskedSplits:
 
     Attributes:
         columns: column of each split.
-        sides: function that returns the sides of rows from their inputs, as `Sides` does.
+        sides: function that returns, from the inputs of rows, whether these go left at the splits,
+            as `Sides` does.
     """
 
     columns: Sequence[int]
@@ -349,8 +350,8 @@ class TreesCases(Cases):
             first = last
         return answers
 
-    # Cases of the label party: it has the bins of the training rows, the sides of queried rows, and
-    # a few known rows of the victim.
+    # Cases of the label party: it has the bins of the training rows, whether queried rows go left
+    # at splits, and a few known rows of the victim.
 
     def _of_label_party(self, in_training: bool, draw: torch.Generator) -> Case:
         label = self.data[self.experiment.label.party]

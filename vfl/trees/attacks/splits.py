@@ -55,7 +55,7 @@ class Splits(Attack):
 
 
 def numbers_of_splits(view: View, seen: GrantedRows, decay: float) -> Tensor:
-    """Return one number per column from the sides of rows, or the inputs if there are no splits.
+    """Return one number per column from split answers of rows, or the inputs without any split.
 
     Args:
         view: grants inputs and the protocol.

@@ -54,7 +54,7 @@ MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party's implementation: fine bins first, then merged bins and points."""
+    """A feature party's implementation; it uses fine bins first, then merged bins and points."""
 
     _mode: Scorecard
 
@@ -78,7 +78,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send points of rows: one per column if the mode says so, else their sum per row."""
+        """Send the points of rows: per column if the mode requires this, else their sum per row."""
         points = points_in(self._bins(self._asked_for(exchange)), self._columns)
         if self._mode.reasons == "party":
             points = points.sum(axis=1, keepdims=True)
@@ -171,7 +171,7 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _reason_names(self) -> list[str]:
-        """Return the names of reasons: parties or columns; unknown columns have numbers."""
+        """Return names for reasons: parties or columns; a column without a name has a number."""
         if self._mode.reasons == "party":
             return list(self._counts)
         return [
@@ -218,7 +218,7 @@ class LabelEnd(LabelCellsEnd):
         return np.asarray(codes == self._bad)
 
     def _score_known(self) -> None:
-        """Compute points of training and validation rows exactly as parties answer them."""
+        """Compute points of training and validation rows in the way in which parties send them."""
         points = [
             self._added(points_in(bins, self._columns_of(name)))
             for name, (bins, _) in self._parts.items()
@@ -226,11 +226,11 @@ class LabelEnd(LabelCellsEnd):
         self._known = np.concatenate(points, axis=1)
 
     def _added(self, points: np.ndarray) -> np.ndarray:
-        """Return a party's points in the form of reasons: one per column, or their sum."""
+        """Return a party's points in the form of reasons: per column, or summed over columns."""
         return points if self._mode.reasons == "column" else points.sum(axis=1, keepdims=True)
 
     def _usual(self, name: str) -> np.ndarray:
-        """Return a party's mean points over training rows: per column, or their sum."""
+        """Return a party's mean points over training rows: per column, or summed over columns."""
         usual = np.array([[one.usual for one in self._columns_of(name)]])
         return self._added(usual).ravel()
 

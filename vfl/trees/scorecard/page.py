@@ -132,7 +132,7 @@ def card_text(loaded: LoadedCard, content: Content) -> str:
 
 
 def card_json(loaded: LoadedCard) -> dict[str, Any]:
-    """Return the scorecard as JSON data; counts of bins below the floor are left out."""
+    """Return the scorecard as JSON data; bins with fewer rows than the floor have no counts."""
     card, mode = loaded.card, loaded.mode
     inflation, of_all = card.inflation(), card.inflation(on_card=False)
     return {
@@ -353,7 +353,7 @@ def _doubts(loaded: LoadedCard) -> list[str]:
 
 
 def _of_scores(loaded: LoadedCard) -> list[Section]:
-    """Return sections on separation and calibration of scores, one split at a time."""
+    """Return sections on separation and calibration of scores, for one split of rows at a time."""
     scores = {part: one for part, one in loaded.card.scores.items() if one.rows}
     head = ["rows", "count", "bad rate", "AUC", "Gini", "KS", "stability"]
     table = []

@@ -74,7 +74,7 @@ def correlations(columns: np.ndarray) -> np.ndarray:
 
 
 def variance_inflation(correlation: np.ndarray) -> np.ndarray:
-    """Return 1 / (1 - R^2) of each column, regressed on the others; axes (columns,).
+    """Return 1 / (1 - R^2) of each column, regressed on all other columns; axes (columns,).
 
     The result is the diagonal of the inverse correlation matrix (Marquardt 1970); it is infinite if
     the other columns determine a column.
