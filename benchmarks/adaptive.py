@@ -1,4 +1,4 @@
-"""The adaptive attacker against the heavy pack of attacks, with equal processor time, on a grid.
+"""Compare the adaptive attacker with the heavy pack of attacks on a grid, with equal CPU time.
 
     vfl grid quick --defense potential:alpha=4 --defense potential:alpha=16 --defense dcor:alpha=4 \
         --defense label_dp:flip=0.08 --defense anchored:rate=0.02+potential:alpha=2,norm=no \

@@ -1,10 +1,10 @@
 """Cost of encoding and decoding a cut, compared with finding its largest values.
 
-All codecs take turns, in an order drawn anew for each round, on many different batches, in a
-separate process with one thread. The same batch in a tight loop would train the processor's branch
-prediction, so that selecting the largest values would appear several times faster than it is. The
-measure is CPU time, so that other work on the machine matters little. The result rows show medians,
-and their ratio to the time of ``torch.topk(cut.abs(), k)`` alone.
+All codecs take turns, in an order drawn anew for each round, on many different batches. This runs
+in a separate process with one thread. The same batch in a tight loop would train the processor's
+branch prediction, so that selecting the largest values would appear several times faster than it
+is. The measure is CPU time, so that other work on the machine matters little. The result rows show
+medians, and their ratio to the time of ``torch.topk(cut.abs(), k)`` alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vfl.core.errors import BadOptionError, WidthError
 from vfl.core.frame import Frame, Kind, from_bytes, to_bytes
 from vfl.core.seeds import Secret, generator, permutation
 
-#: Widths, and numbers of kept values, in the thesis' table 3.2.
+#: Widths, and numbers of values kept per row, in the thesis' table 3.2.
 PAIRS = (
     *((128, 3), (128, 6), (128, 13)),
     *((300, 2), (300, 4), (300, 9)),
@@ -53,7 +53,7 @@ SPECS = (
     "relu:values=4,packer=bitmap",
 )
 BASE = "torch.topk"
-_AHEAD = 3  # number of batches of a turn before the batch that counts
+_AHEAD = 3  # number of batches that a turn encodes before the batch that is measured
 _ENOUGH_S = 1.0  # seconds after which the remaining rounds are skipped
 _INPUTS = 64
 
@@ -84,7 +84,7 @@ class CodecRow(Settings):
         rounds: number of measurements.
         encode_us, decode_us: median time in microseconds, including header and checksum of a frame.
         encode_ratio, decode_ratio: these times divided by the time of torch.topk.
-        wire_bytes: median number of sent bytes; 0 if nothing is sent.
+        wire_bytes: median number of bytes sent for a batch; 0 if nothing is sent.
         wire_ratio: `wire_bytes` divided by the bytes of the dense float32 cut.
     """
 
@@ -119,7 +119,7 @@ def bench_codecs(
     Args:
         width: width of the cut; by default, the widths in the thesis.
         k: numbers of values kept in each row, such as 3,6; requires a width.
-        rounds: number of turns of each codec; very slow codecs get fewer.
+        rounds: number of turns of each codec; very slow codecs get fewer turns.
         seed: seed of the batches.
 
     Raises:
@@ -169,7 +169,8 @@ def measure(job: CodecJob) -> CodecRows:
     """Measure all ways to send cuts of one width.
 
     A turn consists of a few batches, of which only the last counts. For this batch the data are
-    new, but the code is in the processor's caches, whatever ran before.
+    new, but the codec's code is already in the processor's caches, independently of the codec that
+    ran before.
     """
     batches = make_batches(job.width, job.seed)
     turns = [*contenders(job.width, job.k).items()]

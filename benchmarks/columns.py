@@ -7,14 +7,15 @@ The tasks are two tables and a set of pictures in the folder that VFL_DATA names
 parties. The label party has its own columns, and for some customers it knows whole rows of the
 attacked party. For the test rows it infers every column of that party.
 
-The composed attacker (`adaptive`) infers categories; its score is the AUC of each value against all
-other values. Numbers are inferred by the best of several regressions, chosen on known rows; the
-score is the R2 of the ranks. Pictures are inferred by the best of several decoders, chosen in the
-same way, and by a blend of decoders; the scores are the R2 of the pixels and the structural
+The composed attacker (`adaptive`) infers categories; its score is the AUC of each category against
+all other categories. Numbers are inferred by the best of several regressions, chosen on known rows;
+the score is the R2 of the ranks. Pictures are inferred by the best of several decoders, chosen in
+the same way, and by a blend of decoders; the scores are the R2 of the pixels and the structural
 similarity.
 
-Each attack uses the label party's own columns alone, cuts alone, or both. The result for own
-columns alone is the reference for the better of the two other results.
+Each attack runs on three inputs: the label party's own columns alone, the received cuts alone, and
+both together. The result for own columns alone is the reference; it is compared with the better of
+the two other results.
 
 Each training of a task is a run in a subfolder of one folder. A result row describes one column.
 All result rows are in one CSV file, and the page and its pictures are made from this file only.
@@ -76,7 +77,7 @@ _TARGETS, _COMMON, _FOLDS = 4000, 8, 3
 #: Measures: "auc" for the values of a category, "r2" for the rank of a number or for pixels, "ssim"
 #: for pictures.
 Measure = Literal["auc", "r2", "ssim"]
-#: Layers that the attack reads in each of the three cases.
+#: Values that the attack reads in each of the three cases: own columns, cuts, or both.
 READS = {"own": "inputs", "cut": "cut", "both": "cut+inputs"}
 
 
@@ -105,9 +106,9 @@ TASKS = {
     }),
     "fashion_mnist": Task("accuracy", {"right": {"pixels": "r2", "structure": "ssim"}}),
 }  # fmt: skip
-#: Protections, each as changes of the experiment. The secure mode `beaver` discloses only the sum
-#: of linear first layers. The training named "beaver" sends exactly this sum, so the attacks read
-#: the same.
+#: Protections by name, each with the settings of the experiment that it changes. The secure mode
+#: `beaver` discloses only the sum of linear first layers. The training named "beaver" sends exactly
+#: this sum, so the attacks read the same values as in the secure mode.
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "width 4": {"width": 4},
@@ -127,14 +128,15 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "secure sum": {"secure": "sum", "merge": "sum"},
     "beaver": {"merge": "sum", "bottom": "mlp:hidden=none"},
 }
-#: Number of queries for the same rows, for protections where it is more than one. Each query has
-#: new noise, as each epoch of a training has, and the label party averages the cuts.
+#: Number of queries for the same rows, by protection; a protection that is not listed has one
+#: query. Each repeated query has new noise, as in each epoch of a training, and the label party
+#: averages the received cuts.
 TIMES = {name: 6 for name in PROTECTIONS if name.endswith("six times")}
 #: Party settings that a protection may change; all other changes are settings of the experiment.
 _OF_PARTIES = ("width", "bottom")
 #: Protections under which the label party receives only the sum of the feature parties' cuts.
 SUMMED = ("secure sum", "beaver")
-#: Families of protections, by how their names begin, with the name and colour of each.
+#: Name and colour of a protection's family, by the beginning of the protection's name.
 FAMILIES: Families = {
     "none": ("undefended", 0), "width": ("narrow cut", 2), "topk": ("codec", 3),
     "quantise": ("codec", 3), "sign": ("codec", 3), "nopeek": ("NoPeek", 4),
@@ -152,7 +154,8 @@ class ColumnRow:
         utility: AUC on the task's test rows; for pictures, accuracy.
         column: the attacked column.
         measure: one of `Measure`.
-        own, cut, both: value of the measure if the attacker reads own columns, cuts, or both.
+        own, cut, both: value of the measure if the attacker reads the label party's own columns,
+            the cuts, or both.
         cpu_s: processor time of the three attacks, in seconds.
     """
 
@@ -188,14 +191,14 @@ class Known:
 def read_category(
     known: Known, labels: Tensor, asked: Known, truth: Tensor, reads: str, seed: int
 ) -> float:
-    """Return the AUC of each value against all others, averaged with the values' numbers of rows.
+    """Return the mean AUC of each value against the others, weighted by the values' row counts.
 
     Args:
         known: rows for which the attacker knows the value.
         labels: code of the value in each of these rows.
         asked: rows for which the attacker infers the value.
         truth: their codes.
-        reads: key of READS: which values the attack reads.
+        reads: key of READS, which selects the values that the attack reads.
         seed: seed that determines the attacker's compositions.
     """
     from sklearn.metrics import roc_auc_score
@@ -260,10 +263,11 @@ _DECODERS = ("ridge:0.001", "ridge:0.01", "ridge:0.1", "kernel:1", "kernel:10", 
 def read_pictures(
     known: Known, pictures: Tensor, asked: Known, truth: Tensor, seed: int
 ) -> dict[str, dict[Measure, float]]:
-    """Return R2 of the pixels (about the mean picture), and structural similarity, for each case.
+    """Return the pixels' R2 (about the mean picture) and structural similarity, for each input.
 
-    Own columns alone, and cuts alone, are decoded by the best decoder for each. For both together,
-    the result is a blend of these two and of the best decoder of their concatenation.
+    The inputs are own columns alone, cuts alone, and both together. Each of the first two inputs is
+    decoded by the decoder that is best for it. For both together, the result is a blend of three
+    guesses: those of these two decoders, and those of the best decoder of the concatenated inputs.
 
     Args:
         known: rows for which the attacker knows the picture.
@@ -302,7 +306,7 @@ class Decoded:
 
 
 def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> Decoded:
-    """Return the guesses of the decoder with the smallest squared error on a held-out third.
+    """Return the guesses of the decoder with the smallest squared error on held-out known rows.
 
     Args:
         known: rows for which the attacker knows the picture, axes (rows, features).
@@ -321,8 +325,9 @@ def best_decoded(known: Tensor, pictures: Tensor, asked: Tensor, seed: int) -> D
 def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
     """Return a weighted sum of several decoders' guesses for the attacked rows.
 
-    The weights minimise the squared error on held-out known rows, about the mean picture. Each
-    column of pixels has its own weights, because own columns predict near pixels better.
+    The weights minimise the squared error on held-out known rows, after the mean picture is
+    subtracted. Each column of pixels has its own weights, because own columns predict near pixels
+    better.
 
     Args:
         decoded: guesses of several decoders.
@@ -408,7 +413,7 @@ def experiment_of(name: str, protection: str, seed: int) -> Experiment:
 
 
 def cells_of(name: str, trainings: Sequence[tuple[int, str]]) -> list[Cell]:
-    """Return the trainings of a task as cells, in which `vfl value` measures a protection's cost.
+    """Return a task's trainings as grid cells, the form in which `vfl value` measures a cost.
 
     Args:
         name: name of the task.
@@ -445,8 +450,8 @@ def rows_of(
         run: run folder of the training, whose seed also selects the leaked rows.
         data: data of every party.
         leaks: number of rows that the attacker knows.
-        alone: results for own columns alone, by column, if they are known; they do not depend on
-            the training.
+        alone: results for own columns alone, by column, if they are already computed; these results
+            do not depend on the training.
     """
     task, experiment = TASKS[name], run.experiment()
     label, seed = data[experiment.label.party], experiment.seed
@@ -531,7 +536,8 @@ def _pictures_read(
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
     """Return how well one column was inferred under one protection, by seed.
 
-    The result is that for cuts or that for cuts and own columns, whichever is better on average.
+    The result is the one for cuts alone, or the one for cuts and own columns together, whichever is
+    better on average over the seeds.
     """
     some = [row for row in rows if row.column == column]
     return max(([row.cut for row in some], [row.both for row in some]), key=fmean)
@@ -542,7 +548,8 @@ def table_of(rows: Sequence[ColumnRow]) -> Table:
 
     The first line is the attack without any cut.
 
-    Values are means over seeds, with the largest difference between seeds, and `opened`.
+    Values are means over seeds, with the largest difference between seeds, and the result of
+    `opened`.
 
     Args:
         rows: result rows of a single task.
@@ -584,10 +591,10 @@ def by_task(rows: Sequence[ColumnRow]) -> dict[str, list[ColumnRow]]:
 
 
 def opened(rows: Sequence[ColumnRow]) -> list[float]:
-    """Return the fraction of the gap above own columns alone that an attack closes, by seed.
+    """Return, by seed, the fraction of the gap from own columns alone to 1 that an attack closes.
 
     This is the mean over columns of (reached - own) / (1 - own), because 1 is the best value of
-    every measure here. It is below 0 where cuts predict less than own columns alone.
+    every measure in this module. It is below 0 where cuts predict less than own columns alone.
     """
     found: list[list[float]] = []
     for column in dict.fromkeys(row.column for row in rows):
@@ -657,7 +664,7 @@ pixels. R2 is of pixels about the mean picture; *structure* is the mean SSIM.
 Nine votes and seed 0 ([rows](columns_reread.csv)) change categories by -.027 to +.060 and numbers
 by -.020 to +.129. Only PAY_AMT1 behind noise rises by more than its seeds differ (.129, .067).
 """
-#: Protections that the page shows; the file of whole tables contains all protections.
+#: Protections that the results page shows.
 ON_PAGE = (
     "nothing sent", "none", "width 1", "`nopeek:alpha=1`", "`clipped_noise:sigma=0.5`",
 )  # fmt: skip

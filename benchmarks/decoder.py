@@ -1,4 +1,4 @@
-"""Cost of a private decoder: functions, choice of the best score, one layer, whole tokens.
+"""Cost of a private decoder: functions, choice of the best score, a layer, and whole tokens.
 
 The benchmark measures the rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model. All parties
 are threads of this process, with one thread each. Online bytes are the payloads between P0 and P1;
@@ -48,7 +48,7 @@ _CONTEXT, _HEADS = 32, {768: 12, 4096: 32}
 _MIB = 2.0**20
 #: Network link of the thesis' goals: 80 Mbit/s, and a round trip of 40 ms.
 _LINE = Wan.parse("80mbps,40ms")
-#: Shape of ChatGLM-6B in the thesis, and the two network links used there.
+#: Sizes of ChatGLM-6B as the thesis states them, and the two network links used there.
 _TOKENS, _LAYERS = 130_528, 28
 _LINES = (Wan.parse("100mbps,20ms"), Wan.parse("1000mbps,10ms"))
 _BITS, _RING, _RESULT_BITS = 30, 40, 14
@@ -75,8 +75,8 @@ class DecoderRow(Settings):
 
     Attributes:
         what: name of the computation, such as "gelu 100000".
-        mode: "thesis" or "fast"; "fast" with values between layers below 2^6, see
-            `Form.integer_bits`; or "thesis" on floats, see `vfl.llm.as_printed`.
+        mode: "thesis" or "fast"; "fast" with values below 2^6 between layers, see
+            `Form.integer_bits`; or "thesis" computed with floats, see `vfl.llm.as_printed`.
         online_mib: payload between P0 and P1, in MiB.
         messages: number of sequential messages between P0 and P1.
         offline_mib: everything that all parties sent before the online phase, headers included, in
@@ -89,7 +89,7 @@ class DecoderRow(Settings):
         plain_s: time of the same computation in torch with float32, in seconds.
         error: largest difference from torch with float64; for tokens, the difference of logits.
         same: number of tokens that equal the tokens of plain torch.
-        of: number of tokens compared.
+        of: number of tokens that were compared.
     """
 
     what: str
@@ -152,10 +152,10 @@ def bench_decoder(
     Args:
         elements: numbers of elements of functions, and numbers of scores to choose from.
         widths: widths of layers, which are measured for one token at a context of 32 tokens.
-        prompts: number of prompts of the small model, for each of which one next token is computed;
-            0 omits them.
+        prompts: number of prompts of the small model; for each prompt, one next token is computed;
+            0 omits this measurement.
         turns: number of repetitions of each function and layer.
-        wan: a network link over which to measure too, such as 80mbps,40ms.
+        wan: a network link over which the benchmark measures in addition, such as 80mbps,40ms.
         form: a protocol form to measure; may be repeated.
     """
     use_one_thread()
@@ -216,16 +216,17 @@ def _line_s(wan: Wan, sent_bytes: int, messages: int) -> float:
 
 
 def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
-    """Estimate a next token of ChatGLM-6B, context 32, from 28 times the measured layer.
+    """Estimate a next token of ChatGLM-6B, context 32, from the measured layer times 28.
 
-    The costs of the one-hot embedding, the last norm, the head and the index are added. Their bytes
-    are those of the model in `tests/llm/test_private_decoder.py`, and their seconds are those of a
-    layer, scaled by the number of integer products.
+    The function adds the costs of the one-hot embedding, the last norm, the output head and the
+    choice of the index. The bytes of these parts are those of the model in
+    `tests/llm/test_private_decoder.py`; their seconds are those of a layer, scaled by the number of
+    integer products.
     """
     width = max(_HEADS)
     above = form.integer_bits + 2
-    # P1 sees five bits more of the first norm than of the other norms; in thesis mode, in both
-    # messages.
+    # P1 sees five bits more of the first norm than of the other norms; in thesis mode, this holds
+    # in both messages.
     bits = _TOKENS * (24 + above + 14 + above + 1) + width * (11 + above + 30 + above + 5)
     messages = _LAYERS * layer.messages + 6
     if form.mode == "thesis":
@@ -270,7 +271,7 @@ def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
 
 
 def _dealt(party: Role, values: Tensor, bits: int = _BITS, ring: int = _RING) -> Shared:
-    """Return values as shares, of which P1 knows its share in advance; sends no message."""
+    """Return shares of values, where P1 knows its share in advance; this sends no message."""
     if party.form.sharing != "ring":
         known = SCALE * torch.randn(values.shape, generator=generator(0, "share")).double()
         return Shared(known if party.role == P1 else values - known, bits, ring)

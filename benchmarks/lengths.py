@@ -5,9 +5,10 @@
 
 Each codec trains a network with ``pad=no``; the same weights then answer queries with ``pad=no``
 and with ``pad=query``. An observer of the network guesses the class of a query from its length
-only, for queries of a single row and for queries of 16 rows of one class. The AUC is for the class
-that differs most from all others. For training frames, the AUC is for batches that contain more
-rows of a class than half of all batches do, in the second half of the training.
+only, for queries of a single row and for queries of 16 rows of one class. The AUC is that of the
+class for which the lengths differ most from those of all other classes. For training frames, an
+observer infers which batches contain more rows of a class than the median batch; this AUC is for
+the second half of the training.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Lengths:
     """Mean lengths of a codec's frames with one padding, in bytes, and their leakage.
 
     Attributes:
-        codec: spec of the codec.
+        codec: spec of the codec, without its padding.
         pad: ``no``, ``query`` or ``sizes``. With ``sizes``, every frame is padded to one of a few
             agreed sizes, which ``pad=always`` does only for training frames; the benchmark computes
             it from the lengths with ``no``.
@@ -84,7 +85,7 @@ def digits() -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def bank_marketing() -> tuple[pd.DataFrame, np.ndarray]:
-    """Load customers of a bank in random order; the class is whether a customer bought."""
+    """Load customers of a bank in random order; the class states whether a customer bought."""
     file = Path(os.environ.get("VFL_DATA", "")) / "bank-marketing" / "bank-full.csv.gz"
     if not file.is_file():
         raise MissingDataError("the table does not exist", got=str(file), fix="set VFL_DATA")
@@ -124,7 +125,7 @@ def bench_lengths(
 
 
 class Sent:
-    """An observer of a link who sees only the lengths of frames."""
+    """Observer of a link that sees only the lengths of frames."""
 
     def __init__(self) -> None:
         self.frame_bytes: dict[Kind, list[int]] = defaultdict(list)
@@ -233,7 +234,7 @@ def _best_auc(lengths: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _batch_auc(lengths: np.ndarray, batches: Sequence[np.ndarray], classes: int) -> float:
-    """Return the AUC for full batches in the second half of the training."""
+    """Return the AUC for training frames of full batches in the second half of the training."""
     late = [at for at in range(len(batches) // 2, len(batches)) if len(batches[at]) == BATCH]
     areas = [0.5]
     for one in range(classes):

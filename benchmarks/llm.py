@@ -3,11 +3,12 @@
 Owner, dealer and user of vfl are processes with one thread each, connected over TLS. The parties of
 other systems are also processes with one thread each, connected over plain TCP. All systems use the
 same network and take turns. vfl answers one question; each other system then computes the first
-token, and one token from the middle of the answer, with earlier keys and values shared beforehand.
+token and one token from the middle of the answer. In the other systems, the attention keys and
+values of earlier tokens are shared beforehand.
 
 The first token of vfl is timed from the call on, so its time includes the stream's handshake, TLS
 and new keys. The dealer of vfl deals before the call, and this time is reported separately; other
-systems deal within the measured time. Another system runs each task twice, and the second run
+systems deal within the measured time. Each other system runs a task twice, and the second run
 counts, as in `benchmarks.mpc`.
 
 `--next-tokens` measures something else: how often the next token after a prompt equals the token of
@@ -69,8 +70,8 @@ class LlmRow(Settings):
                 included; for other systems, the bytes at their interfaces with packet headers; None
                 if they are not counted.
         messages: number of online messages for the whole answer.
-        framing: fraction of a question's network bytes that are not frames; None if they are not
-            counted.
+        framing: fraction of a question's network bytes that are not frames; None if the network
+            bytes are not counted.
         same, of: number of tokens that equal plain torch's tokens, and number of all tokens.
         error: largest error of a score.
     """

@@ -3,9 +3,9 @@
 Owner, dealer and user are commands with one thread each, connected over TLS on the loopback
 interface. A peak is the largest resident set of a process in a phase. It includes the Python
 interpreter, torch, and pages of mapped files (the model owner's weights), which the operating
-system reclaims when memory is short. The first dealing also shares the weights; answering reads
-them from the disk, so that no process keeps a copy. In one phase, a command of the user asks a
-question while another command deals, so owner and dealer serve both.
+system reclaims when memory is short. The first dealing also shares the weights; an answer reads the
+shares from the disk, so that no process keeps a copy in memory. In one phase, one command of the
+user asks a question while another command deals, so owner and dealer serve both commands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vfl.models.decoder import Decoder, DecoderShape
 from vfl.models.pretrained import save_decoder
 
 _POLL_S = 0.02
-#: Name of the user's second process, which deals.
+#: Name of the user's second process, which runs the command for dealing.
 SECOND = "user, dealing"
 
 
@@ -67,7 +67,7 @@ class MemoryRow(Settings):
     of: int | None = None
 
     def each(self, party: str) -> float:
-        """Return a process's peak bytes per weight."""
+        """Return the peak bytes of a party's process per weight of the model."""
         return self.peak_bytes[party] / self.weights
 
     @property
@@ -112,7 +112,7 @@ def bench_llm_memory(
             limits={"max_tokens": len(prompt) + count},
             **needed_bits(plain),
         )
-        del plain  # free the memory, because the parties need it
+        del plain  # free this model's memory, because the parties need the memory
         measured = _Measured(folder, weights, start_standing(folder, held))
         deal = ("deal", "--prompt-tokens", str(len(prompt)), "--max-tokens")
         ask = ("ask", question, "--max-tokens", str(count), "--json")
@@ -164,7 +164,7 @@ class _Measured:
         self._folder, self._weights, self._standing = folder, weights, standing
 
     def phase(self, name: str, **commands: Sequence[str]) -> MemoryRow:
-        """Run several commands of the user at once; the first command's output becomes `said`."""
+        """Run commands of the user at once; the output of the first command becomes `said`."""
         before = {party: harness.cpu_s(pid) for party, pid in self._standing.items()}
         for pid in self._standing.values():
             harness.forget_peak(pid)

@@ -1,9 +1,9 @@
 """Measured behaviour of emulated network links between processes, compared with their model.
 
 Three parties send each other bytes in patterns that protocols use, over TCP connections that stay
-open. The table shows the measured time beside the computed time, and beside the least time of any
-protocol that sends as many bytes in as many sequential messages. In the first turn, TCP windows are
-small, so its time is reported separately.
+open. The table shows the measured time beside two computed times: the time of the model, and the
+least time of any protocol that sends as many bytes in as many sequential messages. In the first
+turn, TCP windows are still small, so the time of this turn is reported separately.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def most_bytes(pattern: Pattern) -> int:
-    """Return the number of bytes of the party that sends most."""
+    """Return the number of bytes that the party with the most traffic sends."""
     sent = Counter[str]()
     for each in (send for step in pattern for send in step):
         sent[each.source] += each.size
@@ -68,7 +68,7 @@ def most_bytes(pattern: Pattern) -> int:
 
 
 def modelled_s(pattern: Pattern, wan: Wan) -> float:
-    """Return the computed seconds of the pattern, on the parties' own clocks."""
+    """Return the computed seconds of the pattern, measured on the parties' simulated clocks."""
     model = LinkModel(PARTIES, wan)
     for step in pattern:
         sent = [(send.target, model.send(send.source, send.size)) for send in step]
@@ -78,7 +78,7 @@ def modelled_s(pattern: Pattern, wan: Wan) -> float:
 
 
 class LinesJob(Settings):
-    """A party in a process that tests a network, and the address at which the party listens."""
+    """Job: run one party in a process that tests a network; it contains the party's own address."""
 
     party: str
     host: str
@@ -111,8 +111,9 @@ class LineRow:
         model_ms: computed time, without headers.
         limit_ms: max(bytes / bandwidth) + hops * round trip / 2.
         ratio: `milliseconds` divided by `model_ms`.
-        mbps: bit rate of the party that sends most, in Mbit/s.
-        bytes_sent: bytes per turn of the party that sends most, as the network counted them.
+        mbps: bit rate of the party that sends the most bytes, in Mbit/s.
+        bytes_sent: bytes per turn of the party that sends the most bytes, as the network counted
+            them.
     """
 
     network: str
@@ -257,7 +258,7 @@ class Player:
     def play(self, pattern: Pattern, pool: ThreadPoolExecutor) -> Played:
         """Send and receive this party's messages in a pattern.
 
-        A thread for each peer sends; this thread receives.
+        One thread for each peer sends to this peer; the calling thread receives from all peers.
         """
         began = ended = None
         for step in pattern:

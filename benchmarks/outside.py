@@ -5,9 +5,9 @@
     vfl grid --add-attack examples/outside_pipeline.py runs/outside --attack pipeline:learner=svm
     python -m benchmarks.outside runs/outside --out outside.csv
 
-A line of the file --out is the result of one attack on one victim. For each training,
-the printed table shows the external attack with the best results. Beside it stands the difference
-from the result of the adaptive attacker on the same victims.
+The file `--out` has one row for each attack and victim, with the result of this attack. For each
+training, the printed table shows the best result of all external attacks. The column beside this
+result is its difference from the result of the adaptive attacker on the same victims.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class OutsideRow:
     Attributes:
         task, defense, seed: identity of the victim.
         k: number of leaked labels of each class.
-        attack: its spec; `author` is empty for an attack of vfl.
-        measure, value: its score, as a share.
+        attack: spec of the attack; `author` is empty for an attack of vfl.
+        measure, value: name of the measure, and the attack's result in this measure, as a fraction.
     """
 
     task: str
@@ -49,12 +49,12 @@ class OutsideRow:
 
     @property
     def is_adaptive(self) -> bool:
-        """Return whether it is the attack with which the others are compared."""
+        """Return whether the attack is the adaptive one, the reference for all others."""
         return not self.author and self.attack.startswith(ADAPTIVE)
 
 
 def rows_of(run: Path) -> list[OutsideRow]:
-    """Return the adaptive and the external attacks of a grid's folder; means over draws."""
+    """Return rows of the adaptive and the external attacks in a grid's folder: means over draws."""
     grid = LoadedGrid(GridFolder(run))
     measure = fitting_measure(grid.records, grid_settings_of(grid.experiment).measure)
     of_labels = [one for one in grid.records if label_measure(one) == measure]
@@ -78,7 +78,7 @@ def differences(rows: Sequence[OutsideRow]) -> dict[str, list[float]]:
 
 
 def table(rows: Sequence[OutsideRow]) -> str:
-    """Return a table of all trainings: results in points, with intervals over victims."""
+    """Return a table of all trainings: results in percentage points, and intervals over victims."""
     head = ["task", "training", "measure", "adaptive", "best from outside", "reaches",
             "it less adaptive", "the others"]  # fmt: skip
     lines = []

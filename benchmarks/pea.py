@@ -4,7 +4,8 @@ Three holders of rows train linear models by DP-SGD with the update rule of `vfl
 on MNIST, CIFAR-10 and film reviews. Most accuracies are computed with the same arithmetic in
 plaintext, and with the noise that the holders add together; rows named "on shares" run the secure
 protocols. A linear model starts at zero. Its learning rate is the one that was best on a sixth of
-the training rows; the privacy cost of this choice is not counted. The same holds for networks.
+the training rows; the privacy cost of this choice is not counted. The learning rate of a network is
+chosen in the same way.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Task:
         return 1 / (10 * self.train)
 
     def noise(self, epsilon: float | None, steps: int = STEPS, part: float = 1.0) -> float:
-        """Return the noise deviation over the clip norm, for a fraction of epsilon and delta."""
+        """Return noise deviation divided by clip norm, for a fraction of epsilon and delta."""
         if epsilon is None:
             return _ALMOST_NONE
         return _noise(part * epsilon, part * self.delta, steps, self.batch_size / self.train)
@@ -333,7 +334,7 @@ def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
 def models_table(
     task: Task, epsilon: float, seeds: int, *, shares: bool, networks: bool
 ) -> Iterator[PeaRow]:
-    """Yield rows for linear models on features and on raw inputs, and for networks (5.2, 5.4)."""
+    """Yield rows for linear models on features and raw inputs, and for networks (5.2, 5.4)."""
     test = slice(task.train, None)
     noise = task.noise(epsilon)
     for what, inputs in (("features", task.features), ("raw", task.raw.flatten(1).double())):
@@ -406,7 +407,7 @@ def _after(
     steps: Sequence[int],
     test: slice,
 ) -> Iterator[PeaRow]:
-    """Train from averaged models with the remaining epsilon, and from zero with all of it."""
+    """Train from averaged models with the remaining epsilon, and from zero with all epsilon."""
     own = (task.features[: task.train], task.labels[: task.train])
     for name in ("average", "normal of deviation 0.2", "zero"):
         for count in steps:
@@ -424,7 +425,7 @@ def _after(
 
 
 def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[PeaRow]:
-    """Compare joint noise of the holders with noise of one, of each holder, and in each row."""
+    """Compare the holders' joint noise with noise of one, of each holder, and in each row."""
     inputs, test = task.features, slice(task.train, None)
     own = (inputs[: task.train], task.labels[: task.train])
 
@@ -533,8 +534,8 @@ def bench_pea(
 
     Args:
         tasks: tasks among mnist, cifar10 and reviews.
-        tables: tables among models, beginnings, noise and pretrained. The last table needs reviews
-            with `words`, or cifar10 with `side`.
+        tables: tables among models, beginnings, noise and pretrained. The table "pretrained" needs
+            the task reviews with `words`, or the task cifar10 with `side`.
         epsilon: epsilon for the first two tables.
         epsilons: epsilons for the last two tables.
         seeds: number of trainings of each kind; VGG-16 is trained once.

@@ -6,9 +6,9 @@
 `published.csv` has a row for each printed number, with a link to vfl's result; `published_ours.csv`
 has the results that no other file of `docs/results` contains. A link names a file, values that
 select its rows, and a column: ``pea.csv?table=noise&task=mnist#accuracy*100``. If a link selects
-several rows (seeds), it means their average. `codec:SPEC@WIDTH` is the compression ratio of a codec
-in percent, and `ours:KEY` is a line of `published_ours.csv`. Links and numbers may be subtracted
-and divided, with spaces around the sign.
+several rows (seeds), the result is their average. `codec:SPEC@WIDTH` is the compression ratio of a
+codec in percent, and `ours:KEY` is a line of `published_ours.csv`. Links and numbers may be
+subtracted and divided; the minus or division sign then has spaces around it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from vfl.core.errors import DataError, VFLError, nearest
 State = Literal["equal", "better", "worse", "other data", "not run"]
 STATES: tuple[State, ...] = ("equal", "better", "worse", "other data", "not run")
 FOLDER = Path("docs/results")
-#: Relative differences between runs that count as equal: of times on a shared machine, and of bytes
-#: because of packet headers.
+#: Relative differences up to which two results count as equal: for times, because the machine is
+#: shared; for bytes, because packet headers differ.
 TIMES_WITHIN, BYTES_WITHIN = 0.05, 0.01
 _TIMES, _BYTES = ("s", "ms"), ("MiB",)
 _MODELLED, _MIB_BITS = "80mbps,40ms", 8 * 2.0**20
@@ -63,16 +63,16 @@ class Printed:
         source: table, figure or section.
         what, setting: meaning of the number, and conditions under which vfl's result was measured.
         unit: unit of the number.
-        better: "higher" or "lower" if values above or below the printed one are better; "near" if
-            only values near it are good.
+        better: "higher" or "lower" if values above or below the printed value are better; "near" if
+            only values near the printed value are good.
         printed: the number as the paper prints it.
-        spread: standard deviation that the paper prints with it; "" if there is none.
+        spread: standard deviation that the paper prints for the number; "" if there is none.
         within: largest difference at which two numbers count as equal; if "", the unit determines
             it.
         ours: link to vfl's result for this number; "" if none is stored.
-        also: link to a second result of vfl, of another form or another model.
+        also: link to a second result of vfl, measured in another form or with another model.
         data: data set of vfl's result if it differs from the paper's; otherwise "".
-        why: why nothing was run, or why the print is wrong.
+        why: reason why no run of vfl gives this number, or why the printed number is wrong.
     """
 
     paper: str
@@ -247,7 +247,8 @@ def joined(folder: Path = FOLDER) -> list[PublishedRow]:
         folder: folder of `published.csv` and the stored results.
 
     Raises:
-        DataError: a link does not lead to a result, or a row has neither a link nor a reason.
+        DataError: a link does not lead to a result, or a row has neither a link nor a reason in
+            `why`.
     """
     rows = []
     for record in _records(folder / "published.csv"):
@@ -267,7 +268,7 @@ def joined(folder: Path = FOLDER) -> list[PublishedRow]:
 
 
 def _number(figure: Figure | None, like: str) -> str:
-    """Format a value with about as many digits as the printed number, with its interval."""
+    """Format a value and its interval, with about as many digits as the printed number."""
     if figure is None:
         return ""
     decimals = max(len(like.partition(".")[2]), 0 if abs(figure.value) >= 20 else 1)
@@ -329,14 +330,15 @@ def _summary(rows: Sequence[PublishedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """A time printed in chapters 5 and 6 of the thesis, and the least time that its link allows.
+    """A time that the thesis prints in chapters 5 and 6, and the least time on its link.
 
     Times are in seconds.
 
     Attributes:
         what: workload and network link.
         printed: time that the thesis prints.
-        sent: time to send the printed bytes over one link of the printed bandwidth, without delay.
+        sent: time to send the printed number of bytes over one link of the printed bandwidth,
+            without delay.
         latency: time of the sequential messages, half a round trip for each.
         computed: computed time of vfl with the protocol as printed: the time of bytes and messages,
             without computation.
@@ -352,7 +354,7 @@ class LineRow:
 
 
 def line_rows(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> list[LineRow]:
-    """Return the times of the methods in Tables 5.2 to 6.2, and what their network links allow.
+    """Return times of the methods in Tables 5.2 to 6.2, and what their network links allow.
 
     Args:
         rows: rows of `joined`.
@@ -429,7 +431,7 @@ def _simulated(folder: Path) -> str:
 def _simulated_words(folder: Path) -> str:
     rows = _records(folder / "published_correlation.csv")
     single = {row["distribution"]: row["projected"] for row in rows if row["width"] == "1"}
-    # A single number has only one order.
+    # A cut of width 1 has only one order of its units, so `wide` leaves it out.
     wide = [row for row in rows if row["width"] != "1"]
     below = sum(float(row["permuted"]) < float(single[row["distribution"]]) for row in wide)
     off = max(abs(float(row["estimated"]) - float(row["projected"])) for row in rows)
@@ -440,7 +442,7 @@ def _simulated_words(folder: Path) -> str:
 
 
 def _usage(folder: Path) -> str:
-    """Return the page's table of figure 3.8: how evenly each codec uses the units of a cut."""
+    """Return the page's table of figure 3.8: how evenly each codec selects the units of a cut."""
     rows = _records(folder / "published_usage.csv")
     columns = ["never", "least", "quarter", "median", "three_quarters", "most"]
     lines = []
@@ -472,7 +474,7 @@ def _widths(folder: Path) -> str:
 
 
 def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> str:
-    """Return the page: its introduction, the summary, and a table for each paper.
+    """Return the page: its introduction, the summary of verdicts, and a table for each paper.
 
     Args:
         rows: rows of `joined`.

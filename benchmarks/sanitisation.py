@@ -130,7 +130,7 @@ def read(texts: Tensor, sent: Tensor) -> float:
     pairs = sent[:half][known].long() * most + texts[:half][known].long()
     kinds, counts = torch.unique(pairs, return_counts=True)
     behind = torch.zeros(most, dtype=torch.int64)
-    # The most frequent pair of substitute and word comes last.
+    # The most frequent pair of substitute and word comes last, so it overwrites the rarer pairs.
     for kind in kinds[counts.argsort(stable=True)].tolist():
         behind[kind // most] = kind % most
     named = behind[sent[half:][asked].long()] == texts[half:][asked].long()

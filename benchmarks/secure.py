@@ -1,11 +1,12 @@
 """A training step in each secure mode, compared with a plain step of split training.
 
-Both train the same network on the same batches with ``merge = "sum"``, with one thread in each
-process. A turn trains each kind once, in an order that changes from turn to turn. Ratios compare
-measurements that are close in time, and result rows show the median over the turns. "inprocess"
-runs all parties in one process, so that the additional work of all parties counts; "tls" runs a
-process for each party, over the loopback interface. CPU time is the sum over all processes; on a
-busy machine, wall time means little. Shared first layers train without momentum.
+The secure and the plain step train the same network on the same batches with ``merge = "sum"``,
+with one thread in each process. A turn trains each kind of step once, in an order that changes from
+turn to turn. Ratios compare measurements that are close in time, and result rows show the median
+over the turns. "inprocess" runs all parties in one process, so that the work of all parties is
+counted; "tls" runs a process for each party, over the loopback interface. CPU time is the sum over
+all processes; on a busy machine, wall time means little. Shared first layers train without
+momentum.
 
 With an emulated network link between the parties (`benchmarks.emulation`), only "tls" is measured.
 The result then also has the exact time that the mode's bytes and delays alone would take.
@@ -27,9 +28,9 @@ STEPS, REPEATS, WARMUP_STEPS = 30, 40, 10
 #: Number of turns over a network link, where a step takes at least one round trip.
 LINE_REPEATS = 5
 QUICK_STEPS = 5
-#: Largest CPU time of a step with a secure sum, relative to the plain step.
+#: Target: largest CPU time of a step with a secure sum, relative to the plain step.
 AIM = 1.03
-#: Variants to which this aim applies.
+#: Variants to which this target applies.
 _AIMED = ("sum", "sum:bits=8")
 
 

@@ -136,7 +136,7 @@ def bench_step(
 
 
 def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> harness.Shown:
-    """Return a function that formats columns, then times with ratios in brackets, and the CPU aim.
+    """Return a function that formats columns, times with ratios in brackets, and CPU targets.
 
     Args:
         columns: columns that come before the times.
@@ -162,7 +162,7 @@ def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> 
 
 
 def compared(own: Sequence[Measurement], base: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the medians over the turns, and of the ratios to the base in the same turn."""
+    """Return the medians over turns, and medians of the ratios to `base` in the same turn."""
     pairs = list(zip(own, base, strict=True))
     assert own[0].final_loss is not None, "the label party knows its loss"
     return harness.middle(own, "cpu_ms", "wall_ms") | {
@@ -192,7 +192,7 @@ class PartyProcesses(ExitStack):
         self._workers = self.enter_context(processes(program, network))
 
     def _measured(self) -> Measurement:
-        """Combine all measurements: CPU times are added, the rest is the label party's."""
+        """Combine all measurements: add CPU times; the rest is from the label party."""
         found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
         cpu_ms = sum(one.cpu_ms for one in found.values())
         return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})

@@ -131,7 +131,8 @@ def bench_peers(
 
     Raises:
         ConfigError: there is no such workload, or no such number of parties.
-        PeerFailedError: a system trained another network than the other systems.
+        PeerFailedError: the losses of a system differ from those of the other systems, so it
+            trained a different network.
         UserError: delayed packets are not available on this machine.
     """
     names = [name if parties == 2 else f"{name}_{parties}" for name in models]
@@ -277,7 +278,7 @@ class _Links(Protocol):
         """Receive the next cut of every party."""
 
     def send(self, gradients: Sequence[Tensor]) -> None:
-        """Send every party its gradient, without waiting until it has arrived."""
+        """Send every party its gradient, without waiting for the arrival of the gradients."""
 
     def finish(self) -> None:
         """Wait until all messages have arrived."""
@@ -377,7 +378,7 @@ def _with_rpc(job: PeerJob, setup: Setup) -> Measurement:
         num_worker_threads=4,
         rpc_timeout=_PATIENCE.total_seconds(),
         init_method=f"file://{job.store}",
-        _transports=["uv"],  # use sockets, as between machines
+        _transports=["uv"],  # use sockets, as processes on different machines do
         _channels=["basic"],
     )
     rpc.init_rpc(  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ class ImagesRow(Settings):
 
     Attributes:
         where: "plain" or "shares".
-        step: number of finished steps.
+        step: number of training steps that are finished.
         loss: loss of the last batch.
         accuracy: accuracy on the test images.
         cpu_s: processor seconds of the steps, of all parties together.
@@ -44,7 +44,7 @@ class ImagesRow(Settings):
 
 
 def network() -> nn.Sequential:
-    """Build the same network in every call; max pooling comes before ReLU, because both commute."""
+    """Build the same network in every call; max pooling before ReLU gives equal outputs."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
@@ -61,7 +61,7 @@ def bench_tensor_images(
         steps: number of steps of each training.
         batch_size: number of rows in a step.
         learning_rate: learning rate of SGD with momentum 0.9.
-        every: number of steps after which the weights are revealed and tested each time.
+        every: number of steps between two tests, each of which reveals the weights.
     """
     use_one_thread()
     found = read_mnist("MNIST", tuple(range(10)))

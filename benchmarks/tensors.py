@@ -74,7 +74,7 @@ def housing() -> tuple[Tensor, Tensor, float]:
 
 
 def diabetes() -> tuple[Tensor, Tensor, float]:
-    """Return the same for Pima patients; the labels are -1 and 1, and are not scaled."""
+    """Return `housing`'s three values for Pima patients; labels are -1 and 1, not scaled."""
     path = data_folder(None) / "pima-diabetes" / "pima-indians-diabetes.csv.gz"
     if path.is_file():
         with gzip.open(path, "rt") as file:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.verdicts --runs 4000
 
-The simulation draws victims with a gain of exactly the margin, for which the verdict "no easier" is
-wrong, or of exactly 0, for which "easier" is wrong; label-free bottoms have a gain of 0. The gains
+The simulated victims have one of two gains: exactly the margin, for which the verdict "no easier"
+is wrong, or exactly 0, for which "easier" is wrong. Label-free bottoms have a gain of 0. The gains
 follow three distributions: normal, exponential in either direction, and two-point. With a two-point
 distribution, the cut costs a victim's attacker at most the margin. All values are in percentage
-points, and the margin is 1; each value is the worst over standard deviations of 0.3 to 3.
+points, and the margin is 1; each value is the worst one over standard deviations from 0.3 to 3.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from vfl.experiments.statistics import judge, steady_interval
 
 @dataclass(frozen=True, slots=True)
 class VerdictRow:
-    """Fractions of runs; each value is the worst over standard deviations.
+    """Fractions of runs; each value is the worst one over several standard deviations.
 
     Attributes:
         law, victims: distribution of the victims' gains, and number of victims.
         wrong_no_easier, wrong_easier: fraction of wrong verdicts, for gains of exactly the margin
             and of exactly 0.
         covered: fraction of the intervals that contain the true mean.
-        no_easier: fraction of verdicts "no easier" for gains of 0, for a single standard deviation.
+        no_easier: fraction of verdicts "no easier" for gains of exactly 0 and one standard
+            deviation.
     """
 
     law: str

@@ -2,9 +2,10 @@
 
 The label party and the feature parties run in separate processes with slow emulated links between
 them (`benchmarks.emulation`). With computed links, one process runs all parties and computes the
-times. Every number of cuts in flight starts from the same weights and uses the same batches. The
-label party's clock measures only the training; the tests in between do not count. Before each test,
-the label party waits for all gradients in flight, as it does at the end of every epoch anyway.
+times. The trainings with different numbers of cuts in flight start from the same weights and use
+the same batches. The label party's clock measures only the training; the tests in between do not
+count. Before each test, the label party waits for all gradients in flight, as it does at the end of
+every epoch anyway.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class WanJob(SessionJob):
             feature party.
         tests: number of evaluations of the test rows in each epoch.
         rows: number of rows of the data set to use.
-        wan: network link of every party, for computed links; one process then runs all parties.
+        wan: network link of every party, if links are computed; one process then runs all parties.
     """
 
     experiment: Experiment
@@ -62,7 +63,7 @@ class Mark(Settings):
         exchanges: batches trained.
         seconds: seconds of training so far at the label party, without the tests.
         bytes: bytes of training so far, of all parties in both directions.
-        accuracy: fraction of the test rows that are classified correctly.
+        accuracy: fraction of the test rows that the model classifies correctly.
     """
 
     exchanges: int
@@ -82,14 +83,15 @@ class WanRow:
     """Result of a training over the slow link.
 
     Attributes:
-        in_flight: number of cuts whose gradients had not arrived yet.
+        in_flight: largest number of cuts that are sent before their gradients have arrived.
         local_steps: number of optimiser steps of every party per exchange.
         exchanges_per_second: training exchanges per second, over the whole training.
         exchanges, seconds, bytes: training exchanges, seconds and bytes until a test first reached
             the accuracy; None if no test did.
         final_accuracy: accuracy in the last test.
         best_accuracy: highest accuracy of all tests.
-        speedup: time until the accuracy in the first row, divided by the time in this row.
+        speedup: time until a test reached the accuracy in the first row, divided by this time in
+            this row.
         accuracies: accuracy in every test, in order.
     """
 
@@ -146,11 +148,11 @@ def bench_wan(
     """Train over a slow link; measure seconds, exchanges and bytes until an accuracy is reached.
 
     Args:
-        in_flight: values of train.in_flight; the others are compared with the first.
+        in_flight: values of train.in_flight; the first value is the reference for the others.
         wan: network link of every party.
         until: accuracy on the test rows until which the time is measured, from 0 to 1.
-        local_steps: values of train.local_steps, each with every compatible value of
-            train.in_flight.
+        local_steps: values of train.local_steps; each value is combined with every compatible value
+            of train.in_flight.
         local_angle: value of train.local_angle for local steps above 1.
         source: data set of pictures, which are cut in half.
         codec: codec of the cuts.
@@ -238,7 +240,7 @@ def _row(
 
 
 def short_epochs(terms: Terms, data: PartyData, tests: int) -> Iterator[Exchange]:
-    """Yield a training's exchanges in `tests` parts per epoch; all test rows follow each part.
+    """Yield a training's exchanges in `tests` parts per epoch, each followed by all test rows.
 
     A part counts as an epoch, so all gradients in flight arrive before each test.
     """
@@ -292,7 +294,7 @@ class Setup:
 
 
 def modelled(setup: Setup) -> Marks:
-    """Run all parties; seconds are those on the label party's computed clock."""
+    """Run all parties in this process; seconds are from the label party's computed clock."""
     terms, label = setup.terms, setup.terms.label_party
     model = LinkModel([label, *terms.feature_parties], Wan.parse(setup.job.wan))
     marks: list[Mark] = []

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def choose(kind: str) -> str:
-    """Return the emulation for a name; `auto` means `tun` if it works here, else `proxy`.
+    """Return the emulation for a name; `auto` means `tun` if it works here, and otherwise `proxy`.
 
     Raises:
         BadOptionError: no emulation has this name.
@@ -46,7 +46,7 @@ def choose(kind: str) -> str:
 
 
 def available(say: Callable[[str], None] = lambda line: None) -> list[str]:
-    """Return the names of the emulations that work here; report why others do not work."""
+    """Return the emulations that work here; report for each other emulation why it fails."""
     reason = why_not()
     if reason:
         say(f"no tun here: {reason}")
@@ -63,7 +63,8 @@ def open_network(parties: Sequence[str], wan: Wan | None, kind: str = "auto") ->
     Args:
         parties: names of the network's parties.
         wan: network link of every party; None is the plain loopback interface.
-        kind: "auto", "tun" or "proxy"; a computed network (`LinkModel`) has no processes.
+        kind: "auto", "tun" or "proxy"; a computed network (`LinkModel`) cannot be opened for
+            processes.
 
     Raises:
         BadOptionError: no emulation has this name.

@@ -51,8 +51,8 @@ class OpenminedPsi(Protocol):
 
     Learned: each party learns the size of the other party's set; with `pad`, it learns only an
     upper bound of this size. An id can only be tested by both parties together (decisional
-    Diffie-Hellman). A label party that violates the protocol may query other ids in the second run,
-    as many ids as it announced.
+    Diffie-Hellman). A label party that violates the protocol may query different ids in the second
+    run, as many ids as it announced.
 
     Bytes of two parties with n ids each: 105 n each way. Curve multiplications: 6 for each id.
     """

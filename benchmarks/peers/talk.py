@@ -35,7 +35,7 @@ import numpy as np
 
 def main() -> None:
     """Run the requested runs until the input ends."""
-    # Output that a library prints must not get between the protocol's lines.
+    # A library's printed output must not appear between the lines of the protocol.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

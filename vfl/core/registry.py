@@ -4,8 +4,8 @@ A family (codecs, defenses, models) is a `Registry`. Members are listed as ``mod
 imported on first use, so listing names does not import torch. Packages outside vfl add members by
 an entry point. The options of a member are the arguments of its constructor; their type annotations
 determine how text is converted. The constructor itself checks conditions that a type cannot
-express, such as a range, by the `require` functions, because Python code may also call the
-constructor directly.
+express, such as a range, with the `require` functions. The reason is that Python code may also call
+the constructor directly.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from vfl.core.errors import (
 from vfl.core.products import members_of
 
 Member = TypeVar("Member")
-#: Longest time option, one week: longer waits make no sense, and a socket refuses far larger
-#: numbers.
+#: Largest value of an option that is a time: one week. Longer waits make no sense, and a socket
+#: refuses far larger numbers.
 _MOST_SECONDS = 7 * 24 * 3600.0
-#: Largest value of an option, unless its member allows more.
+#: Largest value of an option, unless the member itself allows more.
 MOST = 1e9
 #: Largest factor of a loss term, or of a distance inside a loss.
 MOST_WEIGHT = 1e6
@@ -99,13 +99,13 @@ PLUGINS = "VFL_PLUGINS"
 def load_plugin(path: Path) -> None:
     """Run a file that registers members, as `--plugin` does, and run it again if it has changed.
 
-    If the file has changed, its classes replace the former classes with the same names, and names
-    that it no longer registers are removed. Existing objects keep their former code. If the changed
-    file fails, the members of its former version stay registered.
+    If the file has changed, its classes replace its former classes of the same names, and names
+    that the file no longer registers are removed. Existing objects keep their former code. If the
+    changed file fails, the members of its former version stay registered.
 
     Raises:
-        UserError: the file does not exist, a module of that name is loaded, the file fails, or it
-            uses a name of another member.
+        UserError: the file does not exist, a module with the file's name is already loaded, the
+            file fails, or the file registers a name that belongs to another member.
     """
     path, name = path.resolve(), path.stem
     former = sys.modules.get(name)
@@ -131,7 +131,7 @@ def load_plugin(path: Path) -> None:
         registry.replace(members, {})
     try:
         spec.loader.exec_module(module)
-    except UserError:  # for example, a name that is already in use
+    except UserError:  # for example, the file registers a name that is already in use
         _restore_module(name, former, earlier)
         raise
     except Exception as error:
@@ -153,7 +153,7 @@ def loaded_plugins() -> list[Path]:
 
 
 class _Uncached(SourceFileLoader):
-    """Loader that always compiles: Python's cache misses an equally long edit in one second."""
+    """Loader that always compiles: Python's cache misses an edit of equal length and second."""
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
@@ -198,7 +198,7 @@ def named(path: str) -> Any:
 
 
 def imported(path: str, what: str) -> Any:
-    """Import the callable at a path in the user's own file; the import runs the user's code.
+    """Import a callable that the user's own file names by a path; the import runs the user's code.
 
     Args:
         path: ``package.module:name`` of something callable.
@@ -215,7 +215,8 @@ def imported(path: str, what: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists; an import in it fails, and Python's error says which
+            # The user's module exists, but an import in it fails; Python's error names that import.
+            raise
         raise SpecError(
             f"there is no module '{module_name}'",
             where=path,
@@ -249,7 +250,7 @@ class Registry(Generic[Member]):
         option_aliases: maps another spelling of an option to the option's name.
 
     Attributes:
-        own: names of the members that the registry was created with.
+        own: names of the members that the registry was created with, without later registrations.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class Registry(Generic[Member]):
         """
         self._read_outside()
         found = self._members.get(self.aliases.get(name, name), member)
-        # A package may import the class from a module of its own and export it again.
+        # A package may import the class from another module of the package and export it again.
         if isinstance(found, str):
             module, _, attribute = found.partition(":")
             found = getattr(sys.modules.get(module), attribute, found)
@@ -472,7 +473,7 @@ def _path_of(member: object) -> str:
 
 
 def _required(wanted: Any) -> Any:
-    """Return the type of a given option: ``int`` for ``int | None``."""
+    """Return the type of an option's value when it is given: ``int`` for ``int | None``."""
     arguments = typing.get_args(wanted)
     given = [argument for argument in arguments if argument is not type(None)]
     return given[0] if len(given) == 1 < len(arguments) else wanted
@@ -506,7 +507,7 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
 
 
 def require_range(option: str, given: float, least: float, most: float = MOST) -> None:
-    """Refuse NaN and numbers outside [least, most]; another party may have chosen the number.
+    """Refuse NaN and numbers outside [least, most], which another party may have chosen.
 
     Raises:
         BadOptionError: the value is out of range; the error states the range.
@@ -522,7 +523,7 @@ def shortened(number: float) -> str:
 
 
 def require_seconds(option: str, given: float) -> None:
-    """Refuse a time of 0 or less, or longer than a week; NaN and infinity too.
+    """Refuse a time that is not above 0, is longer than a week, or is NaN or infinite.
 
     Raises:
         BadOptionError: the time is out of range; the error states the range.

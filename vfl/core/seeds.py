@@ -62,7 +62,7 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
 
 
 def use_one_thread() -> None:
-    """Use one torch thread: parties share a machine, and the order of additions must not change."""
+    """Use one torch thread: parties share a machine, and the order of additions must not vary."""
     import torch
 
     torch.set_num_threads(1)
@@ -111,8 +111,9 @@ class scoped:
 def fingerprint(rows: Tensor) -> str:
     """Return a text that is equal for two tensors only if all their values are equal.
 
-    Noise draws depend on this text, and thus on the rows. If a step were repeated with other rows
-    after a restart or in another session, equal noise on both would reveal their difference.
+    Noise draws depend on this text, and thus on the rows. If a step were repeated with different
+    rows after a restart or in another session, equal noise in both steps would reveal the
+    difference of the rows.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 

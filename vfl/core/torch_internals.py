@@ -2,8 +2,8 @@
 
 This module uses private parts of torch, which may change without notice, only where they save much
 time. If torch lacks a private part, a public alternative is used; where there is no alternative, a
-comment states it. The gains in this file are savings of CPU time in one exchange of a process with
-two feature parties, a hidden layer of 16 units, and 32 rows.
+comment states it. The comments in this file state savings of CPU time in one exchange of a process
+with two feature parties, a hidden layer of 16 units, and 32 rows.
 """
 
 from __future__ import annotations

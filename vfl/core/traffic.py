@@ -1,4 +1,4 @@
-"""Traffic ledger: the bytes and seconds that were actually used, counted at each link."""
+"""Traffic ledger: bytes that were sent and seconds that were spent, counted at each link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.core.text import csv_text
 
-#: Phase of handshakes and reports, whose size is independent of the training.
+#: Phase of handshakes and reports; the size of these frames does not depend on the training.
 CONTROL = "control"
 _PHASES = {
     Kind.CUT: "train",
@@ -104,7 +104,7 @@ class Ledger:
         return [asdict(row) for row in self.rows()]
 
     def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Set the counts to those of a former `state`; counts since then are dropped."""
+        """Set the counts to those that `state` returned earlier; later counts are dropped."""
         rows = [Traffic(**row) for row in state]
         self._rows = {(row.party, row.direction, row.phase): row for row in rows}
 

@@ -1,9 +1,9 @@
 """Scores how well each column of a table alone predicts the label, for many columns at once.
 
 A column of numbers is cut into at most 20 bins with about equally many rows; a column of texts has
-one bin per text. A bin's prediction is the mean label of its fitted rows, shrunk towards the
-overall mean as if one more row had this mean. All rows of a bin have the same prediction, so the
-AUC follows from the counts in the bins.
+one bin per text. A bin's prediction is the mean label of the bin's fitting rows, shrunk towards the
+overall mean as if the bin had one more row with this mean. All rows of a bin have the same
+prediction, so the AUC follows from the counts in the bins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Truth:
 
     Attributes:
         rows: positions of the sample's rows in the table, ascending.
-        fitted: mask of the rows that fit a column's predictions; the other rows score them.
+        fitted: mask of the sample's rows that fit a column's predictions; the other rows of the
+            sample score these predictions.
         values: labels, axes (rows, classes) of 0 and 1; for a regression numbers, axes (rows, 1).
     """
 
@@ -55,7 +56,7 @@ def scores(
     truth: Truth,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Score each column alone on rows that did not fit it: AUC, or R2 for a regression.
+    """Score each column alone, by AUC or R2 (regression), on rows that did not fit its predictions.
 
     Args:
         table: the table.
@@ -64,7 +65,8 @@ def scores(
         say: function that receives a progress line after every few thousand columns.
 
     Returns:
-        For each column, the score and its standard error; the error of an R2 is 0.
+        For each column, the score and the standard error of the score; for an R2, this standard
+        error is 0.
     """
     found, by_name = dict[str, tuple[float, float]](), {fact.name: fact for fact in facts}
     for names in column_groups([*by_name], len(truth.rows), say, "compared"):
@@ -139,7 +141,7 @@ def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 
 
 def _quantiles(ordered: np.ndarray) -> np.ndarray:
-    """Return the quantiles 1/20 to 19/20 of sorted numbers with NaN at the end; (columns, 19).
+    """Return the quantiles 1/20 to 19/20 of each sorted row, where NaN is last; axes (columns, 19).
 
     They are bit-equal to numpy's quantiles.
     """
@@ -157,7 +159,7 @@ def _quantiles(ordered: np.ndarray) -> np.ndarray:
 
 
 def _scores(codes: np.ndarray, truth: Truth) -> list[tuple[float, float]]:
-    """Return each column's score and standard error, from its bins of axes (columns, rows)."""
+    """Return each column's score and standard error; the bins have axes (columns, rows)."""
     fitted, values = truth.fitted, truth.values
     columns, bins, classes = len(codes), int(codes.max(initial=0)) + 1, values.shape[1]
     mean = values[fitted].mean(0)
@@ -201,7 +203,7 @@ def _auc(
     guesses, positive, negative = (
         np.take_along_axis(each, order, 2) for each in (guesses, positive, negative)
     )
-    tied = np.zeros(guesses.shape, dtype=np.int64)  # joins bins with equal guesses
+    tied = np.zeros(guesses.shape, dtype=np.int64)  # bins with equal guesses get the same index
     np.cumsum(guesses[..., 1:] != guesses[..., :-1], axis=2, out=tied[..., 1:])
     bins = guesses.shape[2]
     tied += bins * np.arange(guesses[..., 0].size).reshape(*guesses.shape[:2], 1)

@@ -35,7 +35,7 @@ WORDS = frozenset(
 _EXACT_DIGITS = 18  # of int64
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
 _LONGEST = 60  # largest number of characters in a date
-_LOOKED_AT = 20  # number of a column's texts to try first
+_LOOKED_AT = 20  # number of texts of a column that are tried first
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
 _SIGN = "[-+\u2212\u2013]"
 _CODES = (
@@ -69,7 +69,7 @@ def _written_number(decimal: str) -> str:
     )
     sign = re.escape(decimal)
     core = rf"(?:{whole})(?:{sign}\d+)?(?:[eE][-+]?\d+)?|{sign}\d+"
-    price = rf"(?:{sign}[-\x{{2013}}\x{{2014}}]{{0,2}})?"  # such as 5,-
+    price = rf"(?:{sign}[-\x{{2013}}\x{{2014}}]{{0,2}})?"  # such as the ",-" of "5,-"
     before = rf"(?:{_SIGN}|\(|{_MONEY}| )*"
     after = rf"(?:{_UNIT}|\)|-|\x{{2212}}| )*"
     return rf"^(?P<before>{before})(?P<core>{core}){price} ?(?P<after>{after})$"
@@ -98,7 +98,8 @@ def plain(cells: pa.Array) -> pa.Array:
         cells = cells.cast(pa.string()) if of.is_decimal256(cells.type) else cells  # exact
         return cells.cast(pa.int64() if whole else pa.float64())
     if of.is_time64(cells.type):
-        return cells.cast(pa.time64("us"), safe=False)  # pandas cannot hold them in nanoseconds
+        # Pandas cannot store these times in nanoseconds.
+        return cells.cast(pa.time64("us"), safe=False)
     if of.is_float16(cells.type):
         return cells.cast(pa.float32())
     if of.is_string_view(cells.type):
@@ -200,7 +201,7 @@ def unit_of(texts: Sequence[str]) -> str:
 
 
 def _unit_named(mark: str) -> str:
-    """Return one name for all marks of a currency, such as €, EUR and Euro; $ is any dollar."""
+    """Return one name for all signs of a currency, such as €, EUR and Euro; $ is any dollar."""
     codes = [code for code in re.findall("[A-Z]{3}", mark) if code in _CODES.split("|")]
     return _UNITS.get(mark) or (codes[0] if codes else mark)
 
@@ -232,11 +233,12 @@ def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
 
     Args:
         cells: texts; missing ones are null.
-        written: the decimal separator (point or comma), then, if the numbers have a unit, a blank
-            and the unit. The unit is a currency, which single texts may lack, a percent sign, or
-            another ending of every text. A text with a different unit is not a number. The other
-            separator, blanks and apostrophes may group thousands. If a text is a number only with
-            the other separator, the function reads it with that separator.
+        written: the decimal separator (point or comma); if the numbers have a unit, a blank and
+            this unit follow. The unit is a currency, a percent sign, or another ending; a currency
+            may be missing in single texts, another ending may not. A text with a different unit is
+            not a number. The separator that is not the decimal separator, blanks and apostrophes
+            may group thousands. If a text is a number only with the opposite decimal separator, the
+            function reads it with that separator.
 
     Returns:
         The numbers as float64, null if a cell is missing or is not a number; and the count of cells
@@ -302,8 +304,8 @@ def _numbers_written(texts: pa.Array, decimal: str) -> pa.Array:
 def decimal_of(texts: Collection[str], usual: str) -> str | None:
     """Return the decimal separator of texts that are all numbers; return None for other texts.
 
-    The majority of the texts decides; `1.234,50` and `12,5` speak for a comma. If both separators
-    are possible for every text, such as `1,234`, the result is the usual separator.
+    The majority of the texts decides; for example, `1.234,50` and `12,5` count for a comma. If both
+    separators are possible for every text, such as `1,234`, the result is the usual separator.
 
     >>> decimal_of(["73.208,40", "1.000"], "."), decimal_of(["$5,156.91"], ",")
     (',', '.')
@@ -319,7 +321,7 @@ def read_with(texts: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def decimal_counts(texts: Collection[str]) -> dict[str, int] | None:
-    """Count texts that are numbers for each decimal separator; return None if one is no number.
+    """Count, for each decimal separator, the texts that are numbers; None if a text is no number.
 
     >>> decimal_counts(["73.208,40", "1.000"])
     {'.': 1, ',': 2}
@@ -359,10 +361,10 @@ DATE_FORMS = (
     *("%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S"),
     *("%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %I:%M %p"),
 )
-#: Separates the forms of a column that has dates in several forms.
+#: Character that separates the forms, if a column has dates in several forms.
 EITHER = "|"
-#: For a form of dates, the form with the other order of day and month, if there is one; it reads
-#: the same text as another day.
+#: For each form of dates, the form with day and month exchanged, if there is one; the exchanged
+#: form reads the same text as a different day.
 OTHER_ORDER = {
     form: other
     for form in DATE_FORMS
@@ -392,7 +394,8 @@ december dec dezember dez décembre déc diciembre dicembre dic dezembro desembe
 """
 _ENGLISH = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ORDINALS = ("st", "nd", "rd", "th", "er")
-#: Words that add nothing to a date. Tuesday is mar. in French, as March is: such dates are unread.
+#: Words that add nothing to a date. In French, "mar." means both Tuesday and March, so dates with
+#: this word are not parsed.
 _ADDED = """
 de del of uhr monday mon tuesday tue tues wednesday wed thursday thu thur thurs friday fri saturday
 sat sunday sun montag mo dienstag di mittwoch mi donnerstag do freitag fr samstag sonnabend sa
@@ -471,10 +474,11 @@ def _days_of_form(texts: np.ndarray, form: str) -> np.ndarray:
         texts = np.array([*map(_in_numbers, texts)], dtype=object)
     try:
         read = pd.to_datetime(pd.Series(texts), format=form, errors="coerce", utc=True)
-    except (ValueError, TypeError, OverflowError):  # strptime lacks this form
+    except (ValueError, TypeError, OverflowError):  # strptime does not know this form
         return np.full(len(texts), np.nan)
     days = days_of_times(read)
-    for place in np.flatnonzero(np.isnan(days)):  # older pandas reads only 1677 to 2262
+    # Older versions of pandas read only the years 1677 to 2262.
+    for place in np.flatnonzero(np.isnan(days)):
         days[place] = _far_day(texts[place], form)
     return days
 
@@ -524,7 +528,7 @@ def is_open_end(days: np.ndarray) -> np.ndarray:
 
 
 def circles_of(days: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each day's position in the year, by months, and in the week; from 0 to below 1.
+    """Return each day's position in the year, by months, and in the week, as fractions in [0, 1).
 
     >>> [turn.tolist() for turn in circles_of(np.array([0.0, 31.0]))]  # a Thursday, a Sunday
     [[0.0, 0.08333333333333333], [0.42857142857142855, 0.8571428571428571]]
@@ -546,7 +550,7 @@ def forms_of(texts: Sequence[str], forms: Iterable[str] = DATE_FORMS) -> list[st
 def forms_of_each(
     columns: Sequence[Sequence[str]], forms: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """Return `forms_of` for several columns, each with its possible forms, parsed together."""
+    """Return `forms_of` for several columns in one pass; each column has its own possible forms."""
     able = [
         _forms_shaped(texts[:_LOOKED_AT], own) for texts, own in zip(columns, forms, strict=True)
     ]
@@ -561,7 +565,7 @@ def forms_of_each(
 
 
 def days_of_each(columns: Sequence[Sequence[str]], forms: Sequence[str]) -> list[np.ndarray]:
-    """Return `days_of_texts` for several columns, each in its form; empty if the form is ""."""
+    """Return `days_of_texts` for several columns, each by its form; empty for the form ""."""
     found = [np.empty(0)] * len(columns)
     for form in {*forms} - {""}:
         places = [at for at, own in enumerate(forms) if own == form]
@@ -587,7 +591,7 @@ def _forms_shaped(texts: Sequence[str], forms: Sequence[str]) -> list[str]:
 def _shape(text: str) -> str:
     """Replace digits by 9, letters by a, and several blanks by one."""
     shape = _BLANKS.sub(" ", _LETTERS.sub("a", _DIGITS.sub("9", text)))
-    return shape.replace(" -9", " +9")  # the time zone
+    return shape.replace(" -9", " +9")  # the minus sign of a time zone
 
 
 def date_form(texts: Sequence[str], known: str = "") -> str | None:
@@ -595,7 +599,8 @@ def date_form(texts: Sequence[str], known: str = "") -> str | None:
 
     Args:
         texts: none missing.
-        known: forms of earlier texts of the same column, with which the result begins.
+        known: forms that were found for earlier texts of the same column; the result begins with
+            these forms.
 
     >>> date_form(["2024-01-31", "2023-05-01"]), date_form(["2024-01-31", "31.12.9999"])
     ('%Y-%m-%d', '%Y-%m-%d|%d.%m.%Y')

@@ -31,11 +31,11 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 _TOP_BYTES = 1 << 18
 _TOP_LINES = 200
 _MOST_CELLS = 10_000
-#: Separators to try first, and separators to try if none of these fits the table.
+#: Separators to try first, and separators to try if no separator of the first group fits the table.
 _SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|", "\x1f"), ("^", "~", ":", " ")
 #: Invisible characters: byte order marks inside concatenated files, and blanks without width.
 _INVISIBLE = ("\ufeff", "\u200b", "\u2060")
-_PADDING = "\0\x1a"  # bytes that some systems append
+_PADDING = "\0\x1a"  # bytes that some systems append to a file
 _RULER = re.compile(r"(?=.*--|.*==)[-=+:|\s]+")
 #: Functions that unpack a compressed file, by the file's first bytes.
 _PACKED: dict[bytes, Callable[..., Any]] = {
@@ -139,7 +139,7 @@ def text_encoding(path: Path) -> str:
 
 
 def _reader(lines: Iterable[str], separator: str) -> Any:
-    csv.field_size_limit(_LONGEST_CELL)  # a global setting of the module
+    csv.field_size_limit(_LONGEST_CELL)  # this limit is a global setting of the module csv
     return csv.reader(lines, delimiter=separator, skipinitialspace=True)
 
 
@@ -261,8 +261,8 @@ def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) ->
     """Return columns whose points may group thousands: their first numbers look like 1.234 or 999.
 
     A table whose separator is a comma uses commas to group thousands, so it has no such column. A
-    column with other decimals, such as 12.5, shows that points are decimal separators; then the
-    function returns no column.
+    column with other decimals, such as 12.5, shows that the table's points are decimal separators;
+    in this case the function returns no column at all.
 
     Args:
         source: the table.
@@ -333,7 +333,8 @@ class CsvRows:
 
         Args:
             rows: number of rows in a block.
-            columns: columns to keep; None keeps all columns. Every line is still parsed completely.
+            columns: columns to keep; None keeps all columns. Every line is still parsed completely,
+                including the columns that are not kept.
             as_text: columns whose cells stay texts.
         """
         kept = self.names if columns is None else list(columns)
@@ -352,12 +353,13 @@ class CsvRows:
     def _column(self, name: str, texts: Sequence[str], as_text: Sequence[str]) -> pa.Array:
         raw, stays = pa.array(texts, pa.large_string()), {*as_text}
         form = self._form
-        if raw and raw[0].as_py().startswith('="'):  # Excel marks a cell as text this way
+        if raw and raw[0].as_py().startswith('="'):  # Excel writes ="..." to mark a cell as text
             raw = pc.replace_substring_regex(raw, '^="(.*)"$', r"\1")
         elif raw and re.match(r"'\d", raw[0].as_py()):
             raw = pc.replace_substring_regex(raw, r"^'(\d+)$", r"\1")
         usual = name not in stays and name not in form.numbers and name not in form.dates
-        if words := form.words_of(name)[0]:  # a missing word may be a number, such as -999
+        # A word for a missing cell may be a number, such as -999.
+        if words := form.words_of(name)[0]:
             usual = usual and not pc.any(pc.is_in(raw, pa.array([*words], raw.type))).as_py()
         if usual and (read := whole_numbers_of(raw, form.decimal)) is not None:
             return read
@@ -387,7 +389,8 @@ class CsvRows:
                 ended = True
                 continue
             if len(row) > wanted and not any(row[wanted:]):
-                row = row[:wanted]  # the line ends with separators
+                # The row has more cells than names, because its line ends with separators.
+                row = row[:wanted]
             if len(row) != wanted:
                 what = f"{len(row)} cells, where {wanted} columns have a name"
                 error = self._odd(rows, what)
@@ -451,7 +454,7 @@ def _names(row: Sequence[str], path: Path) -> list[str]:
     names = [re.sub(r"\s*[\r\n]\s*", " ", name.strip()) for name in row]
     names[0] = names[0].removeprefix("\ufeff")
     while len(names) > 1 and not names[-1]:
-        names.pop()  # the line ends with separators
+        names.pop()  # the last names are empty, because the line ends with separators
     if len(names) > 1 and not names[0] and "index" not in names:
         names[0] = "index"
     hint = "; is the line of names further down (skip_lines), or the separator another one?"

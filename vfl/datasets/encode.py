@@ -2,14 +2,15 @@
 
 An encoder is fitted to the training rows only. Numbers are standardised, or encoded in bins if
 `bins` is set. Booleans become 0 and 1; a column of texts becomes one input for each category in the
-training rows. Dates become the days since the median of the training rows, divided by their spread,
-and points on two circles for month and weekday. If training rows lack cells of a column, the column
-gets another input, which is 1 if the cell is missing. All pixel columns have a common mean and
-spread.
+training rows. A date becomes the number of days since the median date of the training rows, divided
+by the spread, and points on two circles for month and weekday. If training rows lack cells of a
+column, the column gets an additional input, which is 1 if the cell is missing. All pixel columns
+have a common mean and spread.
 
-Later rows may contain values without an example in the training rows. A new category, or a missing
-cell in a column that had none, becomes zeros, like a number at the mean. For a number in bins, a
-missing cell becomes the median. `Unfamiliar` counts these cells.
+Rows after the training may contain values without an example in the training rows. A new category,
+or a missing cell in a column that had none in training, becomes zeros; for a number, zero is the
+mean. In a column of numbers in bins, such a missing cell becomes the median. `Unfamiliar` counts
+new categories and new missing cells.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
-SAMPLE_ROWS = 1 << 20  # largest number of rows for medians and edges
+SAMPLE_ROWS = 1 << 20  # largest number of rows from which medians and edges are computed
 
 
 class Unfamiliar:
@@ -156,7 +157,7 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class BinnedColumn:
-    """A column of numbers with one input per bin: 0 below it, 1 above it, linear within it.
+    """A column of numbers with one input per bin: 0 below the bin, 1 above it, linear within it.
 
     This is the piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022), equation 1. The
     inputs of the first and the last bin also stay between 0 and 1. So a number outside the range of
@@ -202,10 +203,11 @@ def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> N
 
 
 def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
-    """Return quantiles of numbers as edges, with a limited weight of repeated values.
+    """Return quantiles of numbers as bin edges; repeated values have a limited weight.
 
     Plain quantiles would use most bins for a value that most rows have, such as a capital gain of
-    0. Here a value counts at most as many times as a bin has rows. Equal edges become one edge.
+    0. In this function, a value counts at most as many times as a bin has rows. Equal edges become
+    one edge.
 
     Args:
         values: numbers without missing ones, with at least two distinct values.
@@ -258,7 +260,7 @@ class TextColumn:
     def _positions(self, block: pd.Series) -> tuple[np.ndarray, np.ndarray]:
         """Return the index of each cell's category, or -1, and a mask of the missing cells."""
         position_of = {category: position for position, category in enumerate(self.categories)}
-        codes, found = pd.factorize(block)  # -1, the last entry, if missing
+        codes, found = pd.factorize(block)  # a missing cell gets -1, which indexes the last entry
         read = [position_of.get(text, -1) for text in as_texts(pd.Series(found))]
         return np.array([*read, -1], dtype=np.int64)[codes], codes < 0
 
@@ -267,10 +269,10 @@ class TextColumn:
 class DateColumn:
     """A column of dates: ``(days - median) / scale``, and sine and cosine of month and weekday.
 
-    All inputs of a missing date are 0. If numbers are encoded in bins, days are too, and then a
-    missing date is encoded like the median. A placeholder day, such as 9999-12-31 for an open end,
-    is encoded like a missing date. If the training rows had placeholders, another input is 1 for a
-    placeholder.
+    All inputs of a missing date are 0. If numbers are encoded in bins, the days are encoded in bins
+    too; then a missing date is encoded like the median. A placeholder day, such as 9999-12-31 for
+    an open end, is encoded like a missing date. If the training rows had placeholders, the column
+    has an additional input, which is 1 for a placeholder.
 
     Attributes:
         written: form of dates that are texts; None if the table's cells are dates.
@@ -372,7 +374,7 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """Fit encoders to all columns: mean and spread or bins of numbers, and categories of texts.
+        """Fit an encoder to each column: mean and spread or bins of numbers, categories of texts.
 
         Args:
             frame: table with the training rows only, and with the party's columns.
@@ -469,7 +471,7 @@ class CellEncoder(TableEncoder):
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """Return the number of categories of each column; 0 for a column with an order."""
+        """Return each column's number of categories; 0 for numbers and dates."""
         return tuple(
             len(one.categories) if isinstance(one, TextColumn) else 0 for one in self.columns
         )
@@ -490,7 +492,7 @@ class CellEncoder(TableEncoder):
             assert not isinstance(column, BinnedColumn), "fitted without bins"
             for start, block in _placed(column_blocks(frame, column.name)):
                 cells = column.cells(block)
-                with np.errstate(over="ignore"):  # clipped to the range of float32
+                with np.errstate(over="ignore"):  # the numbers are clipped to the range of float32
                     out[start : start + len(block), place] = cells
                 known = np.asarray(block.notna())
                 if isinstance(column, TextColumn):
@@ -562,9 +564,10 @@ class _ColumnFit:
         self._share, self._draw = (
             share,
             np.random.default_rng(0),
-        )  # a resumed run draws the same rows
+        )  # the generator is seeded, so a resumed run draws the same rows
         self._rows, self._indicator, self._kind = 0, False, ""
-        self._kind_of_none = ""  # for a column without cells, by its type
+        # Kind of a column in which no cell is present, by the column's type.
+        self._kind_of_none = ""
         self._moments, self._texts = _Moments(), set[str]()
         self._sample = list[np.ndarray]()
         self._open = False
@@ -721,7 +724,7 @@ class TokenEncoder(Encoder):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Return the number of inputs of each column; joint inputs count at the first column."""
+        """Return each column's number of inputs; the first column counts all joint inputs."""
         return dict.fromkeys(self.names, 0) | {self.names[0]: self.length}
 
     @property
@@ -761,7 +764,7 @@ class TokenEncoder(Encoder):
 class MixedEncoder(Encoder):
     """Encodes text columns as tokens, and the party's other columns as numbers.
 
-    A row has the tokens first; ``bottom = "pretrained:tokens=..."`` reads both.
+    A row begins with the tokens; ``bottom = "pretrained:tokens=..."`` reads tokens and numbers.
 
     Attributes:
         texts: encoder of the text columns.
@@ -803,15 +806,15 @@ def token_encoder(
 ) -> TokenEncoder | MixedEncoder | None:
     """Build the encoder of a party that has texts, if its format names a tokenizer.
 
-    If a party has a single column, it is a column of texts if its cells are not numbers. If a party
-    has several columns, a column contains texts only if most of its cells also differ; a column
-    with few distinct values contains categories.
+    If a party has a single column, this column contains texts unless its cells are numbers. If a
+    party has several columns, a column contains texts only if most of its cells also differ from
+    each other; a column with few distinct values contains categories.
 
     Args:
         blocks: blocks of rows of the table; the first block shows the types of the columns.
         names: names of the party's columns.
         form: format of the table.
-        fit: function that builds the encoder of the columns with these names.
+        fit: function that builds the encoder for the columns that hold no texts, given their names.
     """
     if form.tokenizer is None or form.cells:
         return None
@@ -909,7 +912,7 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
 
 
 class LabelFit:
-    """Does `encode_labels` for a column that is read in blocks twice: to fit and to encode.
+    """Does `encode_labels` for a column that is read twice in blocks: first to fit, then to encode.
 
     Args:
         name: name of the label column.

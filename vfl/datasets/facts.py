@@ -1,8 +1,9 @@
 """Facts about the columns of a table, found in one pass over its rows, many columns at once.
 
 Numbers of one type form one array, axes (columns, rows). The different texts of all columns form
-one array too. So the code tries each pattern and each form of dates once for all columns. Memory
-holds the different cells of only a few columns at a time, and the facts contain no cell.
+one array too. So the code tries each pattern, and each form of dates, once for all columns
+together. Memory holds the different cells of only a few columns at a time, and the facts contain no
+cell.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from vfl.datasets.table import (
 
 Kind = Literal["number", "boolean", "text", "date", "other"]
 
-#: Further words, besides `WORDS`, for a missing cell in a column of numbers or dates.
+#: Words for a missing cell in a column of numbers or dates, in addition to `WORDS`.
 _SIGNS = frozenset(
     ("?", "-", "--", ".", "n.a.", "k.a.", "n.d.", "*", "unknown", "missing", "\u2013", "\u2014")
 )
 _MOST = 1000  # largest number of different cells to count
-_MOST_COLUMNS = 2000  # columns between two progress lines
-_GROUP_CELLS = 1 << 21  # cells of columns that are read together
+_MOST_COLUMNS = 2000  # number of columns between two progress lines
+_GROUP_CELLS = 1 << 21  # number of cells in a group of columns that are read together
 _NO_HASHES = np.empty(0, np.uint64)
 _EXACT = 2.0**53  # whole numbers below it are exact in float64
 _DATED = (
@@ -71,19 +72,20 @@ _WHOLE, _SHORT = r"^\p{Nd}+(\.0*)?$", r"^\p{Nd}{1,18}(\.0*)?$"
 
 @dataclass
 class Facts:
-    """Facts about a column, before it is known what the column is used for.
+    """Facts about a column, found before the use of the column is known.
 
     Attributes:
-        different: number of different cells; None if there are more than are counted.
-        unique: whether no two rows have the same cell. It is checked only for whole numbers, texts,
-            and the column named as the id.
+        different: number of different cells; None if there are more different cells than the code
+            counts.
+        unique: whether no two rows have the same cell. The attribute is determined only for whole
+            numbers, for texts, and for the column named as the id.
         whole_numbers: whether all cells are whole numbers; `long` states whether some of them
             exceed the exact range of id_type = "number".
-        repeated: number of cells that equal an earlier cell; 0 if this is not checked.
+        repeated: number of cells that equal an earlier cell; 0 if repeated cells are not counted.
         dates: form of dates that are stored as texts, or as numbers such as 20240131.
         either: whether the order of day and month is ambiguous in the dates.
         decimal: decimal separator, and unit, of numbers that are stored as texts.
-        signs: words that mean a missing cell, besides those of the format.
+        signs: words that mean a missing cell in this column, in addition to those of the format.
         words: number of text cells that are among `WORDS`.
         open: whether some days are placeholders, such as 9999-12-31.
         numeric: number of text cells that are plain numbers.
@@ -117,7 +119,7 @@ class Facts:
 
     @property
     def mixes_units(self) -> bool:
-        """Return whether the numbers are amounts of several currencies, without a common sum."""
+        """Return whether the numbers are amounts in several currencies, which cannot be added."""
         return len(self.units - {""}) > 1
 
     @property
@@ -144,7 +146,7 @@ def facts_of(
         table: the table.
         names: the columns.
         form: format of the table.
-        ids: column in which repeated cells are counted, whatever its kind is.
+        ids: name of the column in which repeated cells are counted, whatever kind of cells it has.
         say: function that receives a progress line after every few thousand columns.
     """
     found = dict[str, Facts]()
@@ -179,12 +181,13 @@ class _Column:
     Attributes:
         forms: forms of dates that all texts have had so far; None if no form fits.
         mixed: form of texts that are dates in several forms.
-        either: whether the order of day and month is ambiguous in a part of `mixed`.
+        either: whether the order of day and month is ambiguous in one of the forms that `mixed`
+            joins.
         dated: number of text cells that look like dates.
         rounded: whether some whole numbers exceed the exact range of float64.
         unit: unit that follows the numbers in all texts.
         hashes: for each block, one hash for each distinct cell.
-        hashed: number of cells that `hashes` stand for.
+        hashed: number of cells whose hashes were added to `hashes`.
         many: whether more than `_MOST` distinct cells occurred.
     """
 
@@ -248,7 +251,8 @@ class _Column:
             counts, usual = self.decimals, form.decimal
             decimal = max(counts, key=lambda sign: (counts[sign], sign == usual))
         unique = counted and not repeated and not self.missing and bool(self.rows)
-        if self.unit and decimal:  # a code such as 1000X counts as an id
+        # A code such as 1000X counts as an id, not as a number with a unit.
+        if self.unit and decimal:
             decimal = None if unique else f"{decimal} {self.unit}"
         units = self.units if decimal else frozenset()
         if len(named := units - {""}) > 1:
@@ -282,9 +286,9 @@ class _Column:
         )
 
     def mix(self, texts: list[str]) -> None:
-        """Find the forms of texts that no single form reads, after those of earlier blocks."""
+        """Find forms for texts that no single form reads, after the forms of earlier blocks."""
         fresh = self.mixed or self.forms is None or len(self.forms) == len(DATE_FORMS)
-        once = [] if fresh else self.forms or []  # forms that read all earlier texts
+        once = [] if fresh else self.forms or []  # these forms read all texts of earlier blocks
         before = self.mixed or "".join(once[:1])
         self.mixed = date_form(texts, before) or ""
         doubts = False
@@ -298,12 +302,12 @@ class _Column:
         self.either = doubts
 
     def add_numbers(self, texts: list[str], counts: Mapping[str, int] | None) -> None:
-        """Count the texts that are numbers with each decimal separator and one unit.
+        """Count, for each decimal separator, the texts that are numbers with one common unit.
 
         Args:
             texts: the texts.
-            counts: number of cells that are numbers without a unit, for each separator; None if
-                some cells are not such numbers.
+            counts: for each separator, the number of cells that are numbers without a unit; None if
+                some cells are no such numbers.
         """
         if counts is None and (self.unit or not self.decimals):
             unit = unit_of(texts)
@@ -333,7 +337,7 @@ def _add(columns: Sequence[_Column], block: pd.DataFrame) -> None:
             continue
         kind, cells = _cells_of(block.iloc[:, at])
         column = columns[at]
-        if cells is None:  # not a number, text or date
+        if cells is None:  # the cells are not numbers, texts or dates
             present = int(block.iloc[:, at].notna().sum())
             column.rows, column.missing = (
                 column.rows + len(block),
@@ -376,7 +380,7 @@ def _cells_of(column: pd.Series) -> tuple[Kind, np.ndarray | pa.Array | None]:
 
 def _add_numbers(columns: Sequence[_Column], cells: np.ndarray, kind: Kind) -> None:
     """Add numbers, or days since 1970, axes (columns, rows); missing ones are NaN."""
-    exact = cells.dtype.kind in "iu"  # integers may need more digits than float64
+    exact = cells.dtype.kind in "iu"  # integers may need more digits than float64 has
     numbers = cells.astype(np.float64, copy=False)
     known = ~np.isnan(numbers)
     present = known.sum(1)
@@ -421,7 +425,7 @@ def _different_hashes(
 ) -> Iterator[np.ndarray]:
     """Return each column's distinct hashes; all arguments have axes (columns, rows)."""
     hashes = _hashes(cells, numbers, rounded)
-    if not known.all():  # replaces missing cells by a present cell, which adds no distinct cell
+    if not known.all():  # a missing cell is replaced by a present cell, which adds no distinct cell
         first = hashes[np.arange(len(cells)), known.argmax(1)]
         hashes = np.where(known, hashes, first[:, None])
     hashes = np.sort(hashes, 1)
@@ -431,7 +435,7 @@ def _different_hashes(
 
 
 def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-    """Return one hash per cell: whole numbers as they are, bits of others; 7 and 7.0 are equal."""
+    """Return one hash per cell: whole numbers themselves, bits of others; 7 equals 7.0."""
     if cells.dtype.kind in "iu":
         return cells.astype(np.int64).view(np.uint64)
     short = rounded & (np.abs(numbers) < 2.0**63)
@@ -497,7 +501,7 @@ def _add_texts(own: Sequence[_Texts]) -> None:
 
 
 def _try_dates(tried: Sequence[tuple[_Column, list[str]]]) -> None:
-    """Exclude the forms of dates in which these texts are not dates."""
+    """Remove the forms of dates in which one of these texts is not a date."""
     able = forms_of_each([texts for _, texts in tried], [one.forms or [] for one, _ in tried])
     read = list[str]()
     for (column, texts), forms in zip(tried, able, strict=True):

@@ -56,7 +56,7 @@ def read_table(
     setting: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Table:
-    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; a frame only gets text names.
+    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; a data frame only gets text names.
 
     The source may also be a function, "package.module:function", that returns a data frame or an
     Arrow table. In an object store, such as ``s3://loans/2026.parquet``, the table must be a
@@ -154,7 +154,7 @@ def column_names(
 
 
 def _given(source: Source) -> Source:
-    """Call the owner's function that stands for a file; return any other source unchanged.
+    """Call the function that the source names; return any other source unchanged.
 
     Raises:
         SpecError: the function does not exist.
@@ -287,7 +287,7 @@ def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Convert a frame's text columns with numbers, dates, or words for a missing cell."""
+    """Convert a data frame's text columns with numbers, dates, or words for a missing cell."""
     frame = _uniquely_named(frame)
     frame = frame if columns is None else frame[list(columns)]
     parsed = {**form.numbers, **form.dates}
@@ -315,8 +315,8 @@ def _whole(cells: pa.Array | pa.ChunkedArray) -> pa.Array:
 def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str] | None) -> Table:
     table = _spilled(file.blocks(BLOCK_ROWS, columns, text_columns))
     mixed = table.mixed() if isinstance(table, Spill) else []
-    # If a column were read at once, a single text would turn the whole column into texts. So
-    # columns with mixed blocks are read again as texts.
+    # If a whole column were parsed at once, a single text in it would turn all its cells into
+    # texts. So a column that has numbers in one block and texts in another is read again as texts.
     return _read_csv(file, [*text_columns, *mixed], columns) if mixed else table
 
 
@@ -440,7 +440,8 @@ def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
             for one in found
             if one["name"] not in schema.names
         }
-    except (ValueError, KeyError, TypeError, AttributeError):  # metadata of other programs
+    # The metadata come from another program and have another form.
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -1,9 +1,9 @@
 """Arrays larger than memory, in unnamed files: written in any order, read by memory mapping.
 
 No other process can open an unnamed file, and the file always disappears with its process. So no
-data of a party's table stay on disk, and no other program can replace the file. A mapped file
-releases the pages that were read before they exceed a limit. The system may keep these pages in its
-cache, which does not count as memory of the process.
+data of a party's table stay on disk, and no other program can replace the file. Pages of a mapped
+file that were read are released before their total size exceeds a limit. The system may keep these
+pages in its cache, which does not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vfl.core.storage import private_folder
 #: `MAP_NORESERVE`: reserve no swap space, because a map is larger than memory and hardly any page
 #: is changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
-_PART_BYTES = 1 << 17  # as much as Linux reads ahead
+_PART_BYTES = 1 << 17  # number of bytes that Linux reads ahead
 _SPLITTERS_A_RUN, _RANGES_A_RUN = 256, 8
 
 
@@ -42,7 +42,8 @@ class OnDisk:
 
     Attributes:
         folder: folder of the unnamed files, which only their owner can access.
-        memory_bytes: memory for rows; the program itself and a few bytes for each row come on top.
+        memory_bytes: bytes of memory for rows; the program itself, and a few bytes for each row,
+            need memory in addition to this.
     """
 
     folder: Path
@@ -73,8 +74,8 @@ class Pages:
 
     Args:
         file: the file, which must not be empty.
-        limit_bytes: most mapped bytes to keep in memory; twice the size of a read if that is
-            larger.
+        limit_bytes: most mapped bytes to keep in memory; if twice the bytes of a read is more, that
+            number applies.
     """
 
     def __init__(self, file: IO[bytes], limit_bytes: int) -> None:
@@ -102,7 +103,8 @@ class Pages:
         if self._count + len(fresh) > self._most and self._count:
             self.release()
             fresh = np.unique(parts)
-            self._most = max(self._most, 2 * len(fresh))  # else a batch drops parts it just read
+            # Otherwise, one batch would release parts that it has just read.
+            self._most = max(self._most, 2 * len(fresh))
         self._held[fresh] = True
         self._count += len(fresh)
 
@@ -413,7 +415,8 @@ def shuffled(
         records = np.empty(len(block), buckets.record)
         records["at"], records["row"] = np.arange(start, start + len(block)), block
         drawn = np.frombuffer(draw(4 * len(block)), "<u4").astype(np.int64)
-        buckets.add(drawn % buckets.count, records)  # the count is a power of two
+        # The number of buckets is a power of two, so the remainder is uniform.
+        buckets.add(drawn % buckets.count, records)
         start += len(block)
     for number in range(0 if buckets is None else buckets.count):
         assert buckets is not None, "there are rows"
@@ -568,7 +571,7 @@ class _Run:
         return found
 
     def cut(self, splitters: pa.Array) -> list[int]:
-        """Return the position after all ids below each splitter."""
+        """Return, for each splitter, the number of ids that are below this splitter."""
         value = methodcaller("as_py")
         found = [bisect_left(self.ids, value(one), key=value) for one in splitters]
         self.pages.release()
@@ -576,7 +579,7 @@ class _Run:
 
 
 class _room:
-    """Context that turns a failed write into an error about a full disk, if this is the cause."""
+    """Context that turns a failed write into an error about a full disk, if the disk is full."""
 
     def __init__(self, place: OnDisk, size: int) -> None:
         self._place, self._size = place, size

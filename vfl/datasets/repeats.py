@@ -1,4 +1,4 @@
-"""Keep one row of each id in a table that repeats ids: the first row, the latest, or a mean."""
+"""Keep one row of each id, in a table that repeats ids: the first row, the latest, or a mean."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Repeats:
     Attributes:
         id_column: name of the id column, or names of several joined by plus signs.
         how: "first" keeps the first row of each id. "latest:COLUMN" keeps the row with the latest
-            day or the largest number in that column; of equal rows, the last one. "mean" averages
-            the present numbers of a column over these rows, and takes the first present cell of
-            every other column.
+            day or the largest number in that column; of rows with equal values there, the last row.
+            "mean" averages the present numbers of each column over the rows of an id; in a column
+            of other values, it takes the first present cell.
     """
 
     id_column: str
@@ -117,7 +117,7 @@ def _codes(table: Table, names: Sequence[str], as_numbers: bool) -> np.ndarray:
 
 
 def _moments(table: Table, name: str, form: TableFormat) -> np.ndarray:
-    """Return a column's days or numbers, float64; missing ones sort before all others."""
+    """Return a column's days or numbers, float64; a missing value sorts before all others."""
     written, parts = form.dates.get(name), []
     for block in column_blocks(table, name):
         if written is None and not is_date(block) and kind_of(block) == "text":

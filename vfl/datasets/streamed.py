@@ -180,7 +180,7 @@ class StreamedTable:
         self._table, self._whose, self._order, self._place = table, whose, order, place
 
     def inputs(self, own: OwnTable, split: Split, encoder: Encoder | None = None) -> Inputs:
-        """Encode the columns of `own`; a sample may give medians and edges. See `fit_inputs`.
+        """Encode the columns of `own`; medians and edges may come from a sample. See `fit_inputs`.
 
         Raises:
             DataError: see `TableEncoder.fit_blocks` and `PictureEncoder.fit_blocks`.

@@ -757,7 +757,7 @@ def check_owners(party_columns: Mapping[str, Sequence[str]]) -> None:
 
     Raises:
         SharedColumnError: two parties own the same column; the error names the first such column
-            and counts the others.
+            and states the number of further ones.
     """
     owners: dict[str, list[str]] = defaultdict(list)
     for party, columns in party_columns.items():

@@ -47,7 +47,7 @@ class Update:
     Attributes:
         layers: changes as flat tensors, by index of the layer; layers that are left out are not
             sent.
-        within: 1 if the norm of the whole change was within the server's clip norm, else 0.
+        within: 1 if the norm of the whole change was at most the server's clip norm, else 0.
         moved: sensitivity: the largest change (2-norm) of this update if one row had another value.
         deviation: standard deviation of the noise that must be added before the update leaves the
             client.
@@ -219,15 +219,15 @@ class ClientTrainer:
             total = kernel.release([law], total, secret, "horizontal noise", "steps", *at)
         self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
-            # If noise is added once at the end, only the first step counts rows: in later steps,
-            # all gradients depend on each row of the first step.
+            # If noise is added once, after all steps, only the first step may count rows, because
+            # the gradients of later steps depend on every row of the first step.
             state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
         return state, norm
 
     def _next_norm(
         self, norms: Tensor, norm: float, size: float, at: tuple[int, int], secret: Secret
     ) -> float:
-        """Return the next clip norm, from a noisy count of the rows whose norm is below this one.
+        """Return the next clip norm, from a noisy count of the rows with norms below this one.
 
         Source: Andrew et al. 2021, algorithm 1. A row counts as plus or minus one half, so that
         adding a row, or changing its value, has a bounded effect on the count.
@@ -270,7 +270,7 @@ def followed(norm: float, share_within: float, quantile: float) -> float:
 
 
 def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
-    """Return the update in the form that may leave the client: with its noise.
+    """Return the update with its noise, which is the form that may leave the client.
 
     The noise depends on the changes, so two different updates never get the same noise.
     """
@@ -278,8 +278,8 @@ def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
         return update
     total = torch.cat([one.double() for one in update.layers.values()])
     law = kernel.NoisySum(update.moved, update.deviation, len(total))
-    # Rounding to the grid changes sums too, so it needs a part of the noise; with more noise, the
-    # grid step is at most twice this step.
+    # Rounding to the grid also changes sums, so rounding needs a part of the noise; the grid step
+    # of the larger noise is at most twice this step.
     law = replace(law, deviation=update.deviation * (1 + 2 * law.step * law.count**0.5 / law.norm))
     noisy = kernel.release([law], total, secret, "horizontal noise", round_number)
     parts = torch.split(noisy, [len(one) for one in update.layers.values()])
@@ -306,7 +306,7 @@ def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
 def _most_changed(
     changes: Mapping[int, Tensor], layers: Mapping[int, Tensor], share: float
 ) -> dict[int, Tensor]:
-    """Return the layers that changed most (least correlated with the old ones), at least one."""
+    """Return the layers least correlated with their old weights (most changed), at least one."""
 
     def correlation(number: int) -> float:
         old = layers[number].double()

@@ -39,11 +39,12 @@ class HorizontalStrategy(Strategy):
     Args:
         averager: object that samples clients and averages their updates.
         evaluator: object that is called at the end of each round.
-        run: name of the training; parties bind this name to the training's settings.
+        run: name of the training; each party accepts this name only with the settings of its first
+            use.
         nodes: Flower's ids of all clients; the index in this list is the client's number.
-        known: function that returns the largest counter of a client's store that the server has
-            seen.
-        admit: function that is called with the counter in a client's reply; see
+        known: function that returns, for a client, the largest counter of its store that the server
+            has seen.
+        admit: function that is called with the number of a client and the counter in its reply; see
             `vfl.session.store.witness`.
     """
 
@@ -86,8 +87,8 @@ class HorizontalStrategy(Strategy):
         """Return the weights after a round; clients are averaged in the order of their numbers.
 
         Raises:
-            PeerFailedError: a client failed. An average over the other clients would cover other
-                rows than the parties agreed on.
+            PeerFailedError: a client failed. The training ends, because an average over the
+                remaining clients would cover other rows than the parties agreed on.
             LostPeerError: a client did not reply in time.
         """
         answers = sorted(replies, key=lambda one: self._nodes.index(one.metadata.src_node_id))
@@ -263,7 +264,7 @@ def _state_of(context: Context) -> ClientState:
 
 
 class NoiseMod:
-    """Client mod that adds the noise an update needs, and removes its deviation from the reply.
+    """Client mod that adds an update's noise, and removes the deviation from the reply.
 
     Args:
         secret_of: function that returns the secret for noise draws; at a party, each update gets a
@@ -291,7 +292,7 @@ class NoiseMod:
 
 
 def simulated_client_app() -> ClientApp:
-    """Make the ClientApp of a simulation; each message states which client the node plays."""
+    """Make the ClientApp of a simulation; each message states which client the node simulates."""
     app = ClientApp()
 
     @app.train(ACTION, mods=[NoiseMod(_simulated_secret)])

@@ -49,7 +49,7 @@ class RoundLedger(Spending[Rounds]):
                 the epsilon is too large.
 
         Raises:
-            DisagreementError: this name belongs to a training with other settings.
+            DisagreementError: this name already belongs to a training with other settings.
             ConsentError: all rounds have taken place already, or `allow` raised this error.
         """
         with self.locked():

@@ -1,4 +1,4 @@
-"""Noise for a privacy budget: the sensitivity of an update, the noise, and its guarantees."""
+"""Noise for a privacy budget: sensitivity of an update, noise, and guarantees of the noise."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vfl.privacy.accountants import (
 )
 from vfl.privacy.statement import EMPTY_PLACE
 
-#: Noise of the counts for a quantile, divided by the noise of clipped sums; both in units of
-#: sensitivity.
+#: Noise of the counts for a quantile, divided by the noise of clipped sums; both are in units of
+#: their sensitivity.
 _COUNTS_NOISE = 2.0
 _PUBLIC_NORMS = "clip norms were public, while they are percentiles of the client's own norms"
 
@@ -69,9 +69,9 @@ def update_sensitivity(
     """Return how much the result of a client's local steps can change with one row (2-norm).
 
     "paper" assumes that only this row's own gradient changes in each step: 2 eta E C / B with equal
-    norms. From the second step on, this is not a bound, because every row's gradient is then
-    computed at other weights. "rigorous" assumes that each later step changes as much as clipping
-    allows.
+    norms. From the second step on, this value is no bound, because the gradient of every row is
+    then computed at weights that the changed row has influenced. "rigorous" assumes that each later
+    step changes by as much as clipping allows.
 
     Args:
         norms: clip norm of each local step.
@@ -90,13 +90,13 @@ def update_sensitivity(
 
 
 def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """Return noise deviation over sensitivity, by the classic formula for each of the rounds.
+    """Return noise deviation over sensitivity, by the classic formula applied to each round.
 
-    The budget is divided equally by the rounds.
+    Every round gets an equal part of the budget.
 
     For e = epsilon / T up to 1, the formula is sqrt(2 ln(1.25 / d)) / e with d = delta / T. Source:
-    Dwork and Roth 2014, theorem A.1. For a larger e, the function returns the exact deviation that
-    the mechanism needs, if it is larger.
+    Dwork and Roth 2014, theorem A.1. For a larger e, the function returns the larger of this value
+    and the exact deviation that the mechanism needs.
 
     >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
     559.4
@@ -139,7 +139,7 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
 
 
 def _of_the_paper(settings: HorizontalSettings, rows: int, epsilon: float) -> NoisePlan:
-    """Return noise as in the paper, with its claimed guarantee and the proven guarantee."""
+    """Return the paper's noise, with the guarantee it claims and the guarantee that is proven."""
     multiplier = classic_multiplier(epsilon, settings.delta, settings.rounds)
     one = [1.0] * settings.local_steps
     batch = min(settings.batch_size, rows)

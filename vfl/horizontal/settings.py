@@ -24,24 +24,27 @@ class HorizontalSettings(Settings):
         source: name of a data set; the clients of a simulation divide its training rows evenly.
         rows: number of rows to use, from the first row on.
         classes: all labels in the parties' own tables, in one order; only in a project.
-        model: the network, as the spec of a bottom model; its outputs are the classes.
+        model: spec of the network, written like the spec of a bottom model; the network has one
+            output per class.
         clients: number of clients in a simulation; in a project, every party with a node is a
             client.
         sampled: number of clients in a round; if the server adds noise, each client is drawn
             independently with probability sampled / clients.
-        rounds: number of rounds; each round ends with an average.
+        rounds: number of rounds; at the end of each round, the server averages the clients'
+            updates.
         local_steps: number of gradient steps of a client in a round (E).
-        batch_size: number of rows in a step; with noise in every step, the expected number.
+        batch_size: number of rows in a step; with noise in every step, the expected number of rows.
         learning_rate: learning rate of a client's steps, which are plain SGD.
-        clip: bound of gradients or updates. "fixed" uses `clip_norm`. "percentile" uses a
-            percentile of the client's own gradient norms so far; this choice is neither private nor
-            counted in the budget. "quantile" moves the bound towards the same percentile by a noisy
-            count in each round or step, which the budget includes.
+        clip: rule for the norm bound of gradients or updates. "fixed" uses `clip_norm`.
+            "percentile" uses a percentile of the client's own gradient norms so far; this choice is
+            neither private nor counted in the budget. "quantile" moves the bound towards the same
+            percentile in each round or step, by a noisy count whose cost the budget includes.
         percentile: percentage of norms that should stay unclipped.
         clip_norm: bound for "fixed", and initial bound for "quantile".
-        noise: "client" adds noise to a client's upload (ADP_FL), "steps" to each of its local steps
-            (DP-SGD); both clip row gradients and protect a record from all other parties. "server"
-            clips whole updates, and protects a client from all parties except the server.
+        noise: "client" adds noise to a client's upload (ADP_FL), "steps" adds noise to each of its
+            local steps (DP-SGD). Both clip the gradient of each row, and protect a single row from
+            all other parties. "server" clips the whole update of a client, and protects this client
+            from all parties except the server.
         epsilon, delta: privacy budget of the whole training.
         sensitivity: bound of an update's sensitivity, for noise = "client". "paper" assumes that a
             record changes only its own gradient; this is proven only for one local step. "rigorous"

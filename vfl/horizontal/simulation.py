@@ -43,7 +43,8 @@ class Outcome:
 
     Attributes:
         layers: final weights as flat tensors, by index of the layer.
-        tests: metrics of each test with its round; the last test is the final one.
+        tests: metrics of each test, with the number of its round; the last test is that of the
+            final weights.
         statements: privacy guarantees; the first guarantee is for the epsilon in the settings.
         seconds: duration.
     """
@@ -137,7 +138,7 @@ class Evaluator:
     """Tests the weights of an averager after some rounds.
 
     Args:
-        settings: settings that determine these rounds.
+        settings: settings that determine after which rounds the weights are tested.
         averager: averager whose weights are tested.
         model: model into which the weights are loaded.
         inputs: inputs of the test rows, axes (rows, *shape); labels: axes (rows,).

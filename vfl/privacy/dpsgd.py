@@ -3,8 +3,9 @@
 Source: Abadi et al. 2016, algorithm 1. Each party applies the algorithm to its own model, the
 bottom or the top model. DP-SGD needs, at the output of this model, the gradient of each row's own
 loss; a round of split learning sends these gradients anyway. From them, the module computes each
-row's gradients layer by layer (see `vfl.privacy.row_gradients`). A model with a layer that has no
-rule there needs one backward pass per row. `vfl.privacy.kernel` computes norms, sums and noise.
+row's gradients layer by layer (see `vfl.privacy.row_gradients`). If a layer has no rule in that
+module, the model needs one backward pass per row. `vfl.privacy.kernel` computes norms, sums and
+noise.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: Scope of a clip norm: the gradient of all weights of the model together, or of each layer
-#: separately.
+#: Scope of a clip norm: the gradient of all weights of the model together, or the gradient of each
+#: layer separately.
 Group = Literal["half", "layer"]
 #: Learning rate by which a clip norm moves towards a quantile (Andrew et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
-#: Noise of the row counts for a quantile, relative to the noise of the gradients; both in units of
-#: sensitivity.
+#: Noise of the row counts for a quantile, divided by the noise of the gradients; both are in units
+#: of their sensitivity.
 _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -47,9 +48,9 @@ class Branches:
     Attributes:
         count: number of branches.
         clipped: whether the mean gradient of a branch's rows is clipped as one vector, so that the
-            noise hides a whole branch. If not, each branch clips its rows and adds noise to its own
-            sum before any other branch receives this sum.
-        at: branch of each row, for every batch whose gradients have not arrived yet, by step.
+            noise hides a whole branch. If false, each branch clips its rows and adds noise to its
+            own sum before any other branch receives this sum.
+        at: for each batch whose gradients have not arrived yet, by step: the branch of each row.
     """
 
     count: int
@@ -64,7 +65,7 @@ class RowClipper:
         model: the model; each row of its output must depend on one row only, see
             `vfl.privacy.premise.prove`.
         norm: bound of a row's gradient (2-norm) over all weights together.
-        by: "half" clips the gradients of all layers together; "layer" clips the gradient of each of
+        by: "half" clips the gradient of all layers together; "layer" clips the gradient of each of
             n layers to norm / sqrt(n), which gives the same bound for all layers together.
 
     Attributes:
@@ -100,7 +101,7 @@ class RowClipper:
         groups = max(1, len(self._layers)) if by == "layer" else 1
         self._group_of_layer = [at if by == "layer" else 0 for at in range(len(owned))]
         self._size_of_layer = [sum(one.numel() for one in own) for own in owned]
-        #: Index of the group of each weight, in the order of the model's parameters.
+        #: Number of the group to which each weight belongs, in the order of the model's parameters.
         self.group_of = [owner[id(weight)] if by == "layer" else 0 for weight in self._weights]
         self.norms = torch.full((groups,), norm / math.sqrt(groups), dtype=torch.float64)
         self.sizes = [0] * groups
@@ -147,8 +148,9 @@ class RowClipper:
             calls: see `row_norms`.
             bounds: bound of the gradient norm in each group, axes (groups,); by default the
                 clipper's norms.
-            units: number of the unit (such as a branch) of each row, axes (rows,). If given, the
-                mean gradient of a unit's rows is clipped instead of each row's gradient.
+            units: number of the unit (such as a branch) of each row, axes (rows,). With this
+                argument, the mean gradient of a unit's rows is clipped instead of each row's
+                gradient.
 
         Returns:
             The sum, concatenated over all weights, axes (numbers,); and the norms before clipping,
@@ -169,7 +171,7 @@ class RowClipper:
     def sums_of_passes(
         self, passes: Sequence[Pass], weights: Sequence[Tensor], bounds: Tensor
     ) -> Tensor:
-        """Return the result of `sums` for rows that passed through the model one by one.
+        """Return the result of `sums` for rows that passed through the model one at a time.
 
         Float32 rounding of a row's gradient then does not depend on the other rows.
 
@@ -215,9 +217,9 @@ class RowClipper:
     def _of_layers(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[LayerGradients | None] | None:
-        """Return the row gradients of each layer; None for a layer that does not affect the output.
+        """Return the row gradients of each layer; None for a layer without effect on the output.
 
-        The result is None if some layer has no rule.
+        If some layer has no rule, the whole result is None.
         """
         found = self._passed_back(output, grad, calls)
         if found is None:
@@ -230,7 +232,7 @@ class RowClipper:
     ) -> list[tuple[Call, Tensor]] | None:
         """Return the layer calls that affect the output, each with the gradient of its own output.
 
-        The result is None if the rules cannot be used.
+        If the rules cannot be used, the whole result is None.
         """
         if not self.follows_rules(calls, len(output)):
             return None
@@ -260,7 +262,8 @@ class RowClipper:
 
         Raises:
             NonFiniteError: a value inside the model is not finite for one row, which makes every
-                gradient NaN. Leaving out all rows instead would reveal that this row is there.
+                gradient NaN. Leaving out the whole batch instead would reveal that this row is in
+                it.
         """
         totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
         norms: list[Tensor] = []
@@ -286,19 +289,20 @@ class PrivateHalf:
 
     Args:
         model: the half.
-        norm: bound of a row's gradient norm; if the bound follows a quantile, its first value.
-        noise: standard deviation of the noise divided by the sensitivity, for all releases of this
-            object in a step together.
-        batch_size: divisor of the sum: the expected number of rows in a batch, not the actual
-            number; or the expected number of branches, if branches are clipped.
+        norm: bound of a row's gradient norm; if the bound follows a quantile, this is the first
+            value of the bound.
+        noise: standard deviation of the noise divided by the sensitivity, which holds for all
+            releases of this object in one step together.
+        batch_size: number by which the sum is divided: the expected number of rows in a batch, not
+            the actual number; or the expected number of branches, if branches are clipped.
         secret: the party's own secret, from which the noise is derived.
         party: name that makes the noise of two models with the same secret different.
         by: see `RowClipper`.
-        quantile: fraction of the rows whose gradients should stay unclipped. Each group's norm
-            follows this quantile by a noisy count in each step (Andrew et al. 2021); None leaves
-            the norms constant.
-        branches: branches to which the rows belong, whether this party or another party has the
-            branches; this model then clips branches too.
+        quantile: fraction of the rows whose gradients should stay below the clip norm. Each group's
+            norm follows this quantile by a noisy count in each step (Andrew et al. 2021); None
+            leaves the norms constant.
+        branches: branches to which the rows belong; they may be those of this party or of another
+            party. This model then clips by branch too.
     """
 
     def __init__(
@@ -322,13 +326,14 @@ class PrivateHalf:
         # one group with noise s.
         self._noise = noise * math.sqrt(len(self.clipper.norms))
         self._quantile, self.batch_size = quantile, batch_size
-        #: An audit may replace this function; it receives the step and the noisy gradients of the
-        #: weights.
+        #: An audit may replace this function, which receives the step and the noisy gradients of
+        #: the weights.
         self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
-            # The counts get 10 times the noise of the sums. With the sums' noise reduced as below,
-            # the sum of 1/s^2 over both equals that of the sums alone with noise s.
+            # The counts get 10 times the noise of the sums. The noise of the sums is reduced below,
+            # so that the sum of 1/s^2 over counts and sums equals 1/s^2 of the sums alone with
+            # noise s.
             self._counts_noise = _COUNTS_NOISE * self._noise
             self._noise /= math.sqrt(1 - _COUNTS_NOISE**-2)
         self._secret, self._party = secret, party
@@ -394,8 +399,8 @@ class PrivateHalf:
     def _follow(self, norms: Tensor, step: int) -> None:
         """Move each clip norm towards the quantile (Andrew et al. 2021, section 3.1).
 
-        A row changes the count of each group by plus or minus 1/2, so it moves the counts of n
-        groups by sqrt(n) / 2.
+        A row changes the count of each group by plus or minus 1/2, so one row moves the vector of n
+        counts by sqrt(n) / 2 (2-norm).
         """
         assert self._quantile is not None, "only if norms follow a quantile"
         counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
@@ -413,7 +418,7 @@ def _own_weights(module: nn.Module) -> list[nn.Parameter]:
 def gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradient of each weight by one backward pass, and keep the graph.
 
-    The gradient of a weight that the output does not depend on is 0.
+    For a weight that does not affect the output, the gradient is 0.
     """
     found = torch.autograd.grad(output, weights, grad, retain_graph=True, allow_unused=True)
     pairs = zip(found, weights, strict=True)
@@ -425,7 +430,7 @@ def _finite(values: Sequence[Tensor]) -> bool:
 
 
 def _alone(grad: Tensor) -> Iterator[Tensor]:
-    """Yield, for each row, a gradient that keeps this row's values and is 0 for all other rows."""
+    """Yield, for each row, the gradient with all other rows set to 0."""
     for row in range(len(grad)):
         alone = torch.zeros_like(grad)
         alone[row] = grad[row]

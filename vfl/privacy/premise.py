@@ -31,7 +31,7 @@ from vfl.privacy.row_gradients import Call
 Forward = Callable[..., object]
 
 _SIZE, _OTHER_SIZE = 3, 2
-#: Largest batch that is tested because it is as large as an inner axis.
+#: Largest batch size that the test takes from the lengths of the model's inner axes.
 _LARGEST_INNER = 64
 #: Tolerances, relative to the largest value: a larger difference is more than rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
@@ -164,11 +164,11 @@ class _Trial:
             self._try_sizes(rows)
 
     def refusal(self, what: str, layer: str = "", **said: str) -> PrivacyError:
-        """Return an error about this model, with the owner and the layer as its place."""
+        """Return an error about this model that names the model's owner and the layer."""
         where = f"{self._where}, {layer}" if layer else self._where
         return PrivacyError(what, where=where, **({"fix": _FIX} | said))
 
-    # Rows, and the model's results for them.
+    # The next methods make rows, and compute the model's results for these rows.
 
     def _made_up(self, size: int) -> tuple[Rows, Rows]:
         """Make synthetic rows of every input, and other rows to replace them."""
@@ -316,7 +316,7 @@ class _Trial:
         """Test that a row's output is the same in a smaller batch and at another position.
 
         The test switches off torch's dropout layers. A model that still draws random numbers would
-        draw others for another batch size, so this test skips it.
+        draw different numbers for a different batch size, so this test skips such a model.
         """
         _switch_off_dropout(self.model)
         output = self._outputs(rows)

@@ -234,7 +234,7 @@ class DefenseContract(Contract):
         return defense
 
     def _begun_with(self, defense: Defense, labels: Tensor) -> Tensor:
-        """Return the labels with which the training begins under a defense."""
+        """Return the labels that a training with this defense uses at its beginning."""
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
     def _values(self) -> dict[str, Tensor]:
@@ -254,7 +254,7 @@ class DefenseContract(Contract):
         """Run one training round through every hook, and yield each result that is not None."""
         values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
-        if step == 0:  # the hooks at the beginning of a training
+        if step == 0:  # these hooks run at the beginning of a training
             labels = self._begun_with(defense, labels)
         counts = defense.counts(torch.arange(ROWS), epoch=1 + step)
         fed, used = defense.batch(inputs, labels, context)

@@ -27,8 +27,8 @@ class LinkContract:
     """Properties of every pair of connected links.
 
     A subclass provides the fixture `pair`: (the label party's link, a feature party's link), both
-    ready for use. A link that waits for lost peers should wait for at most two seconds in these
-    tests.
+    ready for use. A link that waits for lost peers should be configured to wait for at most two
+    seconds in these tests.
     """
 
     @pytest.fixture
@@ -97,10 +97,10 @@ def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
 
 
 def _beside(send: Callable[[Frame], None], *frames: Frame) -> threading.Thread:
-    """Send frames in a separate thread, because sending may wait until this thread reads.
+    """Send frames in a separate thread, because a send may wait until the calling thread reads.
 
-    With a transport for a single thread, the sending thread ends at once, before the caller
-    receives.
+    With a transport that supports a single thread only, the sending thread ends at once, before the
+    caller receives.
     """
 
     def work() -> None:

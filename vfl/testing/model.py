@@ -63,7 +63,7 @@ class BottomContract(_ModelContract):
 
     Attributes:
         shape: shape of one row under test.
-        whole: upper bound of the integers in a row; 0 means real numbers.
+        whole: upper bound of the integers in a row; 0 means that rows contain real numbers.
     """
 
     family = "bottom"

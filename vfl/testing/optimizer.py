@@ -17,8 +17,8 @@ from vfl.config import TrainSettings
 from vfl.models.optimizers import Optimization
 from vfl.testing.base import Contract, global_states, require_still
 
-#: Numbers of rows and columns of a fit of a straight line, and of steps in which every optimiser
-#: must improve it.
+#: Numbers of rows and columns in a straight-line fit, and number of steps within which every
+#: optimiser must improve this fit.
 _ROWS, _COLUMNS, _STEPS = 32, 4, 60
 
 

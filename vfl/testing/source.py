@@ -27,7 +27,7 @@ from vfl.datasets import SOURCES, Dealing, SetFormat, load_bundled
 from vfl.datasets.sources import Bundled, make, read_bundled
 from vfl.testing.base import Contract, draw_from_all, global_states, require_still
 
-#: A valid value for each setting of a `SetFormat`, small enough for every data set.
+#: A valid value for each setting of a `SetFormat`; the values are small enough for every data set.
 _SMALL = {"side": 4, "classes": 2, "length": 3, "vocabulary": 5}
 
 
@@ -36,8 +36,8 @@ class SourceContract(Contract):
 
     Attributes:
         root: folder of the data sets' files; None means the folder that the environment names.
-        limit: number of rows that a test reads; some data sets need more, so that every part has a
-            row.
+        limit: number of rows that a test reads; some data sets need a larger number, so that every
+            part of the split has a row.
     """
 
     family = "data set"

@@ -22,7 +22,7 @@ from vfl.core.errors import MissingPackageError
 from vfl.testing.base import Contract
 from vfl.training.writers import WRITERS
 
-#: Content of the part of a run that belongs to one party, and that no other party may read.
+#: File content that belongs to one party of a run, and that no other party may read.
 _PLANTED = b"cell-5e1f"
 #: Files whose presence shows that a run has ended.
 _ENDED = ("summary.json", "traffic.csv")
@@ -59,7 +59,7 @@ class RunWriterContract(Contract):
     Attributes:
         specs: the writers under test, at least one.
         module: module to import in the writing process; it registers writers from other packages.
-        patience_s: seconds that threads left by the writer are watched.
+        patience_s: seconds during which the test watches threads that the writer has left running.
     """
 
     family = "run writer"
@@ -69,7 +69,7 @@ class RunWriterContract(Contract):
     def test_a_run_is_written_alone_and_for_its_owner_alone(
         self, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Check a run twice, in progress and ended, without the parties' own parts."""
+        """Check a run in progress and after its end, without the parts of single parties."""
         try:
             WRITERS.make(spec).check()
         except MissingPackageError as absent:

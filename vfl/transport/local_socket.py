@@ -28,13 +28,13 @@ def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket
 
 @contextmanager
 def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.socket | None]:
-    """Connect to a listener in a folder; yield None if this user runs no listener there.
+    """Yield a connection to a listener in a folder, or None if this user runs no listener there.
 
     Args:
         folder: folder of one user, which other users cannot enter.
         name: name of the socket file in the folder.
-        timeout_s: time limit in seconds of the connection and of every later operation; 0 never
-            waits.
+        timeout_s: time limit in seconds of the connection and of every later operation; with 0, no
+            operation waits.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
@@ -48,7 +48,7 @@ def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.s
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether the same user runs the peer; outside Linux, the folder's mode ensures it."""
+    """Return whether this user runs the peer; outside Linux, the folder's mode ensures this."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -57,7 +57,7 @@ def is_ours(connection: socket.socket) -> bool:
 
 @contextmanager
 def _address(folder: Path, name: str) -> Iterator[str]:
-    """Yield a socket's path; on Linux via the open folder, as paths are limited to 107 bytes."""
+    """Yield a socket file's path; on Linux, a short path through the open folder."""
     if sys.platform != "linux":
         yield str(folder / name)
         return

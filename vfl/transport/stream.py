@@ -62,7 +62,8 @@ class Stream:
 
     Args:
         connection: a connected socket; the handshake of a TLS socket may still be open.
-        limit_bytes: largest accepted payload; the owner may change it between frames.
+        limit_bytes: largest accepted payload; the stream's owner may change this limit between
+            frames.
 
     Attributes:
         inbox_limit_bytes: most bytes of unread frames, including the frame that is arriving; None
@@ -132,7 +133,7 @@ class Stream:
         with self._busy:
             try:
                 while not self._inbox:
-                    # Polling first is cheaper than the error of an early read.
+                    # Polling first is cheaper than the error that an early read raises.
                     if self._poll_sees_all():
                         self._wait(select.POLLIN, deadline, self._awaited_bytes())
                     self._advance()
@@ -223,7 +224,7 @@ class Stream:
     def _wait_beside(
         self, events: int, deadline: float, beside: Sequence[Stream]
     ) -> Sequence[Stream]:
-        """Wait for room to write, and read this stream and others; return the unbroken others."""
+        """Wait for room to write, meanwhile read this stream and others; return the unbroken."""
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)
         others = {stream.fileno(): stream for stream in beside}
@@ -332,8 +333,8 @@ class Stream:
     def _awaited_bytes(self) -> int:
         """Return how many bytes to wait for: many inside a long frame, otherwise one.
 
-        The number is one TLS record less than missing, because TLS may already hold most of a
-        record, and those bytes never arrive again.
+        The number is the count of missing bytes minus one TLS record. TLS may already hold most of
+        a record, and these bytes never arrive at the socket again.
         """
         left = 0 if self._header is None else len(self._body) - self._filled
         return max(1, min(left - _RECORD_BYTES, _WAKE_BYTES))

@@ -36,7 +36,7 @@ from vfl.datasets.table import (
     spaced,
 )
 
-#: All rules, in the order in which a preview adds them.
+#: All rules, in the order in which a preview of alignments adds them one by one.
 PREVIEW = "plain+space+case+decimal+zeros+date"
 _UNIT = "\x1f"  # separates the columns of a composite id
 _DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
@@ -348,7 +348,7 @@ def check_unique(
     spec: str,
     place: OnDisk | None = None,
 ) -> None:
-    """Refuse ids of which several rows have the same.
+    """Refuse ids if several rows have the same id.
 
     Args:
         keys: normalised ids.

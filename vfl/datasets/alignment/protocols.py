@@ -48,7 +48,8 @@ HELPER = "helper"
 _INDEX = np.dtype("<u4")
 _MOST_IDS = 2**28
 YES, NO = b"\x01", b"\x00"
-_LIMITS = struct.Struct("<II")  # accepted sizes of other parties' sets
+# Accepted sizes of another party's set: the smallest and the largest.
+_LIMITS = struct.Struct("<II")
 
 
 #: Content of a message; large content is in a file and is read in parts.
@@ -71,8 +72,8 @@ class Receive:
     most_bytes: int
 
 
-#: A role: yields messages and requests, receives the requested payloads, and returns int64
-#: positions.
+#: A role: a generator that yields messages and requests, receives the requested payloads, and
+#: returns the positions of common rows (int64).
 Role = Generator[Send | Receive, Message, np.ndarray]
 
 
@@ -83,8 +84,9 @@ class Bounds:
     Attributes:
         min_ids, max_ids: smallest and largest accepted size of every other party's set, padding
             included.
-        max_asked: a second upper limit of that size, derived from this party's number of ids and
-            from earlier queries; a larger set could be a dictionary attack.
+        max_asked: a second upper limit of the size of another party's set, derived from this
+            party's number of ids and from earlier queries; a larger set could be a dictionary
+            attack.
         min_common: smallest accepted number of common ids; a smaller number appears only in this
             party's own log.
     """
@@ -96,7 +98,7 @@ class Bounds:
 
 
 def _counts_nothing(owner: str, ids: int) -> None:
-    """Count nothing; the default of `Own.count` without limits from a party's file."""
+    """Count nothing; this is the default of `Own.count` if no file of a party sets limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,9 @@ class Own:
         ids: normalised ids without repetition.
         bounds: limits of the party.
         place: where the party stores sets, and the memory limit for its work on them.
-        count: function of another party's name and the size of its set. The role calls it before
-            sending anything that depends on this set; it raises ConsentError if the total is too
-            large.
+        count: function that counts another party's set, given the name of that party and the size
+            of the set. The role calls this function before it sends anything that depends on the
+            set; the function raises ConsentError if the total is too large.
         keys: function that returns the stored keys of alignments with another party; None if
             nothing is stored.
     """
@@ -230,7 +232,8 @@ class ServerAided(Protocol):
         if self.pad > most:
             raise too_many_ids(own.party, f"sets padded to {spaced(self.pad)} ids", most)
         sent, rows = DiskBytes(own.place), DiskColumn(own.place, np.int64)
-        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))  # a padded set has this size
+        # With padding, every set has this size.
+        sent.write(_LIMITS.pack(bounds.min_ids, self.pad or most))
         for tags, order in sorted_tags(self._tags(own, key), total, own.place):
             sent.write(tags.tobytes())
             rows.write(order)
@@ -490,8 +493,8 @@ def play(
         By party, the positions of its rows in the common order, int64; and the traffic.
 
     Raises:
-        ConsentError: a party refused the size of a set or of the intersection; this is the first
-            refusal.
+        ConsentError: a party refused the size of a set or of the intersection; the error is that of
+            the first party that refused.
         ProtocolError: a message does not have the protocol's form.
         SpecError: the protocol does not exist.
     """
@@ -514,7 +517,7 @@ def run_roles(
     """Run roles in this process; return their results by party, and the traffic.
 
     Raises:
-        VFLError: a role failed; this is the first error.
+        VFLError: a role failed; the error is that of the first role that failed.
     """
     boxes: dict[tuple[str, str], deque[Message]] = {}
     sent, messages = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -556,7 +559,7 @@ def run_roles(
 
 
 def _counts(count: int) -> Iterator[int]:
-    """Split a number into numbers of at most one block."""
+    """Split a count into smaller counts, each of at most one block."""
     for start in range(0, count, BLOCK_TAGS):
         yield min(BLOCK_TAGS, count - start)
 
@@ -572,7 +575,7 @@ def _multiplied(
 
     These 16 bytes contain no bits that are the same in all points.
 
-    The points begin after `skip` other bytes.
+    Before the points, the set contains `skip` other bytes.
 
     Raises:
         ProtocolError: see `ristretto.multiply`.

@@ -38,8 +38,8 @@ from vfl.datasets.alignment.tags import (
 from vfl.datasets.on_disk import DiskBytes, OnDisk
 
 NAME_BYTES = 16
-#: The comparing party's first message: name of the keys, number of the other party's stored points,
-#: and number of its own stored points.
+#: Content of the comparing party's first message: name of the keys, number of stored points of the
+#: other party, and number of its own stored points.
 STATE = struct.Struct(f"<{NAME_BYTES}sQQ")
 _NO_NAME = bytes(NAME_BYTES)
 _PIECE_BYTES = BLOCK_TAGS * TAG_BYTES
@@ -63,7 +63,7 @@ class Known:
 
     @property
     def bits(self) -> bytes:
-        """Return one bit for each sent id, which states whether it is still in the table."""
+        """Return one bit for each id sent earlier: whether the id is still in the table."""
         return np.packbits(self.present).tobytes()
 
     def rows_of(self, at: np.ndarray) -> np.ndarray:
@@ -109,10 +109,10 @@ class Keys:
         return self.name != _NO_NAME and state == same
 
     def begin(self, name: bytes, *, same: bool) -> None:
-        """Give the keys this alignment's name; renew them if the parties' keys differ.
+        """Name the keys after this alignment; draw new keys if the two parties' keys differ.
 
         If two alignments run at once, the two parties may store the results of different
-        alignments; the names then show this.
+        alignments; in the next alignment, the different names show this.
         """
         if not same:
             vars(self).update(vars(Keys(self.place, self.terms)))
@@ -167,7 +167,7 @@ class Keys:
 
     @classmethod
     def kept(cls, path: Path, terms: str, place: OnDisk) -> Keys:
-        """Return the keys in a file; fresh keys if there is no file, or if its terms differ.
+        """Return the keys in a file; return fresh keys if there is no file or it has other terms.
 
         Raises:
             RunFolderError: the file is damaged.

@@ -37,7 +37,7 @@ class DataSource(ABC):
         Raises:
             MissingDataError: files are missing.
             DataError: files are damaged.
-            BadOptionError: the data set does not support a value in the requested format.
+            BadOptionError: the data set does not support a value in the requested form.
         """
 
 
@@ -84,7 +84,7 @@ class SetFormat:
 
 
 class Unnumbered(Protocol):
-    """Rows of texts that become numbers only once the training rows are known."""
+    """Rows of texts; their words get numbers only when the training rows are known."""
 
     def rows(self, train: np.ndarray) -> np.ndarray:
         """Return all texts as token numbers, axes (rows, positions).
@@ -99,15 +99,15 @@ class Bundled:
 
     Attributes:
         cells: pictures, axes (rows, channels, height, width); or a table with columns of numbers;
-            or rows of whole numbers, axes (rows, steps); or texts.
+            or sequences of whole numbers, axes (rows, positions); or texts.
         labels: class codes, int64, axes (rows,).
-        classes: names of the classes, by code.
+        classes: names of the classes, in the order of their codes.
         mean, scale: ``(pixel - mean) / scale`` standardises a picture; each has one number per
             channel. Other data do not use them.
         train_rows: number of training rows, if the data set fixes its test rows; the training rows
-            come first. None if it does not.
-        validation_rows: number of validation rows, which follow the training rows; 0 if they must
-            still be drawn from these.
+            come first. None if the data set does not fix its test rows.
+        validation_rows: number of validation rows, which follow the training rows; 0 if the data
+            set does not fix them, so that they are drawn from the training rows.
     """
 
     cells: np.ndarray | pd.DataFrame | Unnumbered

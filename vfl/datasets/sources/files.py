@@ -35,7 +35,7 @@ def existing_file(
         path: path of the file.
         want: description of the expected file, for the error.
         first: beginning of the error's advice, before the advice to set VFL_DATA.
-        folder: folder that VFL_DATA must contain; by default the file's folder.
+        folder: folder that VFL_DATA must contain; by default, the folder of the file.
 
     Raises:
         MissingDataError: the file does not exist.

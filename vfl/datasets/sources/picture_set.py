@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class PictureSet:
-    """A whole picture set; `classes` has the names of the classes, by code."""
+    """A whole picture set; `classes` lists the names of the classes in the order of their codes."""
 
     train: Part
     test: Part

@@ -23,7 +23,8 @@ from vfl.datasets.sources.files import data_folder, existing_file
 FILTERED = "yoochoose1_64"
 CLICKS = "yoochoose/yoochoose-clicks.dat"
 LENGTH = 50
-SHARE = 64  # as in Hidasi et al. 2016 and later papers: the last 1/64 of the sessions
+# As in Hidasi et al. 2016 and later papers, the data set is the last 1/64 of the sessions.
+SHARE = 64
 MIN_CLICKS = 5
 LIMIT_BYTES = 2**28
 PUBLISHED = "a file of the RecSys Challenge 2015 (YooChoose)"
@@ -135,9 +136,9 @@ def read_clicks(root: Path | None) -> tuple[list[Sessions], int]:
     """Read sessions of the published clicks, split by time; also return the number of items.
 
     First, sessions with one click are dropped; then items with fewer than five clicks; then
-    sessions that have one click left. Of the others, the 64th that ended last is divided, in order
-    of time, into training, validation and test sessions in the proportion 8:1:1. The items in these
-    sessions are then numbered from 0.
+    sessions that have one click left. Of the remaining sessions, the 1/64 that ended last is
+    divided, in order of time, into training, validation and test sessions in the proportion 8:1:1.
+    The items in these sessions are then numbered from 0.
 
     Args:
         root: folder that contains ``yoochoose/yoochoose-clicks.dat``: lines with session, time,

@@ -17,8 +17,9 @@ class RenyiDP(Accountant):
     """Renyi differential privacy of the sampled Gaussian mechanism.
 
     Source: Mironov, Talwar and Zhang 2019, section 3.3, at integer orders. Between two integer
-    orders the log-moments are convex, so a straight line bounds them. The conversion from moments
-    to epsilon is proposition 12 of Canonne, Kamath and Steinke 2020.
+    orders the log-moments are convex, so a straight line between their values at these orders is an
+    upper bound. The conversion from moments to epsilon is proposition 12 of Canonne, Kamath and
+    Steinke 2020.
 
     >>> round(RenyiDP().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 4)
     1.0355
