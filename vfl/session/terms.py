@@ -1,4 +1,4 @@
-"""The terms of a session: all settings that every party knows, without data and addresses."""
+"""The terms of a session: all settings that all parties know, without data and addresses."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.models.optimizers import NO_SCHEDULE
 
-#: Prefixes of names with which an evaluation or a prediction is submitted: `BESIDE` is for another
-#: run, `EXPLAIN` is for a party that learns the contributions of its columns.
+#: Prefixes of names that are submitted with an evaluation or a prediction: after `BESIDE` follows
+#: another run, after `EXPLAIN` a party that learns the contributions of its columns.
 BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
-#: Settings of [train] that are left out of the digest if they have this value, as earlier versions
-#: of vfl lacked them.
+#: Settings of [train] that are left out of the digest if they have this value, because earlier
+#: versions of vfl did not have these settings.
 _SINCE = {
     "warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss", "local_steps": 1,
     "local_angle": 0,
@@ -56,11 +56,11 @@ class PartyTerms(Settings):
 
 
 class TaskTerms(Settings):
-    """Terms for a further label party, whose label column is its own private setting.
+    """Terms for a further label party; the name of its label column is private, not in the terms.
 
     Attributes:
-        weight: weight of the party's gradients at the feature parties; gradients of the leading
-            label party have weight 1.
+        weight: weight of this party's gradients at the feature parties; the gradients of the
+            leading label party have weight 1.
         task, top, loss, class_weight, hits, calibration: see `LabelSettings`.
     """
 
@@ -82,10 +82,10 @@ class DPTerms(DPSettings):
 
     Attributes:
         key: key for drawing the rows of batches, 32 bytes as hex, derived from the label party's
-            secret. Only the parties have it, because it hides the rows of each batch; no card
-            contains it.
-        label_trains: whether the label party has weights; without weights (top "identity", and no
-            columns of its own), the other parties share the noise.
+            secret. Only the parties have this key, because the key hides which rows are in each
+            batch; no card contains it.
+        label_trains: whether the label party trains weights; if it trains none (top "identity", and
+            no columns of its own), only the other parties add noise.
     """
 
     label_trains: bool = True
@@ -96,21 +96,22 @@ class Terms(Settings):
     """Terms that label party and feature parties agree on before the first step.
 
     Attributes:
-        mode: train, evaluate, predict or serve; to serve is to predict rows that are queried one by
-            one. align occurs only in `AlignTerms`.
-        run: name of the run; weights are stored under it at each party.
+        mode: train, evaluate, predict or serve; in a serving session, rows are predicted when
+            clients query them. The mode align occurs only in `AlignTerms`.
+        run: name of the run, under which each party stores its weights.
         parties: all parties with columns, in merge order, including the label party if it has
             columns.
         dp: settings of DP-SGD at every party; None without DP-SGD.
-        alignment: name of the private alignment, in which each party's own positions give the rows
-            and their order; None joins the rows by their ids.
-        middle: party that computes between bottom models and top model; None without such a party.
+        alignment: name of the private alignment, whose positions at each party give the rows and
+            their order; None joins the rows by their ids.
+        middle: the party with the model between bottom models and top model; None without such a
+            party.
         tasks: further label parties and their tasks.
-        missing_rows: "token" if the session has rows that some feature party lacks.
+        missing_rows: "token" if the session may have rows that some feature party lacks.
         purpose: purpose of the session, in words; empty if none is named.
-        serving: label parties among `tasks` that answer their own clients in a serving session.
-        beside: in an evaluation, other compared runs; rows that any of them was trained on are left
-            out.
+        serving: label parties among `tasks` that answer clients of their own in a serving session.
+        beside: in an evaluation, names of other runs to compare; rows on which any of these runs
+            was trained are left out.
         explained: in a prediction or an evaluation, the parties that learn the Shapley values of
             their own columns from the label party.
         version: vfl version of the label party.
@@ -143,7 +144,7 @@ class Terms(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Terms:
-        """Check the settings that no experiment file has: serving, and requests for one session."""
+        """Check settings that no experiment file has: serving, and requests for one session."""
         if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
             raise ValueError(
                 "only further label parties may serve tasks of their own, each of them once"
@@ -160,7 +161,7 @@ class Terms(Settings):
 
     @classmethod
     def of(cls, experiment: Experiment, mode: Mode, run: str) -> Terms:
-        """Return the public part of an experiment."""
+        """Return the terms with the public part of an experiment."""
         same = ["seed", "codec", "defense", "merge", "secure", "label_party", "validation", "train"]
         same += ["middle", "purpose"]
         return cls(
@@ -199,14 +200,14 @@ class Terms(Settings):
     def takers(self) -> list[str]:
         """Parties that receive sealed cuts through the label party.
 
-        In a serving session, they are the further label parties in `serving`.
+        In a serving session, these are the further label parties in `serving`.
         """
         if self.middle is not None:
             return [self.middle.party]
         return list(self.serving if self.mode == "serve" else self.tasks)
 
     def split_of(self, rows: int) -> Split:
-        """Return the split of this many rows, which each party computes equally.
+        """Return the split of so many rows, which each party computes in the same way.
 
         Raises:
             BadOptionError, TooFewRowsError: see `split_rows`.
@@ -219,7 +220,7 @@ class Terms(Settings):
 
     @property
     def masks_cuts(self) -> bool:
-        """Return whether the feature parties need keys that they share with each other."""
+        """Return whether feature parties agree on pairwise keys in this session."""
         return self.secure != "none"
 
     @property
@@ -227,7 +228,7 @@ class Terms(Settings):
         """Width of the top model's input.
 
         Raises:
-            SpecError: there is no such merger, or it cannot merge cuts of these widths.
+            SpecError: the merger does not exist, or cannot merge cuts of these widths.
         """
         return models.make_merger(self.merge).width(self.widths)
 
@@ -242,7 +243,7 @@ class Terms(Settings):
         return [party.width for party in self.parties.values()]
 
     def at_label(self, party: str | None = None) -> Terms:
-        """Return the session as a label party sees it: with a middle party, it has no other peer.
+        """Return the terms as a label party sees them: a middle party is then its only peer.
 
         The peers of a further label party are the feature parties. The middle party waits for each
         gradient before it continues, so at most one of its outputs is in flight.
@@ -267,7 +268,7 @@ class Terms(Settings):
         return self.model_copy(update=changed)
 
     def served_with(self, tasks: Sequence[str]) -> Terms:
-        """Return the same session in which further label parties serve their own tasks too.
+        """Return the terms of a session in which further label parties also serve their own tasks.
 
         Raises:
             ConfigError: a party is not a further label party of this run.
@@ -281,7 +282,7 @@ class Terms(Settings):
         return self.model_copy(update={"serving": tuple(dict.fromkeys(tasks))})
 
     def asked_with(self, told: Sequence[str]) -> Terms:
-        """Return the same terms with the requests of an evaluation or a prediction.
+        """Return the same terms with names that are requested for an evaluation or a prediction.
 
         Args:
             told: names, each with the prefix `BESIDE` or `EXPLAIN`.
@@ -302,7 +303,7 @@ class Terms(Settings):
         return Terms.model_validate(self.model_dump() | names)
 
     def keyed(self, secret: Secret) -> Terms:
-        """Return the same terms with a key for drawing rows.
+        """Return the same terms with a key for drawing the rows of batches.
 
         The key is derived from the label party's secret.
         """
@@ -312,22 +313,22 @@ class Terms(Settings):
         return self.model_copy(update={"dp": self.dp.model_copy(update={"key": key})})
 
     def public(self) -> dict[str, Any]:
-        """Return the terms for a card, without values that only the parties may know."""
+        """Return the terms for a run card, without values that only the parties may know."""
         return self.model_dump(mode="json", exclude={"dp": {"key"}} if self.dp else None)
 
     def digest(self, *without: str) -> str:
         """Return the SHA-256 of the terms.
 
-        It is equal at two parties exactly when their terms are equal.
+        Two parties have the same digest exactly if their terms are equal.
         """
         left_out: dict[str, Any] = dict.fromkeys(without, True)
-        left_out |= {} if self.dp else {"dp": True}  # as in versions without [dp]
+        left_out |= {} if self.dp else {"dp": True}  # equals the digest of versions without [dp]
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
         left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
-        unsaid: set[str] = set()  # as in versions without these settings
+        unsaid: set[str] = set()  # the digest equals that of versions without these settings
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
@@ -342,7 +343,7 @@ class Terms(Settings):
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     def settings(self) -> dict[str, str]:
-        """Return each setting as short text for reports; digests replace long ones."""
+        """Return each setting as a short text for reports; a digest replaces a long setting."""
         content = self.model_dump(mode="json")
         train = content.pop("train")
         flat = content | {f"train.{name}": value for name, value in train.items()}
@@ -369,7 +370,7 @@ class AlignTerms(Terms):
 
     @classmethod
     def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
-        """Return the public part of an experiment that an alignment needs.
+        """Return the terms with the public part of an experiment that an alignment needs.
 
         The terms are equal for every label party.
         """
@@ -410,7 +411,7 @@ class AlignTerms(Terms):
 
 
 def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:
-    """Return the differing settings, theirs and ours, for an error text; see `Terms.settings`."""
+    """Return the settings that differ, theirs and ours, for an error text; see `Terms.settings`."""
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
 

@@ -1,8 +1,9 @@
-"""Number of torch's threads in a party's process: a given number, or the fastest for its model.
+"""Number of torch's threads in a party's process: a fixed number, or the fastest for its model.
 
 One thread is the default. The results of one thread are the same bit for bit on every machine,
-however busy it is. More threads split some sums, so that the last bits of results may differ. On a
-busy machine, several threads that wait for each other can take many times as long as one thread.
+however busy it is. With more threads, some sums are split among the threads, so that the last bits
+of results may differ. On a busy machine, several threads that wait for each other can take many
+times as long as one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vfl.config.party_file import ThreadCount
 from vfl.core.processes import usable_cores
 from vfl.core.seeds import scoped
 
-#: Speedup that doubling the threads must reach to be worth the cores.
+#: Least speedup that makes doubling the threads worthwhile, because the threads occupy more cores.
 _WORTH = 1.2
 _REPEATS = 3
 
@@ -26,8 +27,9 @@ def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -
     """Set the number of torch's threads in this process; return that number.
 
     Args:
-        asked: a number, or "auto", which times the trial.
-        trial: function that does the work of a training step; without it, "auto" means 1.
+        asked: a number of threads, or "auto", which measures the time of `trial`.
+        trial: function that does the work of one training step; if it is None, "auto" sets 1
+            thread.
     """
     count = 1 if asked == "auto" else asked
     if asked == "auto" and trial is not None:
@@ -39,7 +41,7 @@ def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -
 def fastest(
     trial: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """Find the largest power of two for which each doubling of the threads was faster.
+    """Return the largest power of two up to which each doubling of the threads was faster.
 
     Args:
         trial: function with the work to time.

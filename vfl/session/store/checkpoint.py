@@ -28,7 +28,7 @@ _COMMITTED = "committed.json"
 
 
 class Checkpoints:
-    """One party's checkpoints of one run; each file is sealed, and written atomically.
+    """One party's checkpoints of one run; every file is sealed, and is written atomically.
 
     Args:
         folder: folder of the checkpoint files.

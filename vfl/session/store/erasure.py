@@ -2,9 +2,10 @@
 
 `KEPT` lists every kind of file below a party's folder, with the row data that such files contain.
 `forget` removes the rows from data of single rows: the table if requested, positions, digests of
-ids, predictions and traces. Results learned from many rows stay, and the runs are marked. When the
-next session begins, the other parties receive the positions that leave an alignment
-(`vfl.session.handshake.Withdrawn`), so all other rows continue without a new alignment.
+ids, predictions and traces. Results learned from many rows stay unchanged, and the runs that used
+erased rows are marked. When the next session begins, the other parties receive the positions of the
+erased rows in an alignment (`vfl.session.handshake.Withdrawn`), so all other rows continue without
+a new alignment.
 """
 
 from __future__ import annotations
@@ -58,18 +59,19 @@ from vfl.session.store.party_folder import (
 from vfl.session.terms import Terms
 
 PREDICTIONS = "predictions.csv"
-_MOST_BYTES = 1 << 26  # largest size of a list of ids
+_MOST_BYTES = 1 << 26  # largest size of a file with ids to forget
 _UNIT = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of file of a party.
+    """A kind of file that vfl writes for a party.
 
     Attributes:
-        files: a glob below the folder of party.toml; `**` matches folders.
+        files: a glob for these files, below the folder of party.toml; `**` matches folders.
         holds: row data that the files contain; empty if they contain none.
-        forget: action of `vfl forget` on the files; empty if it leaves them unchanged.
+        forget: description of what `vfl forget` does to the files; empty if it leaves them
+            unchanged.
     """
 
     files: str
@@ -79,7 +81,8 @@ class Kept:
 
 _LEARNED = "results learned from many rows"
 _RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
-#: Every file below the folder of a party.toml; the first matching glob describes a file.
+#: Every kind of file below the folder of a party.toml; the first glob that matches a file applies
+#: to it.
 KEPT = (
     Kept(
         "store/alignments/*/*/*.positions",
@@ -136,15 +139,16 @@ class Forgotten:
 
     Attributes:
         asked: number of different ids in the list.
-        found: number of rows of the party's tables with such an id.
-        in_table: number of these rows that remain in the party's own table, whose owner has to
-            delete them.
-        alignments: number of rows removed from each alignment, by its name and table.
-        runs: for each run, the numbers of erased rows that it trained, validated and tested on.
-        unknown: runs that cannot determine whether they used the rows.
-        predictions: number of lines removed from predictions.
+        found: number of rows in the party's tables whose id is in the list.
+        in_table: number of such rows that remain in the party's own table, because only the table's
+            owner deletes them.
+        alignments: number of rows removed from each alignment, by the alignment's name and the kind
+            of table.
+        runs: for each run, how many of the erased rows the run trained, validated and tested on.
+        unknown: runs for which the files do not show whether they used the rows.
+        predictions: number of lines removed from tables of predictions.
         traces: runs whose traces were removed.
-        at_work: runs in use by a process, whose files were not changed.
+        at_work: runs that a process was using, so that their files were not changed.
     """
 
     asked: int
@@ -158,7 +162,7 @@ class Forgotten:
     at_work: Sequence[str]
 
     def remains(self) -> list[str]:
-        """Return sentences that describe which data remain, and what happens to them."""
+        """Return sentences that state which data remain, and how these data are treated."""
         said = []
         if self.in_table:
             said.append(
@@ -194,7 +198,7 @@ class Forgotten:
 def read_list(path: Path) -> list[str]:
     """Read the ids to forget, one per line.
 
-    The parts of an id of several columns have tabs between them.
+    If an id consists of several columns, tabs separate its parts.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -219,12 +223,13 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 
     Args:
         party: the party's own file.
-        ids: ids as in the party's table, or other spellings that the alignment normalises to them.
-        rewrite: whether to remove the rows from the party's own CSV or Parquet file too.
+        ids: ids as in the party's table, or other spellings that the alignment would normalise to
+            the same ids.
+        rewrite: whether to remove the rows also from the party's own CSV or Parquet file.
 
     Raises:
         UserError: the table is a database or an object store, which vfl does not write.
-        DataError: the table cannot be read, or cannot be written without other changes.
+        DataError: the table cannot be read, or vfl cannot write it without changing other contents.
     """
     wanted = _Wanted.of(party, ids)
     tables = {"source": _Table.of(party, predicted=False, wanted=wanted)}
@@ -258,7 +263,7 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 def _forget_runs(
     party: PartyFile, wanted: _Wanted, before: Sequence[Alignment], gone: np.ndarray
 ) -> tuple[dict[str, Mapping[str, int]], list[str], int, list[str], list[str]]:
-    """Erase rows from the party's runs; return values of the last fields of `Forgotten`."""
+    """Erase rows from the party's runs; return the fields of `Forgotten` from `runs` on."""
     runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
     for run in sorted((party.store_path / "runs").glob("*")):
         part = part_of(run, party)
@@ -280,7 +285,7 @@ def _forget_runs(
 
 @dataclass(slots=True)
 class _Wanted:
-    """Ids to forget, in every spelling that is compared."""
+    """Ids to forget, in every spelling in which files may contain them."""
 
     plain: set[str]
     rules: tuple[str, ...]
@@ -305,7 +310,7 @@ class _Wanted:
         return found
 
     def spell(self, tables: Iterator[Sequence[str]]) -> None:
-        """Add how tables spell these ids, and the stored forms of ids that are numbers.
+        """Add the tables' spellings of these ids, and the stored forms of ids that are numbers.
 
         Args:
             tables: the spellings of the ids in each table.
@@ -315,7 +320,7 @@ class _Wanted:
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
-        """Return whether a text in one of vfl's files is an id to forget."""
+        """Return whether a text from one of vfl's files is an id to forget."""
         return as_written(text) in self.plain or text in self.plain
 
 
@@ -325,7 +330,7 @@ class _Table:
 
     Attributes:
         gone: positions of the rows to remove, ascending.
-        spelled: all ids as the table spells them.
+        spelled: all ids in the spelling of the table.
         before, after: digests of all ids in order, before and after the removal.
     """
 
@@ -345,7 +350,7 @@ class _Table:
         return cls(party, source, np.flatnonzero(has), ids[has].tolist(), *digests)
 
     def require_file(self) -> None:
-        """Refuse a table that vfl cannot write."""
+        """Refuse a table that is not a file which vfl can write."""
         path = Path(self.source)
         if self.party.table.repeats is not None:
             raise UserError(
@@ -363,7 +368,7 @@ class _Table:
             )
 
     def rewrite(self) -> None:
-        """Write the file without the rows; check the new file before it replaces the old."""
+        """Write the file without the rows; check the new file before it replaces the old file."""
         if not len(self.gone):
             return
         path, gone = Path(self.source), set(self.gone.tolist())
@@ -392,7 +397,7 @@ class _Table:
 
 
 def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
-    """Return the ids of a party's table, or of its prediction table, as the table spells them."""
+    """Return the ids of a party's table, or of its prediction table, in the table's spelling."""
     own, form = party.table, table_format(party.table)
     if predicted:
         form = replace(form, query=own.predict_query or own.query)
@@ -410,7 +415,7 @@ def _forget_places(folder: Path, party: str, table: _Table) -> int:
     """Remove rows from the alignment versions that sessions use; delete older versions.
 
     Returns:
-        Number of rows removed from the newest version.
+        The number of rows removed from the newest version.
     """
     used = last_versions(folder, party)
     for version in {*versions(folder)} - {one.version for one in used}:
@@ -428,7 +433,7 @@ def _forget_places(folder: Path, party: str, table: _Table) -> int:
 def _forget_run(
     part: PartyFolder, wanted: _Wanted, alignments: Sequence[Alignment], gone: np.ndarray
 ) -> Mapping[str, int] | None:
-    """Overwrite the digests by which a run recognises rows; return counts of the rows by part."""
+    """Overwrite these rows' digests in the record of a run; return counts of the rows by part."""
     try:
         known = part.rows()
     except RunFolderError:  # the party has trained nothing in this run, or the run is damaged
@@ -461,7 +466,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
         places: positions of the rows in the original alignment.
 
     Raises:
-        ConsentError: fewer rows would remain than the party accepts.
+        ConsentError: fewer rows would remain in the alignment than the party accepts.
         MisalignedError: the alignment has no such rows.
     """
     alignment = own_alignment(party, terms)
@@ -487,7 +492,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
 
 
 def _mark(part: PartyFolder, ids: Sequence[str]) -> None:
-    """Mark a run that had rows with these ids."""
+    """Mark a run as a run that used rows with these ids."""
     with suppress(RunFolderError):  # the run is damaged, or has no training
         known = part.rows()
         if known is not None and known.ids is not None and ids:
@@ -502,7 +507,7 @@ def _now() -> str:
 
 
 def _remove_traces(part: Path) -> bool:
-    """Remove the traces of a run; if the run has ended, remove its checkpoints too."""
+    """Remove the traces of a run; remove its checkpoints too if the run has ended."""
     found = (part / "trace").exists()
     shutil.rmtree(part / "trace", ignore_errors=True)
     if (part / "party.json").exists():

@@ -1,4 +1,4 @@
-"""Identity keys authenticate a party to other feature parties, also through a relay.
+"""Identity keys authenticate a party to other feature parties, also if messages are relayed.
 
 Each party has an Ed25519 key pair (RFC 8032), in OpenSSH files as ``ssh-keygen -t ed25519`` makes
 them. Other parties pin the public key: each party receives the other parties' public keys by a
@@ -25,13 +25,13 @@ from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import write_bytes
 from vfl.transport import fingerprint
 
-#: Remedies for a missing identity key, and for a missing pinned key.
+#: Text for the error about a missing identity key, and text for a missing pinned key.
 MAKE_IDENTITY = "vfl join FOLDER makes one; give its public part to the other parties"
 _ASK = "ask that party for its NAME.pub, and let it read out the fingerprint"
 
 
 class Identity:
-    """One party's own identity key; the private part never leaves it.
+    """One party's own identity key; the private key never leaves the party.
 
     Args:
         private: the private key.
@@ -44,12 +44,12 @@ class Identity:
 
     @classmethod
     def fresh(cls) -> Identity:
-        """Generate a new key from the operating system."""
+        """Generate a new key from random numbers of the operating system."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def of_simulation(cls, seed: bytes) -> Identity:
-        """Make the key from 32 bytes, for a process that runs every party.
+        """Make a key from a seed of 32 bytes, for a process that runs all parties.
 
         Such a key protects no party.
         """
@@ -79,7 +79,7 @@ class Identity:
 
     @property
     def public(self) -> Pin:
-        """Return the public key, which the other parties pin."""
+        """Return the public key, which the other parties store as the pinned key of this party."""
         return Pin(self._private.public_key())
 
     def __repr__(self) -> str:
@@ -148,7 +148,7 @@ def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
 
 
 def keys_of(party: PartyFile) -> str:
-    """Report whether this party has an identity key, and which parties' keys it has pinned.
+    """Report whether this party has an identity key, and whose public keys it has pinned.
 
     Raises:
         DataError: a file contains something other than a key.

@@ -2,15 +2,15 @@
 
 Private random draws are derived from the name of a run and the number of an exchange, or from the
 values that they hide. A label party decides how often a training begins, and its gradients
-determine the next cut. If an exchange were repeated with other contents, the receiver could average
-the noise, or take the difference of two cuts with the same draws. A party therefore records a
-SHA-256 of every exchange before it sends the frame, and refuses to send other contents under the
-same number.
+determine the next cut of a feature party. If an exchange were repeated with other contents, the
+receiver could average out the noise, or subtract two cuts with the same random draws. A party
+therefore records a SHA-256 of every exchange before it sends the frame, and refuses to send other
+contents under the same number.
 
 A record is written without fsync: a record survives any end of the process. A power failure may
-lose the records since the start of the last epoch. The digest of each record depends on all earlier
-records. If a kill made a record incomplete, it is the last record, its message was never sent, and
-it is ignored.
+lose the records since the start of the last epoch. The digest in each record depends on all earlier
+records. If the process was killed while it wrote a record, the incomplete record is ignored: it is
+the last one, and its message was never sent.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Journal:
 
     Args:
         path: path of the file.
-        owner: party, run and nonce, for which the journal is sealed.
+        owner: party, run and nonce; the journal is sealed for these three.
         peers: receivers of the party's messages, in a fixed order; a feature party has a single
             receiver and need not name it.
-        closed: whether the training has ended at this party, which may then only repeat sent
-            messages.
-        least: least number of records that the journal must have.
+        closed: whether the training has ended at this party; the party may then only repeat
+            messages that it has sent.
+        least: least number of records that the journal must have, so that an older copy is noticed.
 
     Raises:
         RunFolderError: the journal is missing or damaged, or belongs to another training.
@@ -98,13 +98,13 @@ class Journal:
 
         Args:
             step: number of the exchange.
-            content: content of the message; if masks are new in each attempt, the content below the
-                masks.
+            content: content of the message; if the message has new masks in each attempt, the
+                content before masking.
             peer: receiver of the message.
 
         Raises:
-            DisagreementError: the exchange had other contents before, or the training has ended
-                without this exchange; the message must not be sent.
+            DisagreementError: the exchange had other contents in an earlier attempt, or the
+                training has ended without this exchange; the message must not be sent.
             StorageError: the record cannot be written.
         """
         key = _KEY.pack(step, self._peers[peer])
@@ -132,7 +132,7 @@ class Journal:
         os.close(self._file)
 
     def _read(self, content: bytes, head: bytes) -> int:
-        """Read the records; return the number of complete bytes."""
+        """Read the records; return the number of bytes in complete records."""
         if not hmac.compare_digest(content[:_HEAD_BYTES], head):
             raise damaged(self.path)
         self._tag = head[-_TAG_BYTES:]

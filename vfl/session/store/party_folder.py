@@ -75,12 +75,12 @@ _ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 _EXPLAINED, EXPLANATIONS = "explained.json", "explanations.csv"
 CARD = "card.json"
-#: Settings that must agree if a run starts from the weights of another run.
+#: Settings that must be equal in two runs if one of them starts from the weights of the other.
 _OF_NETWORK = frozenset(
     {"parties", "label_party", "merge", "codec", "defense", "secure", "middle", "tasks"}
 )
 _KEY_BYTES = 32
-_DIGEST_ROWS = 1 << 14  # rows of a table on disk that are in memory at a time
+_DIGEST_ROWS = 1 << 14  # number of rows of a table on disk that are in memory at a time
 
 
 class PartyFolder:
@@ -88,8 +88,8 @@ class PartyFolder:
 
     The record names the run and contains the digest of the weights, and all files are sealed: a
     folder of another party, or files of two runs, are refused. The folder can be moved to another
-    host. `card.json` describes the party's part for people, and contains no row, no category and no
-    weight.
+    machine. `card.json` describes the party's part of the model for people, and contains no row, no
+    category and no weight.
 
     Args:
         path: the folder, which has the party's name.
@@ -114,10 +114,11 @@ class PartyFolder:
             data: rows of the training.
             terms: the agreed terms.
             weights: weights at the end of the training.
-            figures: test metrics, which only the label party has.
-            answers: outputs for the test rows, which only the label party has, axes (rows,
-                outputs).
-            privacy: privacy statements of the training, if they depend on more than these rows.
+            figures: test metrics, which only the label party computes.
+            answers: the model's outputs for the test rows, axes (rows, outputs); only the label
+                party has them.
+            privacy: privacy statements of the training, if they do not follow from these rows
+                alone.
             model: description of the party's part of the model, for its card.
         """
         key = secrets.token_bytes(_KEY_BYTES)
@@ -164,7 +165,7 @@ class PartyFolder:
         return weights
 
     def save_predicted(self, data: PartyData) -> None:
-        """Save how many cells of the predicted rows have a value that no training row had."""
+        """Save how many cells of the predicted rows have a value that occurs in no training row."""
         record = {"rows": len(data.split.test), "unfamiliar": dict(data.unfamiliar)}
         write_json(self.path / _PREDICTED, record)
 
@@ -209,7 +210,7 @@ class PartyFolder:
         return found
 
     def drift(self) -> Drift:
-        """Make drift counters that compare with the training rows; without bins for an old run.
+        """Make drift counters with the training rows' bins; a run of an earlier vfl has no bins.
 
         Raises:
             RunFolderError: the bins are damaged, or belong to another training.
@@ -236,7 +237,7 @@ class PartyFolder:
         return read_encoder(json.dumps(read_sealed_json(self.path / _ENCODER, seal)["encoder"]))
 
     def classes(self) -> tuple[str | int, ...] | None:
-        """Return the class names of the outputs, at the label party of a classification."""
+        """Return the classes' names, at the label party of a classification; otherwise None."""
         classes = self._record()["classes"]
         return None if classes is None else tuple(classes)
 
@@ -255,7 +256,7 @@ class PartyFolder:
         return Terms.model_validate(found)
 
     def shape(self) -> tuple[int, ...] | None:
-        """Return the axes of one input row; None for a label party without columns.
+        """Return the axes of one row of inputs; None for a label party without columns.
 
         Raises:
             RunFolderError: an earlier version wrote the folder, without the axes.
@@ -285,7 +286,7 @@ class PartyFolder:
         return card
 
     def is_of(self, data: PartyData) -> bool:
-        """Return whether the training had these rows, columns and labels."""
+        """Return whether the training used exactly these rows, columns and labels."""
         key = self._key()
         digest: str = self.card()["data"]["hmac_sha256"]
         return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())
@@ -301,7 +302,7 @@ class PartyFolder:
         return RunRows.load(path, self._seal("rows", run)) if path.exists() else None
 
     def digests_of(self, ids: Sequence[str]) -> np.ndarray:
-        """Return the digests by which this run recognises ids, uint64, axes (ids,)."""
+        """Return the digests that this run's record has for these ids, uint64, axes (ids,)."""
         found = keyed_ids(np.array(ids, dtype=object), self._key())
         assert found is not None, "there are ids"
         return found
@@ -309,13 +310,13 @@ class PartyFolder:
     def places_of(
         self, known: RunRows, alignments: Iterable[Alignment], rows: np.ndarray
     ) -> np.ndarray | None:
-        """Return positions of table rows in the training, if the training stored no ids.
+        """Return the positions in the training of some table rows, if the run's record has no ids.
 
         Args:
             known: record of the training's rows.
             alignments: the party's alignments; the result is None if the training used an alignment
                 that is not among them.
-            rows: positions in the table.
+            rows: positions of the rows in the table.
         """
         for one in alignments:
             if hmac.compare_digest(known.order, keyed_order(one.digest, self._key())):
@@ -323,7 +324,7 @@ class PartyFolder:
         return None
 
     def count(self, known: RunRows, places: np.ndarray) -> dict[str, int]:
-        """Count how many of these positions the run trained, validated and tested on, by part."""
+        """Count how many of these positions the run trained on, validated on and tested on."""
         parts = ("train", "validation", "test")
         return {name: int(np.isin(getattr(known.split, name), places).sum()) for name in parts}
 
@@ -332,9 +333,9 @@ class PartyFolder:
         rows.save(self.path / _ROWS, self._seal("rows", self._record()["run"]))
 
     def mark_forgotten(self, counts: Mapping[str, int], at: str) -> None:
-        """Record that rows of the training were erased later.
+        """Record that some rows of the training have been erased.
 
-        The counts of several calls are added.
+        The counts of several calls are added up.
         """
         before = self.forgotten()
         rows = {name: count + before.get(name, 0) for name, count in counts.items()}
@@ -343,7 +344,7 @@ class PartyFolder:
         write_sealed_json(self.path / _FORGOTTEN, record, seal)
 
     def forgotten(self) -> dict[str, int]:
-        """Return how many trained, validated and tested rows were erased later.
+        """Return how many of the rows for training, validation and test have been erased since.
 
         The result is empty if none was erased.
 
@@ -358,17 +359,18 @@ class PartyFolder:
         return found
 
     def rows_left(self, data: PartyData) -> PartyData:
-        """Return the rows on which this run can be tested, from a table that may have changed.
+        """Return the rows on which this run can be tested, although the table may have changed.
 
-        Rows of an unchanged table keep their split from the training. In a changed table, two kinds
-        of rows are test rows: of rows are test rows: the remaining test rows of the training, and
-        rows that the run has never had. Rows that the run trained or validated on are left out.
+        If the table is unchanged, its rows keep their split from the training. In a changed table,
+        two kinds of rows are test rows: of rows are test rows: the remaining test rows of the
+        training, and rows that were not in the training's table. Rows on which the run was trained
+        or validated are left out.
 
         Args:
             data: the present rows, encoded by the encoder of the training.
 
         Raises:
-            TrainedRowsError: no row is left, or the rows that the run trained on are unknown.
+            TrainedRowsError: no test row is left, or the record of the training's rows is missing.
             DataError: some labels have classes that the run has not learned.
         """
         data, known = self.in_own_classes(data), self.rows()
@@ -421,7 +423,7 @@ class PartyFolder:
             data: rows with ids, or the rows of the training.
 
         Raises:
-            TrainedRowsError: the store has no record of these rows.
+            TrainedRowsError: the run's record does not show how these rows were used.
         """
         parts = self._parts(data)
         if parts is not None:
@@ -431,21 +433,21 @@ class PartyFolder:
         return found
 
     def trained_rows(self, data: PartyData) -> np.ndarray:
-        """Return the part of each row in the run, axes (rows,); see `PartyData.trained`."""
+        """Return how the run used each row, axes (rows,); see `PartyData.trained`."""
         parts = self._parts(data)
         if parts is None:
             return np.full(data.rows, "unknown")
         return np.select([parts == TRAINED, parts == VALIDATED], ["yes", "validation"], "no")
 
     def _parts(self, data: PartyData) -> np.ndarray | None:
-        """Return the part of each row in the run; None if ids do not determine it."""
+        """Return how the run used each row, as numbers; None without ids of the rows."""
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
             return None
         return known.parts(ids)
 
     def require_network(self, terms: Terms) -> None:
-        """Refuse a training that cannot start from these weights.
+        """Refuse a training that cannot start from this run's weights.
 
         Args:
             terms: terms of the training, which may have other rows and other training settings.
@@ -473,7 +475,7 @@ class PartyFolder:
             )
 
     def in_own_classes(self, data: PartyData) -> PartyData:
-        """Return the same rows, with labels in the class codes of the training."""
+        """Return the same rows, with the labels as class codes of the training."""
         learned = self.classes()
         if data.labels is None or data.classes is None or data.classes == learned:
             return data
@@ -493,10 +495,11 @@ class PartyFolder:
         return bytes.fromhex(self._record()["data_key"])
 
     def require(self) -> None:
-        """Refuse a run that lacks this party's part.
+        """Refuse a run in whose folder this party's part is missing.
 
         Raises:
-            RunFolderError: a federation trained the run, so each party has its own weights.
+            RunFolderError: the part is missing, because each party of a federation has its own
+                weights.
         """
         if not self.path.exists():
             raise RunFolderError(
@@ -517,7 +520,7 @@ class PartyFolder:
 
 
 def table_format(own: DataSettings | OwnData) -> TableFormat:
-    """Return the format of a table, from an experiment or from a party's own file."""
+    """Return the format of a table, as an experiment or a party's own file sets it."""
     return TableFormat(
         separator=own.separator,
         missing=own.missing,
@@ -592,7 +595,7 @@ def _card(
 
 
 def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
-    """Return a party's role and the part of the model that it stores."""
+    """Return a party's role, and the name of the part of the model that it stores."""
     if is_label:
         whole = "the top, and the bottom of the label party's own columns"
         role, half = "label party", whole if terms.middle is None else "the head"
@@ -630,7 +633,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 
     Raises:
         DataError: see `vfl.datasets.load_own`.
-        RunFolderError: the session is a prediction for a run that this party has not trained.
+        RunFolderError: the session is a prediction, but this party has no part of the trained run.
     """
     own, table, test = party.table, own_table(party), terms.test
     mode = secure_mode.make(terms.secure)
@@ -677,7 +680,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 def _asked_rows(
     party: PartyFile, terms: Terms, form: TableFormat, place: OnDisk | None
 ) -> PartyData:
-    """Return the rows of a prediction or a service, encoded as in the training."""
+    """Return the rows of a prediction or a serving session, encoded as in the training."""
     own, folder = party.table, own_folder(party, terms)
     form, given = replace(form, query=own.predict_query or own.query), own_alignment(party, terms)
     source, encoder = party.predict_path, folder.encoder()
@@ -692,10 +695,10 @@ def _asked_rows(
 def _evaluated_rows(
     party: PartyFile, terms: Terms, trained: PartyFolder, data: PartyData
 ) -> PartyData:
-    """Leave out the training's rows, and rows that another compared run may not be tested on.
+    """Leave out rows on which this run, or a run compared with it, must not be tested.
 
     Raises:
-        TrainedRowsError: the session has a middle party, which cannot know which rows are left.
+        TrainedRowsError: the session has a middle party, which cannot compute which rows are left.
     """
     may_test = [
         PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
@@ -715,17 +718,17 @@ def _evaluated_rows(
 
 
 def unread_columns(party: PartyFile, data: PartyData) -> list[str]:
-    """Return lines for a party's own screen with the names of the table's unused columns."""
+    """Return lines with the names of a table's unused columns, for the party's own screen."""
     own = party.table
     read = {*data.columns, *([] if own.label is None else [own.label])}
     return left_out(own_table(party), read, f"{party.party} leaves out")
 
 
 def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyData:
-    """Return the rows of an evaluation on which other runs may be tested too.
+    """Return the rows of an evaluation on which all compared runs may be tested.
 
     Raises:
-        TrainedRowsError: no row is common to these runs.
+        TrainedRowsError: there is no row on which all these runs may be tested.
     """
     left = data.split.test[may_test[data.split.test]]
     if not len(left):
@@ -756,10 +759,10 @@ def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
 
 
 def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
-    """Refuse to start from a run whose label party learned another task.
+    """Refuse to start from a run whose label party had another learning task.
 
     Raises:
-        DisagreementError: the settings of the label differ; the error states both.
+        DisagreementError: the label settings of the two runs differ; the error states both.
     """
     then, now = earlier.label.model_dump(), experiment.label.model_dump()
     others = [name for name in now if now[name] != then[name]]
@@ -774,10 +777,10 @@ def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
 
 
 def require_numbers(data: PartyData) -> None:
-    """Refuse columns that parties with separate rows would encode differently.
+    """Refuse text columns, which parties with separate rows would encode differently.
 
     Raises:
-        DataError: there are text columns, whose categories each party would number differently.
+        DataError: there are text columns; each party would number their categories in its own way.
     """
     columns = getattr(data.encoder, "columns", ())
     texts = sum(not isinstance(one, NumberColumn) for one in columns)
@@ -793,8 +796,8 @@ def require_numbers(data: PartyData) -> None:
 def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
     """Return the last version of the agreed alignment; None if rows are joined by ids.
 
-    The version is the last one of the session's parties, so a run keeps its version when other
-    parties enter or leave.
+    Only versions that the session's parties made together count, so a run keeps its version when
+    other parties enter or leave.
     """
     if terms.alignment is None:
         return None
@@ -805,23 +808,24 @@ def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
 
 
 def alignment_folder(party: PartyFile, terms: Terms) -> Path:
-    """Return the folder with the versions of the alignment of a session's rows."""
+    """Return the folder with the versions of the alignment from which a session takes its rows."""
     assert terms.alignment is not None, "there is one"
     of_predicted = terms.mode in ("predict", "serve")
     return party.alignment_path(terms.alignment, of_predicted=of_predicted)
 
 
-#: The name is a warning: a person who knows the file's origin can compute every random draw.
+#: The name of the file is a warning: a person who knows the secret's origin can compute every
+#: random draw.
 INJECTED_SECRET = "secret-for-trials"
 
 
 def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
-    """Return the part of a run that belongs to this party."""
+    """Return this party's part of a run."""
     return PartyFolder(party.run_path(terms.run) / "parties" / party.party)
 
 
 def part_of(run: Path, party: PartyFile) -> PartyFolder:
-    """Return the part of a run in a party's own store, even if the party had another name then."""
+    """Return this party's part of a run in its store, also if the party's name has changed."""
     own, parts = run / "parties" / party.party, [*(run / "parties").glob("*")]
     return PartyFolder(parts[0] if not own.exists() and len(parts) == 1 else own)
 
@@ -835,7 +839,7 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
 
 
 def own_ledger(party: PartyFile) -> SessionLedger:
-    """Return the ledger of the sessions in which this party has taken part."""
+    """Return the ledger of the sessions of this party."""
     paths = [path for product in products().values() for path in product.ledgers]
     others = [named(path)(party) for path in paths]
     folder, consent = party.store_path / "sessions", party.consent
@@ -851,7 +855,7 @@ def own_ledger(party: PartyFile) -> SessionLedger:
 
 
 def _own_log(party: PartyFile, folder: Path) -> SessionLog:
-    """Return the log of a party's ledger, signed with its identity key if it has one."""
+    """Return the log of a party's ledger; the log is signed if the party has an identity key."""
     key = party.beside(party.identity.key)
     identity = Identity.kept_at(key) if key.exists() else None
     given = party.consent.model_dump(mode="json", exclude_defaults=True)
@@ -859,9 +863,9 @@ def _own_log(party: PartyFile, folder: Path) -> SessionLog:
 
 
 def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
-    """Return keyed digests of the training rows, by which the ledger compares sessions, uint64.
+    """Return keyed digests of the training rows; the ledger compares them between sessions, uint64.
 
-    Rows without ids are identified by their positions in one fixed order.
+    If rows have no ids, their positions in one fixed order take the place of the ids.
     """
     rows, order = data.split.train, data.ids_digest.hex()
     places = rows if data.ids is None else data.ids[rows]
@@ -870,7 +874,7 @@ def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
 
 
 def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
-    """Return the digests by which the ledger recognises ids, uint64, axes (ids,)."""
+    """Return the keyed digests that the ledger has for these ids, uint64, axes (ids,)."""
     key = _lasting_secret(party).key("rows of exact statistics")
     found = keyed_ids(np.asarray(ids, dtype=object), key)
     assert found is not None, "there are ids"
@@ -878,7 +882,7 @@ def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
-    """Return the terms that the label party offers, with a key from its secret for row sampling."""
+    """Return the terms that the label party offers; with [dp], they have a key for drawing rows."""
     terms = Terms.of(experiment, mode, run)
     return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
 
@@ -891,7 +895,7 @@ def _lasting_secret(party: PartyFile) -> Secret:
 
 
 def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
-    """Build the augmentation that a party's own file sets for its training rows; None without one.
+    """Build the augmentation that a party's own file sets for training rows; None if it sets none.
 
     Raises:
         SpecError: see `augmentation_of`.
@@ -905,9 +909,9 @@ def own_secret(party: PartyFile, entry: Entry) -> Secret:
     """Return this party's secret for one run name, so that no two sessions use the same draws.
 
     The secret is derived from a secret that the operating system generated at first use, and from
-    the ledger's entry of the name: the label party can choose the name, but not the nonce in the
-    entry. For reproducible trials, a secret that the owner has placed in the store is used
-    unchanged in every run.
+    the ledger's entry for the run name: the label party can choose the name, but not the nonce in
+    the entry. For reproducible experiments, the owner can place a secret in the store; this secret
+    is then used unchanged in every run.
     """
     lasting = _lasting_secret(party)
     injected = (party.store_path / INJECTED_SECRET).exists()

@@ -1,7 +1,7 @@
-"""A party's own record of a run's rows by keyed ids: training, validation and test rows.
+"""A party's own record of how a run used its rows: for training, validation or test, by keyed ids.
 
 The table of a party may change, and may be aligned again, after a training. The record still
-recognises the rows of the training, because it contains a keyed digest of each row's id. The key is
+identifies the rows of the training, because it contains a keyed digest of each row's id. The key is
 stored with the record in the party's own part of the run.
 """
 
@@ -23,7 +23,7 @@ from vfl.datasets.table import BLOCK_ROWS
 
 _PARTS = ("train", "validation", "test")
 _POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
-#: Use of a row in a run: an index into `_PARTS`, or NEW for a row that the run did not have.
+#: Use of a row in a run: an index into `_PARTS`, or NEW for a row that was not in the run.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
 
 
@@ -32,10 +32,14 @@ class RunRows:
     """The rows of one training, at one party.
 
     Attributes:
-        split: positions in the order of the training.
-        alignment: name of the private alignment that gave the order; None without one.
-        order: keyed digest of the order; under a private alignment it identifies the version.
-        ids: keyed digest of each row's id, uint64, axes (rows,); None if rows have no ids here.
+        split: positions of the training, validation and test rows, in the row order of the
+            training.
+        alignment: name of the private alignment that determined the order of the rows; None without
+            such an alignment.
+        order: keyed digest of the order of the rows; with a private alignment, it identifies the
+            alignment's version.
+        ids: keyed digest of each row's id, uint64, axes (rows,); None if the party's rows have no
+            ids.
     """
 
     split: Split
@@ -50,7 +54,7 @@ class RunRows:
         return cls(data.split, alignment, order, keyed_ids(data.ids, key))
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
-        """Return the use of each row in the run, from keyed digests of ids; int8, axes (rows,)."""
+        """Return how the run used each row, from keyed digests of ids; int8, axes (rows,)."""
         assert self.ids is not None, "rows without ids are not recognised"
         part = np.full(len(self.ids), NEW, dtype=np.int8)
         for code, name in enumerate(_PARTS):

@@ -1,22 +1,22 @@
 """Ledger of a party's sessions: the terms bound to each run name, and the spending under it.
 
 The label party chooses the name of a run, and could use the same name twice. Each party therefore
-binds a name once to all terms agreed under it, and to a nonce that the party's own operating system
-generates. The party's keys for noise and random draws depend on both (`party_folder.own_secret`):
-under another name, or for another defense, codec or set of parties, no protective noise or mask is
-drawn a second time. Under a bound name, a session must resume that training, or evaluate or predict
-with its result.
+binds a name once to all terms agreed under this name, and to a nonce that the party's own operating
+system generates. The party's keys for noise and random draws depend on the terms and the nonce
+(`party_folder.own_secret`): under another name, or for another defense, codec or set of parties, no
+protective noise or mask is drawn a second time. Under a name that is already bound, a session must
+resume the training of this name, or evaluate or predict with its result.
 
-An entry is on disk before any message that depends on its nonce is sent. The largest spending of an
-epoch is also on disk before the epoch begins. It is corrected when the session ends, but not when
-the process is killed. If protective noise or masks are drawn, a journal next to the entry records
-the messages of a training (`vfl.session.store.journal`): a resumed or restarted training sends the
-same messages or none.
+An entry is written to disk before any message that depends on its nonce is sent. Before an epoch
+begins, the largest spending that the epoch can have is also written to disk. This spending is
+corrected to the actual spending when the session ends, but not if the process is killed. If
+protective noise or masks are drawn, a journal next to the entry records the messages of a training
+(`vfl.session.store.journal`): a resumed or restarted training sends the same messages or none.
 
-Exact statistics of two sets of rows that differ in few rows disclose values of these few rows. The
-entry of a session with exact statistics is therefore stored with keyed digests of its training
-rows. A later session is refused if its rows differ from these rows, but in fewer rows than the
-party's own minimum.
+Exact statistics of two sets of rows that differ in few rows disclose the values of those few rows.
+The entry of a session with exact statistics is therefore stored with keyed digests of its training
+rows. A later session is refused if its training rows and the stored rows differ, but in fewer rows
+than the party's own minimum.
 
 Each event is appended to the ledger's log (`vfl.session.store.session_log`), which other parties
 can verify.
@@ -65,10 +65,11 @@ class Spent(Settings):
 
     Attributes:
         sessions: number of started sessions; a resumed training counts again.
-        rows: number of rows whose cuts were sent; a row counts each time.
-        passes: the largest number of times that any one row was sent; repeated messages do not
+        rows: number of rows whose cuts were sent; a row that was sent several times counts each
+            time.
+        passes: number of times that the most often sent row was sent; repeated messages do not
             count.
-        statistics: number of exact sums over this party's rows that others learned.
+        statistics: number of exact sums over this party's rows that other parties learned.
         bytes_up, bytes_down: bytes of frames, headers included.
     """
 
@@ -80,7 +81,7 @@ class Spent(Settings):
     bytes_down: int = 0
 
     def plus(self, other: Spent, times: int = 1) -> Spent:
-        """Return the sum of this spending and a multiple of the other."""
+        """Return the sum of this spending and `times` the spending in `other`."""
         sums = {
             name: getattr(self, name) + times * getattr(other, name) for name in Spent.model_fields
         }
@@ -92,24 +93,24 @@ class Entry(Settings):
 
     Attributes:
         run: name of the run.
-        party: party that owns the entry.
-        terms: digest of the terms that the name is bound to; see `binding_of`.
+        party: name of the party that owns the entry.
+        terms: digest of the terms to which the run name is bound; see `binding_of`.
         settings: the same terms as short texts, so that an error can name the setting that differs.
-        parties: all parties with a stream to the label party, and the label party.
-        secure, defense, codec: these settings of the terms, for users.
+        parties: all parties that have a stream to the label party, and the label party itself.
+        secure, defense, codec: these settings of the terms, which `vfl sessions` shows to users.
         nonce: the party's own nonce, 32 bytes as hex; no other party receives it.
-        state: "ended" once the training has stored weights; "lost" if the store was restored from a
-            copy that was made while the training was running.
+        state: "ended" after the training has stored weights; "lost" if the store was restored from
+            a copy that was made during the training.
         weights: SHA-256 of the stored weights.
         epsilon, delta: privacy cost that the defense states for sending the inputs of one row once;
             None if the defense states no cost.
         training_only: whether the defense states the cost for training rows only, and no cost for
             queries.
-        noted: least number of exchanges in the journal of the training.
-        received: for each peer, the number of exchanges up to the last one received in the
-            training.
+        noted: least number of exchanges that the journal of the training must have.
+        received: for each peer, the number of exchanges received in the training, up to the last
+            one.
         first, last: start times of the first and the last session under this name.
-        spent: spending by mode.
+        spent: spending under this name, by mode of the session.
     """
 
     run: str
@@ -134,17 +135,17 @@ class Entry(Settings):
 
     @property
     def passes(self) -> int:
-        """Largest number of times that any one row was sent under this name."""
+        """Number of times that the most often sent row was sent under this name."""
         return sum(each.passes for each in self.spent.values())
 
     @property
     def statistics(self) -> int:
-        """Number of exact sums over this party's rows that others learned under this name."""
+        """Number of exact sums over the party's rows that others learned under this name."""
         return sum(each.statistics for each in self.spent.values())
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Privacy spent on one row in the sessions, by basic composition: an upper bound.
+        """Epsilon that sessions of this name spent on one row, by basic composition: a bound.
 
         Dwork and Roth 2014, theorem 3.16. The value is None if the defense states no epsilon;
         queries without a stated epsilon are not included.
@@ -153,19 +154,19 @@ class Entry(Settings):
 
     @property
     def stated_passes(self) -> int:
-        """Number of passes that the stated epsilon covers."""
+        """Number of passes for which the defense's stated epsilon counts."""
         trained = self.spent.get("train", Spent()).passes
         return trained if self.training_only else self.passes
 
     def epsilon_of(self, mode: Mode, passes: int) -> float | None:
-        """Return the cost of this many passes of a session; None if the defense states none."""
+        """Return the epsilon of this many passes in a session; None if none is stated."""
         if self.epsilon is None or (self.training_only and mode != "train"):
             return None
         return self.epsilon * passes
 
     @property
     def owner(self) -> tuple[str, str, str]:
-        """Return party, run and nonce, for which the journal is sealed."""
+        """Return party, run and nonce; the journal is sealed for these three."""
         return self.party, self.run, self.nonce
 
     def secret_from(self, secret: Secret) -> Secret:
@@ -176,17 +177,18 @@ class Entry(Settings):
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the spending of one session; it sees every frame and every exchange.
+    """Counts the spending of one session; it is called for every frame and every exchange.
 
     Attributes:
         rows, passes, statistics, bytes: spending so far; see `Spent`.
-        most: largest spending of one epoch; the passes in it do not count.
-        counted: last epoch whose passes earlier sessions have counted, if this session can only
-            repeat them; None if the repeated messages may differ.
-        trained: function that returns keyed digests of the training rows that statistics concern,
-            uint64.
+        most: largest spending of one epoch; its number of passes is not used.
+        counted: last epoch whose passes earlier sessions have counted, if this session sends the
+            same messages again; None if repeated messages may differ.
+        trained: function that returns keyed digests of the training rows from which statistics are
+            computed, uint64.
         reserve: function that is called before an epoch begins.
-        standing: counters of the session, which are also called for every frame; see `Standing`.
+        standing: counters of sent and received frames; they are also called for every frame; see
+            `Standing`.
     """
 
     rows: int = 0
@@ -205,7 +207,7 @@ class Meter:
             self.standing(party, direction, frame)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges, and count each when it starts."""
+        """Yield the same exchanges, and count each exchange when it starts."""
         epoch = None
         for exchange in schedule:
             if exchange.epoch != epoch:
@@ -216,7 +218,7 @@ class Meter:
             yield exchange
 
     def show(self, count: int) -> None:
-        """Record this many exact statistics before any party learns them.
+        """Record this many exact statistics before any other party learns them.
 
         Raises:
             ConsentError: the statistics exceed the party's limit, or concern almost the same rows
@@ -250,14 +252,14 @@ class SessionLedger(Spending[Entry]):
     Args:
         folder: see `Spending`.
         party: party that owns the ledger.
-        max_epsilon: limit of the privacy that all run names together may spend on one row's inputs
-            if the party sends cuts; None sets no limit.
-        others: spending of products in the same store, under the same limit.
-        max_statistics: limit of the exact statistics of the party's rows that sessions under all
-            names may disclose; None sets no limit.
-        min_changed_rows: the least number of rows in which two different sets of rows have to
-            differ if statistics of both are disclosed.
-        log: log to append to; None makes a log without signatures.
+        max_epsilon: limit of the epsilon that all run names together may spend on one row's inputs
+            by sending cuts; None sets no limit.
+        others: ledgers of products in the same store; their spending counts under the same limit.
+        max_statistics: limit of the number of exact statistics of the party's rows that sessions
+            under all names may disclose; None sets no limit.
+        min_changed_rows: least number of rows in which two different sets of rows must differ, if
+            statistics of both sets are disclosed.
+        log: log to which the ledger appends lines; None makes a log without signatures.
     """
 
     kind, form = "session", Entry
@@ -285,8 +287,9 @@ class SessionLedger(Spending[Entry]):
             start: first exchange of the session; None if this party chooses it.
 
         Raises:
-            DisagreementError: the name is bound to other terms; or the session needs a training and
-                the name has none; or that training has ended and the session would train again.
+            DisagreementError: the name is bound to other terms; or the session needs a trained run
+                and there is none; or the session would train, but the training of this name has
+                ended.
             ConsentError: the session would spend more than the party allows.
             RunFolderError: the entry is damaged, or the journal of its training is missing.
         """
@@ -324,20 +327,20 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def refusing(self, terms: Terms) -> Iterator[None]:
-        """Log a refusal of the request inside the block."""
+        """If the block refuses the requested session, write a line about the refusal to the log."""
         try:
             yield
         except VFLError as error:
-            with suppress(StorageError):  # the refusal itself is raised
+            with suppress(StorageError):  # the caller gets the refusal in any case
                 self.note("refused", **_asked(terms), outcome=_outcome(error))
             raise
 
     @contextmanager
     def noted(self, terms: Terms) -> Iterator[None]:
-        """Log the start and end of a session that spends no budget, such as an alignment.
+        """Log the start and the end of a session without spending, such as an alignment.
 
         Raises:
-            StorageError: the log of the session's start cannot be written.
+            StorageError: the line about the session's start cannot be written.
         """
         self.note("begun", **_asked(terms))
         with self._ending(terms, dict):
@@ -345,7 +348,7 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Log how a session ended and what it spent."""
+        """Write a line about how a session ended and what it spent."""
         outcome = "well"
         try:
             yield
@@ -353,14 +356,14 @@ class SessionLedger(Spending[Entry]):
             outcome = _outcome(error)
             raise
         finally:
-            with suppress(StorageError):  # a full disk cannot store its own error
+            with suppress(StorageError):  # if the disk is full, the log cannot store this line
                 self.note("ended", **_asked(terms), **took(), outcome=outcome)
 
     @contextmanager
     def session(
         self, terms: Terms, start: int | None = None
     ) -> Iterator[tuple[Entry, Meter, Journal | None]]:
-        """Take part in a session: `begin` it, and record its spending in advance.
+        """Take part in a session: call `begin`, and record the session's spending in advance.
 
         When the session ends, the recorded spending is corrected to the actual spending.
 
@@ -439,7 +442,7 @@ class SessionLedger(Spending[Entry]):
         *,
         checked: bool,
     ) -> None:
-        """Replace a session's recorded spending by its present value.
+        """Replace a session's recorded spending by the present spending of its meter.
 
         Raises:
             ConsentError: the spending exceeds the party's limit.
@@ -448,7 +451,7 @@ class SessionLedger(Spending[Entry]):
             entry = self._found(terms.run)
             before = entry.spent[terms.mode]
             spent = before.plus(now).plus(written, -1)
-            if checked and spent.passes > before.passes:  # sessions of other names may be running
+            if checked and spent.passes > before.passes:  # sessions under other names may run
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
             if checked and spent.statistics > before.statistics:
                 self._check_statistics(spent.statistics - before.statistics)
@@ -459,7 +462,7 @@ class SessionLedger(Spending[Entry]):
     def _check_planned(self, entry: Entry, terms: Terms) -> None:
         """Refuse a session that would exceed `max_epsilon`, before any message is sent."""
         passes = 1
-        if terms.mode == "train":  # repeated messages disclose nothing new
+        if terms.mode == "train":  # messages that are repeated unchanged disclose nothing new
             passes = terms.train.epochs - entry.spent.get("train", Spent()).passes
             passes = 0 if entry.state == "ended" else passes
         self._check_epsilon(entry, terms, passes)
@@ -485,9 +488,9 @@ class SessionLedger(Spending[Entry]):
             )
 
     def _check_rows(self, run: str, rows: Callable[[], np.ndarray]) -> None:
-        """Refuse statistics of almost the same rows as before; otherwise record the rows."""
+        """Refuse statistics of almost the same rows as earlier ones; otherwise record the rows."""
         own, least = self.folder / f"{run}{_SHOWN}", self.min_changed_rows
-        if own.exists():  # the rows of a training stay the same
+        if own.exists():  # the rows of one training stay the same in all its sessions
             return
         trained = np.unique(rows())
         for path in sorted(self.folder.glob(f"*{_SHOWN}")):
@@ -508,7 +511,7 @@ class SessionLedger(Spending[Entry]):
         write_sealed(own, [trained.astype(DIGEST).tobytes()], seal)
 
     def forget_shown(self, digests: np.ndarray) -> None:
-        """Overwrite the digests of erased rows, which still count as rows of their runs.
+        """Overwrite the digests of erased rows; these rows still count as rows of their runs.
 
         Args:
             digests: keyed digests of the rows, uint64.
@@ -528,9 +531,9 @@ class SessionLedger(Spending[Entry]):
         return np.frombuffer(read_sealed(path, Seal(_SHOWN_KIND, self.party, path.stem)), DIGEST)
 
     def spent_statistics(self) -> int:
-        """Return the number of exact statistics disclosed under all names.
+        """Return the number of exact statistics that sessions under all names have disclosed.
 
-        The number includes those of lost entries.
+        The number includes statistics of entries that a restore may have lost.
         """
         shown = sum(entry.statistics for entry in super().entries())
         return shown + self.witness.read().lost_statistics
@@ -539,10 +542,11 @@ class SessionLedger(Spending[Entry]):
         """Refuse to spend more than `max_epsilon` over the whole store.
 
         Args:
-            planned: planned epsilon of one row's inputs; infinite if no epsilon is stated.
+            planned: epsilon that the session would spend on one row's inputs; infinite if the
+                defense states no epsilon.
 
         Raises:
-            ConsentError: the sum exceeds the limit.
+            ConsentError: the planned and the spent epsilon together exceed the limit.
         """
         if self.max_epsilon is None:
             return
@@ -558,11 +562,11 @@ class SessionLedger(Spending[Entry]):
             )
 
     def end(self, run: str, weights: str) -> None:
-        """Record that the training under a name has ended; called before its weights are stored.
+        """Record that the training of a run name has ended, before its weights are stored.
 
-        A training that has ended at this party but not at the label party is resumed there, and
-        yields the same weights again. Evaluations may already have used these weights, so other
-        weights are refused.
+        If a training has ended at this party but not at the label party, the label party resumes
+        it, and the training yields the same weights again. Evaluations may already have used the
+        recorded weights, so other weights are refused.
 
         Args:
             run: name of the run.
@@ -585,7 +589,7 @@ class SessionLedger(Spending[Entry]):
     def restored(self) -> None:
         """Record that the store was restored from a copy.
 
-        Budgets that the copy lacks count as spent.
+        Budgets that may have been spent after the copy was made count as spent.
 
         Running trainings are not continued, all of `max_epsilon` and of `max_statistics` counts as
         spent, and the counter that peers compare moves beyond all values that peers can have seen.
@@ -610,7 +614,7 @@ class SessionLedger(Spending[Entry]):
         return sorted(super().entries(), key=lambda entry: entry.last)
 
     def spent_epsilon(self) -> float:
-        """Return the privacy spent on a row by sessions, products, and lost entries."""
+        """Return the epsilon spent on one row by sessions, products and lost entries."""
         others = sum(other.spent_epsilon() for other in self.others)
         return super().spent_epsilon() + others + self.witness.read().lost_epsilon
 
@@ -667,28 +671,29 @@ def _asked(terms: Terms) -> dict[str, Any]:
 
 
 def _outcome(error: BaseException) -> str:
-    """Return an error's text for the log; for an unexpected error, only its type."""
+    """Return an error's text for the log; for an unexpected error, return only the error's type."""
     if isinstance(error, VFLError):
         return f"{error.code}: {error.what}"[:2000]
     return type(error).__name__
 
 
 def binding_of(terms: Terms) -> str:
-    """Return the digest of the terms bound to a name, without settings of single sessions."""
+    """Return the digest of the terms that bind a name, without settings of single sessions."""
     return terms.digest("mode", "serving", "beside", "explained", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:
-    """Return whether a party records its messages in this session, because protective draws occur.
+    """Return whether a party records its messages in a journal, because protective draws occur.
 
     Protective draws occur in a defense that promises privacy or changes the party's messages, and
     in a codec with random choices. Masks and shares of a secure mode are new in every attempt and
-    need no journal. The noise below the masks needs a journal, so the masked content is recorded.
-    Evaluations and predictions never repeat an exchange; the ledger counts them instead.
+    need no journal. The noise under the masks needs a journal, so the journal has digests of the
+    content before masking. Evaluations and predictions never repeat an exchange, so they need no
+    journal; the ledger counts them.
     """
     if terms.mode != "train" or party == rules.dealer(terms):
         return False
-    if terms.middle is not None and party == terms.middle.party:  # its output and its gradients
+    if terms.middle is not None and party == terms.middle.party:  # cuts and gradients
         return compression.make(terms.middle.codec).draws or compression.make(terms.codec).draws
     defense = defenses.make(terms.defense)
     if party in (terms.label_party, *terms.tasks):
@@ -700,12 +705,12 @@ def notes(terms: Terms, party: str) -> bool:
 
 
 def total_epsilon(entries: Iterable[Entry]) -> float:
-    """Return the privacy spent on one row under all these names, by basic composition."""
+    """Return the epsilon spent on one row under all these names, by basic composition."""
     return sum(entry.spent_epsilon or 0.0 for entry in entries)
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    stated = [  # a row's inputs in one exchange; the smallest counts, other units do not
+    stated = [  # a row's inputs in one exchange; the smallest epsilon counts
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()
         if one.epsilon is not None and one.kind[:3] == ("inputs", "record", "exchange")

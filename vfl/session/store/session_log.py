@@ -1,19 +1,19 @@
-"""The log of a party's ledger of sessions: signed, append-only lines in a hash chain.
+"""The log of a party's session ledger: signed, append-only lines in a hash chain.
 
 The ledger contains the present state. Its log contains the events in order: which party requested
 which session, for which purpose, under which consent file, how the session ended, and its spending.
-The ledger writes each line while it holds its own lock. A line contains counts and names, but no
-cell, no id and no nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature
-(RFC 8032) by the party's identity key if it has one:
+The ledger writes each line while it holds the ledger's lock. A line contains counts and names, but
+no cell, no id and no nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature
+(RFC 8032) by the party's identity key if the party has such a key:
 
     {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
 
 The signature covers ``vfl session log``, a line feed, and the exact bytes of the inner object. A
-person without the key cannot change, insert, move or remove any line before the last. The log
-itself cannot show that its last lines are missing, or that its owner rewrote the whole log. When a
-session begins, each party therefore announces the head of its log: the number and the digest of its
-last line. The peer stores that head in its own log. `verified` compares a log with the heads in
-other parties' logs.
+person without the key cannot change, insert, move or remove any line except the last without being
+noticed. The log itself cannot show that its last lines are missing, or that the party rewrote the
+whole log. When a session begins, each party therefore announces the head of its log: the number and
+the digest of its last line. The peer stores that head in its own log. `verified` compares a log
+with the heads in other parties' logs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAME = "log.jsonl"
 _DOMAIN = b"vfl session log\n"
 _HEX = r"^[0-9a-f]{64}$"
 _ZEROS = "0" * 64
-#: Upper bound of line numbers, and of counts in lines.
+#: Upper bound of line numbers, and of counts that a line contains.
 _MOST = 1 << 62
 _FORM = re.compile(rb'\{"line": (\{.*\}), "signature": "((?:[0-9a-f]{128})?)"\}')
 Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn",
@@ -49,7 +49,7 @@ Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten",
 
 
 class Head(Settings):
-    """Head of a log: the number of its last line, and that line's SHA-256.
+    """Head of a log: the number of the log's last line, and the SHA-256 of this line.
 
     >>> Head()
     Head(number=0, sha256='0000000000000000000000000000000000000000000000000000000000000000')
@@ -65,16 +65,18 @@ class Line(Settings):
     Attributes:
         number: number of the line, from 1.
         at: time of writing, ISO 8601 in UTC.
-        party: party that owns the log.
-        event: kind of event. A "consent" line precedes a session under a changed party file.
-        before: SHA-256 of the line before; zeros in the first line.
+        party: name of the party that owns the log.
+        event: kind of event. If a party's file has changed, a "consent" line precedes the next
+            session.
+        before: SHA-256 of the previous line; zeros in the first line.
         key: SHA-256 of the public key of the signature; empty without a key.
-        consent: SHA-256 of the party's own file, which gave or refused consent.
+        consent: SHA-256 of the party's own configuration file, which allowed or forbade the
+            session.
         run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is a digest.
-            For "added", "removed" and "accepted", `parties` is the party that was added, removed or
-            accepted; for "renamed", its old and new name.
+            For the events "added", "removed" and "accepted", `parties` has the party that was
+            added, removed or accepted; for "renamed", its old and its new name.
         rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
-        epsilon: privacy spent on one row's inputs; None if no epsilon is stated.
+        epsilon: epsilon spent on one row's inputs; None if the defense states no epsilon.
         outcome: end of the session, or reason of the refusal: "well", or the code and text of an
             error.
         heads: heads of the other parties' logs, as announced in the session.
@@ -107,7 +109,7 @@ class Line(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Consented:
-    """The file with a party's consent: its SHA-256, and its changes to [consent] defaults."""
+    """The SHA-256 of a party's own file, and its [consent] settings that are no defaults."""
 
     sha256: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class SessionLog:
         folder: folder of the ledger.
         party: party that owns the log.
         identity: the key for signatures; with None, lines are chained but unsigned.
-        consented: the party's own file.
+        consented: the party's own configuration file, which states the consent.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ def lines_after(path: Path, place: int) -> tuple[list[Line], int]:
         place: offset in bytes.
 
     Returns:
-        the readable lines, and the offset after the last complete line.
+        the readable lines, and the offset of the end of the last complete line.
     """
     content = _whole(path)
     found = (_parsed(text) for text in content[place:].split(b"\n"))
@@ -229,15 +231,16 @@ class Verified:
     """Result of the verification of a log.
 
     Attributes:
-        party: party that owns the log; empty for a log without lines.
+        party: name of the party that owns the log; empty for a log without lines.
         lines: readable lines, in order.
-        problems: contradictions to the hash chain, to a signature, or to a head in another party's
-            log.
+        problems: texts about lines that do not fit the hash chain, a signature, or a head in
+            another party's log.
         signed: number of lines with a valid signature by one of the given keys.
         unsigned: number of lines without a signature.
-        strange: number of lines signed with a key that was not given.
+        strange: number of lines with a signature by a key that is not among the given keys.
         anchored: the largest line number that another party's log confirms; 0 if none does.
-        open: sessions that began and have no end in the log: still running, or killed.
+        open: sessions that have a start but no end in the log: they are still running, or were
+            killed.
         head: head of the log.
     """
 
@@ -253,7 +256,7 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Return whether every line is chained and signed by a given key, and all heads match."""
+        """Return whether all lines are chained and signed by a given key, and match all heads."""
         return not (self.problems or self.unsigned or self.strange)
 
 
@@ -262,8 +265,9 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
 
     Args:
         path: the log, or a copy of it.
-        keys: public keys of the log's party, including earlier ones.
-        peers: logs of other parties; a head of this log in them must match the line of that number.
+        keys: public keys of the party that owns the log, including its earlier keys.
+        peers: logs of other parties; if they contain a head of the verified log, it must match the
+            line with the head's number.
 
     Raises:
         RunFolderError: a file is missing.
@@ -318,7 +322,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
 def _compared(
     names: Collection[str], digests: Sequence[str], peers: Iterable[Path]
 ) -> tuple[int, list[str]]:
-    """Return the largest number that other logs confirm, and contradictions between logs."""
+    """Return the largest line number that other logs confirm, and texts about contradictions."""
     anchored, problems = 0, dict[str, None]()
     for path in peers:
         for text in read_bytes(path).split(b"\n"):

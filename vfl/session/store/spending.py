@@ -1,7 +1,8 @@
-"""Spending and consent of a party on disk: one ledger for sessions and for products.
+"""Spending and consent of a party on disk: common base of the ledgers of sessions and products.
 
 The spending under a run name is counted on disk before the messages are sent. A folder itself
-cannot show that it was restored from an earlier copy; its `Witness` lets peers notice that.
+cannot show that it was restored from an earlier copy; the folder's `Witness` lets peers notice a
+restore.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ class Counted(Protocol):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Privacy that the entry spent on one row; None if no epsilon is stated."""
+        """Epsilon that the entry has spent on one row; None if no epsilon is stated."""
 
 
 Kept = TypeVar("Kept", bound=Counted)
 
 
 class Spending(Generic[Kept]):
-    """Base of a ledger for one kind of spending: a sealed file per run name, for several processes.
+    """Base of a ledger for one kind of spending: a sealed file per run name, for many processes.
 
     A subclass defines its entries.
 
     Args:
-        folder: folder of the files; it is outside the run folders, so that a name stays bound when
-            a run is deleted.
+        folder: folder of the files; it is outside the folders of runs, so a name stays bound after
+            its run is deleted.
         party: party that owns the files.
-        store: folder with the lock and the witness, if it is not `folder`; all spending under one
-            limit uses the same `store`.
+        store: folder that has the lock and the witness, if this is not `folder`; all kinds of
+            spending under one limit use the same `store`.
 
     Attributes:
-        kind: kind of the files.
-        form: class of an entry; frozen settings.
-        suffix: suffix of its files.
-        restored_by: command by which a party declares that its newest store is lost.
-        witness: counters by which peers notice that the store went back, and the known counters of
-            the peers.
+        kind: kind of the files, as their seals name it.
+        form: class of an entry; a subclass of `Settings` whose objects are frozen.
+        suffix: suffix of the files' names.
+        restored_by: command with which a party declares that its newest store is lost.
+        witness: counters with which peers notice that the store was restored from an earlier copy,
+            and the known counters of peers.
     """
 
     kind: ClassVar[str]
@@ -74,10 +75,10 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def alone(self, patience_s: float = 0.0) -> Iterator[None]:
-        """Hold the lock that spending from the store needs, until the block ends.
+        """Hold the lock that every spending from this store needs, until the block ends.
 
         Args:
-            patience_s: seconds to wait for another process with the lock.
+            patience_s: seconds to wait while another process holds the lock.
 
         Raises:
             RunFolderError: another process already spends from this store.
@@ -102,11 +103,11 @@ class Spending(Generic[Kept]):
         return [self._found(name) for name in sorted(path.stem for path in self._files())]
 
     def spent_epsilon(self) -> float:
-        """Return the privacy that all run names together spent on one row, by basic composition."""
+        """Return the epsilon that all run names together spent on one row, by basic composition."""
         return sum(one.spent_epsilon or 0.0 for one in self.entries())
 
     def give_up(self) -> None:
-        """End all running entries, because the store was restored; the caller holds the lock."""
+        """End all running entries after a restore of the store; the caller holds the lock."""
 
     def _files(self) -> Iterator[Path]:
         return self.folder.glob(f"*{self.suffix}")
@@ -131,7 +132,7 @@ class Spending(Generic[Kept]):
         write_sealed_json(self._path(entry.run), self._record(entry), self._seal(entry.run))
 
     def _content(self, record: Mapping[str, Any]) -> Any:
-        """Return the content of an entry from its file."""
+        """Return the content of an entry, given the record in its file."""
         return record["entry"]
 
     def _record(self, entry: Any) -> dict[str, Any]:

@@ -1,23 +1,25 @@
 """Counters by which a party's peers notice that its store was restored from an earlier copy.
 
-A restored store lacks its latest spending, and would send other contents under a used nonce. The
-store itself cannot show this, but peers of later sessions can. Every store therefore has a counter,
-which increases with each announcement and each sent frame. A party announces its counter at the
-beginning and the end of a session. Each peer stores the largest value that it knows: the announced
-value, plus one for every frame received since. A peer that is announced a counter that has not
-increased refuses the session before it sends any message.
+A store restored from a copy lacks its latest spending, and would send other contents under a nonce
+that is already in use. The store itself cannot show that it was restored, but peers of later
+sessions can notice it. Every store therefore has a counter, which increases with each announcement
+and each sent frame. A party announces its counter at the beginning and the end of a session. Each
+peer stores the largest value that it knows: the announced value, plus one for every frame received
+since. If a peer receives an announced counter that has not increased, the peer refuses the session
+before it sends any message.
 
 The value on disk is never smaller than the value that a peer can know, because frames are counted
 in blocks: a block is counted on disk before its first frame is sent. If a copy was made during a
-session, peers therefore notice its use once that session has ended, or has sent more than a block.
-A training with a journal of sent messages also announces the journal's length; then peers notice
-the copy after one more exchange.
+session and is used later, peers therefore notice this if the session ended after the copy, or sent
+more than a block. In a training with a journal of sent messages, a party also announces the
+journal's length; peers then notice the copy after one more exchange.
 
-Each refused attempt increases the counter of the restored store, so that peers would accept it at
-last. A peer therefore also reports the known counter of a party before that party announces its
-counter. If the reported value is larger than the store's own counter, the store refuses sessions
-with that peer until its party declares that it was restored. A peer with a false report can only
-end its own sessions with the party, because no party changes its counter because of a report.
+Each refused attempt increases the counter of the restored store, so that peers would accept the
+counter in the end. Before a party announces its counter, each peer therefore reports the largest
+counter of this party that it knows. If the reported value is larger than the store's own counter,
+the store refuses sessions with this peer until its party declares the restore. A peer with a false
+report can only end its own sessions with the party, because a report never changes the party's
+counter.
 """
 
 from __future__ import annotations
@@ -37,24 +39,26 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, damaged, locked, read_sealed_json, write_sealed_json
 from vfl.session.store.session_log import Head
 
-#: Number of frames that are counted together, before the first of them is sent.
+#: Number of frames that are counted on disk together, before the first of them is sent.
 BLOCK = 1 << 10
-#: Increase of the counter after a declared restore; it exceeds all that can have been forgotten.
+#: Increase of the counter after a declared restore; it is larger than any count that can have been
+#: lost.
 RESTORED = 1 << 32
 MOST = 1 << 62
 FOLDER = "witness"
-#: Command by which a party declares that its newest store is lost.
+#: Command with which a party declares that its newest store is lost.
 RESTORED_BY = "vfl sessions party.toml --restored"
 
 
 class Announcement(Settings):
-    """Announcement of the age of a party's store.
+    """Message that shows a peer how old a party's store is.
 
     Attributes:
-        count: counter of the store; larger than in any earlier announcement.
+        count: counter of the store; it is larger than in any earlier announcement.
         known: the largest counter of the receiver's store that this party knows.
-        noted: exchanges of this training up to the last one in its journal; None without a journal.
-        head: head of the party's log of sessions, which the receiver stores.
+        noted: number of exchanges of this training, up to the last one in the party's journal; None
+            without a journal.
+        head: head of the party's session log, which the receiver stores in its own log.
     """
 
     count: int = Field(gt=0, lt=MOST)
@@ -76,15 +80,15 @@ class Announcement(Settings):
 
 
 class Counts(Settings):
-    """Counters on disk, of this store and of its peers.
+    """Counters on disk: the counter of this store, and the known counters of its peers.
 
     Attributes:
-        count: the largest value that the store has announced, or may have reached since.
+        count: largest value that the store has announced, or may have reached by sending frames.
         peers: the largest known value of each peer's counter.
-        doubted: peers that report a larger value of this store's counter than the store itself has,
-            with the value.
-        lost_epsilon, lost_statistics: spending that may have been forgotten, as the party declared
-            it.
+        doubted: for each peer that reports a larger counter of this store than the store itself
+            has, the reported value.
+        lost_epsilon, lost_statistics: epsilon and number of statistics that the party declared as
+            possibly spent but forgotten.
     """
 
     count: int = Field(default=0, ge=0)
@@ -95,12 +99,12 @@ class Counts(Settings):
 
 
 class Witness:
-    """A store's own counter and its peers' counters; safe for several processes at once.
+    """A store's own counter and the counters of its peers; several processes may use them at once.
 
     Args:
         folder: folder of the store's sessions.
         party: party that owns the store.
-        restored: command by which a party declares that its newest store is lost.
+        restored: command with which a party declares that its newest store is lost.
     """
 
     def __init__(self, folder: Path, party: str, restored: str = RESTORED_BY) -> None:
@@ -122,7 +126,7 @@ class Witness:
             raise damaged(self._path) from None
 
     def announce(self) -> int:
-        """Raise the counter above all earlier values, and reserve the block that follows."""
+        """Increase the counter above all earlier values, and reserve the next block of frames."""
         return self._change(lambda now: {"count": now.count + 1 + BLOCK}).count - BLOCK
 
     def require(self, known: int, peer: str) -> None:
@@ -140,15 +144,15 @@ class Witness:
         raise self._went_back(self._party, now.count, met, peer)
 
     def reserve(self, count: int) -> None:
-        """Write a counter to disk before any peer can know it."""
+        """Write a larger counter to disk before any peer can know the value."""
         self._change(lambda now: {"count": max(now.count, count)})
 
     def admit(self, peer: str, count: int) -> None:
-        """Store the announced counter of a peer.
+        """Store the counter that a peer has announced.
 
         Raises:
-            RolledBackError: the peer announced this value before, or has sent frames that this
-                value does not count.
+            RolledBackError: the peer announced this value before, or has sent more frames since
+                than this value counts.
         """
 
         def change(now: Counts) -> dict[str, Any]:
@@ -169,7 +173,7 @@ class Witness:
             self._change(change)
 
     def renamed(self, old: str, new: str) -> None:
-        """Store the known counter of a peer under another name."""
+        """Move the known counter of a peer to the peer's new name."""
 
         def change(now: Counts) -> dict[str, Any]:
             kept = {name: dict(getattr(now, name)) for name in ("peers", "doubted")}
@@ -181,10 +185,10 @@ class Witness:
         self._change(change)
 
     def restored(self, lost_epsilon: float, lost_statistics: int = 0) -> None:
-        """Move the counter beyond all forgotten values, because the store was restored.
+        """Increase the counter beyond all forgotten values, because the store was restored.
 
         Args:
-            lost_epsilon: privacy that may have been spent since the copy was made.
+            lost_epsilon: epsilon that may have been spent since the copy was made.
             lost_statistics: statistics that may have been disclosed since the copy was made.
         """
         self._change(
@@ -217,19 +221,21 @@ class Witness:
 
 
 class Standing:
-    """Counters of one session: of this party's sent frames, and of the peers' received frames.
+    """Counters of one session: of the frames that this party sends and receives.
 
     Args:
         witness: witness of the store.
         party: this party.
         run: name of the session.
         noted: function that returns the length of the party's journal; see `Announcement`.
-        received: exchanges of this training that each peer has sent in earlier sessions.
-        label_party: name of the label party, which a feature party's stream leads to.
+        received: for each peer, the number of exchanges of this training that it sent in earlier
+            sessions.
+        label_party: name of the label party, to which a feature party's stream leads.
         head: function that returns the head of the party's log.
 
     Attributes:
-        received: number of exchanges that each peer has sent, as far as this party knows.
+        received: for each peer, the number of exchanges that it has sent, as far as this party
+            knows.
         heads: heads of the peers' logs, as they announced them.
     """
 
@@ -253,20 +259,21 @@ class Standing:
         self.received: dict[str, int] = dict(received or {})
 
     def announce(self, peer: str = "") -> Announcement:
-        """Announce this store's counter to a peer, with the known counter of the peer's store."""
+        """Announce this store's counter to a peer, and the known counter of the peer's store."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
         known, head = self.known_of(peer), self._head()
         return Announcement(count=count, noted=self._noted(), known=known, head=head)
 
     def known_of(self, peer: str) -> int:
-        """Return the largest known counter of a peer's store."""
+        """Return the largest counter of a peer's store that this party knows."""
         return self._witness.read().peers.get(peer, 0)
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse a session with a peer that knows a larger counter of this store.
+        """Refuse a session with a peer that knows a larger counter of this store than its own.
 
-        A larger counter than the store's own shows that an older copy was restored.
+        A counter larger than the store's own counter shows that the store was restored from an
+        older copy.
 
         Raises:
             RolledBackError: this party's own store was restored from an older copy.
@@ -274,10 +281,11 @@ class Standing:
         self._witness.require(known, f"party '{peer}'")
 
     def answer(self) -> Announcement:
-        """Return the announcement of this party to a peer that attaches.
+        """Return this party's announcement to a peer that attaches.
 
-        Its counter is from the block that this session has reserved, so that a full disk refuses no
-        peer, unless another session of the store has announced more since.
+        The announced counter is from the block that this session has reserved, so a full disk does
+        not prevent the answer. If another session of the store has announced a larger counter
+        since, the method reserves a new block on disk.
         """
         last = self._witness.read().count == self._reserved
         if not last or self._base + self._sent + 1 >= self._reserved:
@@ -306,8 +314,8 @@ class Standing:
         self._counts[peer], self.heads[peer] = announced.count, announced.head
 
     def admit_count(self, peer: str, count: int) -> None:
-        """Admit a peer that has no stream to this party, and has signed only its counter."""
-        with suppress(StorageError):  # the count was compared; a full disk ends no session
+        """Admit a peer without a stream to this party; the peer has signed only its counter."""
+        with suppress(StorageError):  # the count was compared, so a full disk ends no session
             self._witness.admit(peer, count)
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:

@@ -1,8 +1,8 @@
-"""The trace: a party's own recording of a training, and the functions that read the recording.
+"""The trace: a party's own recording of a training, and the functions that read a trace.
 
-Recording is off by default. Frames are stored as the bytes that were sent, compressed and
-perturbed, with the positions of their rows; a party's trace contains only data that the party
-received or sent.
+Recording is off by default. Frames are stored as the compressed and perturbed bytes that were sent,
+with the positions of their rows; a party's trace contains only data that the party received or
+sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Recorders write a party's own messages of a training while it runs.
 
 A recorder receives every frame on the party's own links, and follows the schedule to know which
-rows a frame contains. It writes its content to disk at the end of every epoch, when it grows large,
-and before every checkpoint. After a return to a checkpoint, the files up to that checkpoint are
-therefore the whole trace, even if frames were in transit.
+rows a frame contains. A recorder writes its content to disk at the end of every epoch, when the
+content grows large, and before every checkpoint. If the training returns to a checkpoint, the files
+written up to this checkpoint are therefore the whole trace, even if frames were in transit.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from vfl.session.trace.store import (
 #: Folder of the trace in a party's part of a run.
 TRACE = "trace"
 Weights = Callable[[], Mapping[str, Tensor]]
-#: After a resume from an exchange, gradients of at most this many earlier exchanges may still
+#: When training resumes at an exchange, gradients of at most this many earlier exchanges may still
 #: arrive.
 _BEHIND = 64
 _ENDS = (Kind.GRAD, Kind.ACK)
-_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK carries no values
+_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK contains no values
 
 
 class Recorder:
@@ -74,7 +74,7 @@ class Recorder:
         self._weights: Weights = dict
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Buffer a frame if the settings include its exchange."""
+        """Buffer a frame if the settings select its exchange for the trace."""
         found = self._open.get(frame.step)
         if found is None:
             return
@@ -92,11 +92,11 @@ class Recorder:
             self._write()
 
     def expected_bytes(self, weights: Mapping[str, Tensor], start: int) -> int:
-        """Return the most bytes that the recording will take; see `expected_bytes`."""
+        """Return the most bytes that the trace will take on disk; see `expected_bytes`."""
         return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
 
     def begin(self, start: int, weights: Weights) -> None:
-        """Prepare to record from exchange `start` on; records of later exchanges are removed.
+        """Prepare to record from exchange `start` on; remove earlier records of these exchanges.
 
         Raises:
             RunFolderError: the folder has a trace with other settings.
@@ -120,7 +120,7 @@ class Recorder:
             yield exchange
 
     def save(self, step: int) -> None:
-        """Write all buffered frames, because the party is about to save checkpoint `step`."""
+        """Write all buffered frames to disk, because the party will save checkpoint `step` next."""
         self._write()
         self._checkpoint = step
 
@@ -165,13 +165,14 @@ def recorders_of(
 
     Args:
         settings: settings of the trace.
-        parties: folder with a folder for each party's part of the run; None records nothing.
+        parties: folder that has a folder for each party's part of the run; None records nothing.
         terms: the agreed terms.
         data: aligned rows of the party.
-        checkpoints: the party's own checkpoints; the trace is written before each.
+        checkpoints: the party's own checkpoints; the trace is written to disk before each
+            checkpoint.
 
     Raises:
-        ExposedCutError: the session hides the single cuts by masks.
+        ExposedCutError: the session hides single cuts by masks.
     """
     if parties is None or terms.mode != "train" or not settings.enabled:
         return []
@@ -195,11 +196,11 @@ def trace_of_masked_cuts() -> ExposedCutError:
 def own_recorders(
     party: PartyFile, terms: Terms, data: PartyData, checkpoints: Checkpoints | None
 ) -> list[Recorder]:
-    """Make the recorders of a federated party, as its own file requests.
+    """Make the recorders of a party in a federation, if its own file requests a trace.
 
     Raises:
-        ConfigError: the party requests a trace, and some party lacks rows, or a party other than
-            the label party has links to the feature parties.
+        ConfigError: the party requests a trace, but some party lacks rows, or another party than
+            the label party receives cuts.
     """
     if terms.takers and party.trace.enabled:
         raise ConfigError(
@@ -226,7 +227,7 @@ def recording(
     weights: Mapping[str, Weights],
     say: Callable[[str], None],
 ) -> Iterator[Iterable[Exchange]]:
-    """Yield the exchanges and let recorders follow a training; unchanged without recorders.
+    """Yield the same exchanges, and let recorders follow the training if there are recorders.
 
     Args:
         recorders: recorders of the parties in this process.

@@ -21,11 +21,11 @@ from vfl.session.trace.store import Replayed, Store, links_of, unpack
 
 
 class Snapshot(NamedTuple):
-    """A party's own weights at one point of the training.
+    """A party's own weights at one step of the training.
 
     Attributes:
-        epoch: number of trained epochs; 0 is before the first step.
-        step: the next exchange.
+        epoch: number of epochs that were trained before; 0 is before the first step.
+        step: number of the exchange that follows.
         weights: weights by name, with the state of codec and defense.
     """
 
@@ -35,7 +35,7 @@ class Snapshot(NamedTuple):
 
 
 class Recording:
-    """A party's own recording of a training; see `read`.
+    """A party's own trace of a training, as `read` opens it.
 
     Attributes:
         party: party that made the recording.
@@ -55,7 +55,7 @@ class Recording:
     def frames(
         self, *, phase: str | None = None, party: str | None = None, direction: str | None = None
     ) -> Iterator[Replayed]:
-        """Yield the recorded frames in order, with the original bytes.
+        """Yield the recorded frames in the order of recording, with their original bytes.
 
         Args:
             phase: yield only frames of "train", "validation" or "test".
@@ -86,7 +86,8 @@ class Recording:
         Raises:
             RunFolderError: a file is missing or damaged.
             FrameError: the codec cannot have made these bytes.
-            SpecError: the codec learns while it trains, and the trace has only some epochs.
+            SpecError: the codec has state that changes during training, and the trace has only some
+                epochs.
         """
         learns = compression.make(self.terms.codec).learns
         if learns and (self.settings.epochs or "train" not in self.settings.phases):
@@ -127,12 +128,12 @@ def read(folder: Path) -> Recording:
 
 
 class Decoder:
-    """Decodes the frames of one feature party's link in order.
+    """Decodes the frames between one feature party and the label party, in order.
 
     Args:
         terms: the agreed terms.
         party: the feature party.
-        folder: folder of the trace, for messages.
+        folder: folder of the trace, which error messages name.
     """
 
     def __init__(self, terms: Terms, party: str, folder: Path) -> None:
@@ -148,7 +149,7 @@ class Decoder:
         """Decode a frame to the values that its receiver used, axes (rows, width).
 
         Raises:
-            RunFolderError: the cut that a gradient belongs to is missing.
+            RunFolderError: the trace lacks the cut to which a gradient belongs.
             FrameError: the codec cannot have made these bytes.
         """
         training = frame.phase == "train"
@@ -170,7 +171,7 @@ class Decoder:
         return values
 
     def _catch_up(self, frame: Replayed) -> None:
-        """Commit the steps that both parties had committed before this cut."""
+        """Commit the steps in the codec that both parties had committed before this cut."""
         same_epoch = frame.phase == "train" and frame.epoch == self._epoch
         last = self._in_flight - 1 if same_epoch else 0
         while len(self._uncommitted) > last:
@@ -181,8 +182,8 @@ class Decoder:
 def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
     """Decode the training cuts of one feature party, in the order of the steps.
 
-    The values include the loss of a lossy codec; the width is that of the codec's module, if the
-    codec has one.
+    If the codec is lossy, the values have its loss; if the codec has a trained module, the width is
+    that of the module's output.
 
     Args:
         recording: a trace.
@@ -192,7 +193,7 @@ def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
         All cuts in one tensor, float32, axes (rows, width).
 
     Raises:
-        UserError: the party does not exist, or there are several parties to choose from.
+        UserError: the party does not exist, or no party is given and there are several.
         DataError: the trace has no training frames.
         SpecError, FrameError, RunFolderError: see `Recording.decoded`.
     """

@@ -1,4 +1,4 @@
-"""The files of a trace, their contents and sizes; and a trace that is held in memory.
+"""The files of a trace, with their contents and sizes; and a trace that is only in memory.
 
 A party's trace is in the folder `parties/NAME/trace`. Files without an entry in `index.jsonl`
 remain from a killed run:
@@ -70,18 +70,18 @@ from vfl.session import Exchange, Terms, rules
 TRAINING = (Kind.CUT, Kind.GRAD)
 EVALUATION = (Kind.QUERY,)
 
-#: Largest sizes, besides the payload, of a frame, an exchange, a row, a file and a file's name, in
-#: bytes.
+#: Largest sizes of a frame, an exchange, a row, a file and a file's name in a trace, without
+#: payloads, in bytes.
 FRAME_BYTES = 8 + 1 + 1 + 1 + 8
 EXCHANGE_BYTES = 8 + 8 + 4 * len("validation") + 8
 ROW_BYTES = 8
 FILE_BYTES = 3584
-PARTY_BYTES = 4 * 32  # 32 characters at most
+PARTY_BYTES = 4 * 32  # at most 32 characters
 
 #: Largest size of a line of the index, in bytes.
 ENTRY_BYTES = 384
-#: Approximate size of the frames that are buffered in memory before they are written to a file, in
-#: bytes.
+#: Approximate number of bytes of frames that are buffered in memory before they are written to a
+#: file.
 HELD_BYTES = 16 * 2**20
 _ABOUT = "trace.json"
 _INDEX = "index.jsonl"
@@ -103,12 +103,12 @@ class Recorded:
 
 
 class Trace:
-    """Records frames of selected kinds in memory; an `Observer`.
+    """Records selected kinds of frames in memory, as an `Observer` of links.
 
     Args:
         kinds: kinds of frames to store; `TRAINING` and `EVALUATION` are the usual selections.
-        parties: parties whose frames to store; None stores those of all parties.
-        limit_bytes: limit of the recorded bytes, which protects the memory.
+        parties: parties whose frames are stored; None stores the frames of all parties.
+        limit_bytes: limit of the recorded bytes, so that the trace does not fill the memory.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class SentFrame:
-    """A frame of an exchange that waits to be written to a file."""
+    """A frame of an exchange, buffered until it is written to a file."""
 
     exchange: Exchange
     party: str
@@ -164,9 +164,9 @@ class Replayed(Recorded):
     """A frame read from a trace.
 
     Attributes:
-        phase: train, validation or test.
+        phase: phase of the frame's exchange: train, validation or test.
         epoch: number of the epoch, from 1.
-        rows: positions in the aligned rows, int64, in the order of the cut's rows.
+        rows: positions of the cut's rows in the aligned rows, int64, in the order of the cut.
     """
 
     phase: str
@@ -199,7 +199,7 @@ def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
 
 
 def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
-    """Yield the frames that `pack` received; `folder` is for the error text.
+    """Yield the frames that were passed to `pack`; an error names `folder`.
 
     Raises:
         RunFolderError: `pack` could not have produced these contents; pickled objects are refused
@@ -241,8 +241,9 @@ class Entry(Settings):
 
     Attributes:
         files: SHA-256 of each file's content, by name.
-        step: for frames, the last checkpoint saved before them; for a snapshot, the next exchange.
-        epoch: for a snapshot, the number of trained epochs; None for frames.
+        step: for frames, the last checkpoint that was saved before them; for a snapshot, the number
+            of the exchange that follows.
+        epoch: for a snapshot, the number of epochs trained before it; None for frames.
     """
 
     files: dict[_File, _Digest]
@@ -267,7 +268,7 @@ class Entry(Settings):
         return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
-        """Return whether checkpoint `step` includes the entry; 0 means before the training."""
+        """Return whether checkpoint `step` includes the entry; step 0 is before the training."""
         if self.epoch is None:
             return self.step < step
         return step > 0 and self.step <= step
@@ -278,7 +279,7 @@ class TraceHeader(Settings):
 
     Attributes:
         format: version of the file format; see `vfl.core.storage`.
-        vfl: version that wrote the files.
+        vfl: version of vfl that wrote the files.
         party: party that recorded.
         settings: settings of the trace.
         terms: the agreed terms.
@@ -304,7 +305,7 @@ class TraceHeader(Settings):
 
     @property
     def owner(self) -> str:
-        """Owner for which every line of the index is sealed."""
+        """Text that names the trace; every line of the index is sealed for this text."""
         return f"{self.party}|{self.terms.run}|{self.digest}"
 
 
@@ -319,7 +320,7 @@ class Store:
         self.folder = folder
 
     def begin(self, party: str, settings: TraceSettings, terms: Terms, step: int) -> None:
-        """Prepare the folder to record from exchange `step` on; later records are removed.
+        """Prepare the folder to record from exchange `step` on; remove records of later steps.
 
         Raises:
             RunFolderError: the folder has a trace of other terms or settings.
@@ -345,7 +346,7 @@ class Store:
     def add(
         self, files: Mapping[str, Sequence[bytes]], step: int, epoch: int | None = None
     ) -> None:
-        """Write files in pieces, then their index line.
+        """Write files piece by piece, and then the line of the index that lists them.
 
         After a crash before the line is written, the files are not in the index.
         """
@@ -372,7 +373,7 @@ class Store:
                 where=str(self.folder),
                 fix="give the folder RUN/parties/PARTY/trace of a training with [trace] phases",
             )
-        # A trace may be read from any folder, so the record itself names its owner.
+        # A trace may be read from any folder, so the header itself states for whom it is sealed.
         record = read_sealed_json(path, Seal("trace", None, None))
         try:
             about = TraceHeader.model_validate(record["about"])
@@ -396,7 +397,7 @@ class Store:
             raise damaged(path) from None
 
     def contents(self, entry: Entry) -> list[bytes]:
-        """Read the files of an entry, as they were written.
+        """Read the files of an entry as `pack` made them.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -416,7 +417,7 @@ def _sealed(text: str, owner: str) -> str:
 
 
 def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
-    """Return whether the settings include an exchange; the test phase belongs to the last epoch."""
+    """Return whether the settings select an exchange; the test phase belongs to the last epoch."""
     chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
     return chosen and exchange.phase in settings.phases
 
@@ -434,7 +435,7 @@ def expected_bytes(
     weights: Mapping[str, Tensor],
     start: int = 0,
 ) -> int:
-    """Compute the most bytes of one party's trace of a training, from exchange `start` on.
+    """Return the most bytes of one party's trace of a training, from exchange `start` on.
 
     Args:
         settings: settings of the party's trace.
@@ -442,7 +443,7 @@ def expected_bytes(
         party: party that owns the trace.
         split: split of the aligned rows.
         weights: the party's own weights, for the size of a snapshot.
-        start: first exchange of a resumed training.
+        start: number of the exchange from which a resumed training continues; 0 for a new training.
     """
     codec = compression.make(terms.codec)
     links = links_of(terms, party)
@@ -475,7 +476,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     """Refuse a trace that does not fit on the disk.
 
     Raises:
-        ConfigError: the trace does not fit the disk; the error states both sizes.
+        ConfigError: the disk has too little free space for the trace; the error states both sizes.
     """
     existing = next(path for path in [folder.resolve(), *folder.resolve().parents] if path.exists())
     free_bytes = shutil.disk_usage(existing).free
