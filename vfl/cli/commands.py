@@ -183,5 +183,5 @@ def _worker(
 
 
 def _end(number: int, frame: object) -> None:
-    """End as after Ctrl-C, so that a command also ends its child processes."""
+    """End this process as Ctrl-C does, so that the command also ends its child processes."""
     sys.exit(128 + number)

@@ -490,7 +490,7 @@ def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experi
 
 
 def run_among_parties() -> None:
-    """Let a worker next to this command's parties run it if possible; end with its exit code."""
+    """If a worker next to the parties can run this command, end with the worker's exit code."""
     from vfl.federation import programs
 
     code = programs.shared_worker(sys.argv[1:])

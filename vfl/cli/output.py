@@ -316,7 +316,7 @@ def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
 
 
 def figure(value: float) -> str:
-    """Format a loss or metric of any size; the size varies, because a regression has units.
+    """Format a loss or metric; the values of a regression have units, and thus any size.
 
     >>> figure(0.97210), figure(2.5e-7), figure(4_623_665.9)
     ('0.9721', '2.5e-07', '4.624e+06')

@@ -157,7 +157,7 @@ def _planned(
     steps: int | None,
     sampling: str,
 ) -> dict[str, Any]:
-    """Return steps per row, sampling rate, and sensitivity in clipping norms."""
+    """Return the steps per row, the sampling rate, and the sensitivity in clipping norms."""
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
         wanted = "either --rows, --batch-size and --epochs, or --sampling-rate and --steps"

@@ -389,7 +389,7 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
 
 
 def _unfamiliar(run: Path) -> dict[str, Any]:
-    """Return cells of predicted rows of a kind that no training row has, by party, if known.
+    """Return counts, by party, of predicted cells of a kind that no training row has, if known.
 
     In a federation the label party knows only its own count.
     """
@@ -517,7 +517,7 @@ def on_the_federation(
 
 
 def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
-    """Evaluate several runs of this process on common rows, with one line per run."""
+    """Evaluate several runs of one process on common rows, and print one line per run."""
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
     from vfl.training.run import evaluate_together

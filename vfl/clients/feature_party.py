@@ -132,7 +132,7 @@ class FeatureParty:
         return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
-        """Send the message for this exchange; save a checkpoint before if one is due."""
+        """Save a checkpoint if one is due; then send the message for this exchange."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains and self._steps.changes:
@@ -201,7 +201,7 @@ class FeatureParty:
     def load_training_state(
         self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
     ) -> None:
-        """Restore the state of `training_state`; cuts of `before` were in flight then."""
+        """Restore the result of `training_state`; cuts of the exchanges `before` were in flight."""
         rows = {exchange.step: exchange for exchange in before}
         self.end.load_training_state(saved, lambda step: self._rows(rows[step]))
         self.stopping.restore(saved["course"])
@@ -247,7 +247,7 @@ def bottom_step(data: PartyData, terms: Terms, bottom: str | None) -> Callable[[
     Args:
         data: aligned rows of the party.
         terms: terms of the session.
-        bottom: spec of the party's own bottom model; None uses the one of the terms.
+        bottom: spec of the party's own bottom model; None uses the bottom model of the terms.
     """
     asked = terms.parties[data.name]
     assert data.inputs is not None, "a party with a bottom has columns"

@@ -128,7 +128,7 @@ class MiddleParty:
         self._cuts = CutAggregator(self.ends, ledger or Ledger(), self.stopping)
 
     def begin(self, exchange: Exchange) -> None:
-        """Receive every party's cut and send the output; save a checkpoint before if one is due."""
+        """Save a checkpoint if one is due; then receive every party's cut, and send the output."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         set_training(self.end.model, exchange.trains)

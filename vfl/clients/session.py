@@ -203,7 +203,7 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Remove rows that other parties erased from the alignment; note this party's erasures."""
+        """Remove from the alignment the rows that other parties erased; note own erasures."""
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):

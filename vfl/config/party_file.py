@@ -164,8 +164,8 @@ class Consent(Settings):
             it starts.
         max_parameters: largest number of parameters of a bottom model from the session's terms,
             with defense and codec; a bottom model from this file has no limit.
-        max_memory_bytes: largest memory in bytes for that bottom model, its optimiser, the
-            activations of a batch, defense and codec.
+        max_memory_bytes: largest memory in bytes for a bottom model from the session's terms, with
+            its optimiser, the activations of a batch, defense and codec.
         max_parties: largest number of parties with columns in one session.
         max_batch_size: largest number of rows in one training batch.
         max_rows: largest number of different rows of the table in one session.
@@ -180,8 +180,8 @@ class Consent(Settings):
         reuse_alignment_keys: whether alignments with `ecdh:reuse=true` may reuse this party's keys
             later; the other party then sees which of its ids recur, or how many are new.
         explains: feature parties that may learn the Shapley value of each of their own columns for
-            the prediction of a row; through the trees, it depends on this party's labels; see
-            `--explain`.
+            the prediction of a row; this value depends, through the trees, on this party's labels;
+            see `--explain`.
         missing_rows: accepted treatments of rows that some party lacks; with "token", the label
             party learns which of its rows this party has, including rows that other parties lack.
         max_rows_per_second: largest number of rows per second that all serving sessions together
@@ -190,8 +190,8 @@ class Consent(Settings):
             no limit.
         max_epsilon: largest total epsilon for one row's inputs, under all names of runs together; a
             session without an epsilon is then refused. None sets no limit.
-        max_statistics: largest number of exact statistics of its rows, such as bad rows of a cell
-            or a correlation, that sessions under all names together may disclose; see
+        max_statistics: largest number of exact statistics of its rows, such as the number of bad
+            rows in a bin or a correlation, that sessions under all names together may disclose; see
             `protect=shared`. None sets no limit.
         min_changed_rows: smallest number of training rows in which a session with exact statistics
             must differ from each earlier session with other rows. With fewer changed rows, the
@@ -339,7 +339,8 @@ class Node(Settings):
         api_port: local port of the SuperNode for its own processes; each SuperNode on a machine
             needs its own port.
         ranks: number of processes at this party that share every batch of a training; each has all
-            rows and the model in memory. At a feature party, it is the largest number.
+            rows and the model in memory. At a feature party, this is the largest number that the
+            party accepts.
         ranks_at: HOST:PORT in the party's own network at which rank 0 waits over TLS for ranks on
             other machines; empty if all ranks are on one machine.
         ranks_key: file, readable only by its owner, with a secret of 64 hexadecimal digits that all

@@ -377,7 +377,7 @@ def _of_missing_rows(experiment: Experiment) -> Iterator[str]:
 
 
 def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator[str]:
-    """Yield studies and traces, which support one label party and no middle party."""
+    """Yield a mistake for each study or trace, which needs one label party and no middle party."""
     for name in set_by_hand(experiment, *_STUDIES):
         yield f"[{name}] trains networks {trained}"
     if experiment.trace.enabled:

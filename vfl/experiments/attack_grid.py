@@ -1,4 +1,4 @@
-"""A grid of attacks: its cells, trainings of victims, and attacks on them or on one run.
+"""A grid of attacks: its cells, trainings of victims, and attacks on these or on a single run.
 
 A victim is trained with the recordings that its attacks need; it is trained again only if a
 recording is missing. A repeated training gives the same weights, so earlier scores stay valid. To

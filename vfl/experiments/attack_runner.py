@@ -248,7 +248,7 @@ _PICTURES = {"ssim"}
 
 
 class AttackRunner:
-    """Runs attacks on one victim; caches only the cases of the last leak of labels.
+    """Runs attacks on one victim; caches only the cases of the last draw of leaked labels.
 
     Leaked rows and the attacks' random draws follow from the seed, so they are the same for all
     victims with this seed.
@@ -457,7 +457,7 @@ def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
 
 
 def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
-    """Return the modules that a score depends on, besides those of label attacks."""
+    """Return the modules that a score depends on, besides the modules of label attacks."""
     if job.bottom not in (TRAINED, OUTCOME):
         return _FREE
     if job.bottom == OUTCOME or not isinstance(made, Attack):
@@ -467,7 +467,7 @@ def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
 
 
 def _classes(made: object) -> Iterator[type]:
-    """Yield the class of an attack, and the class of the attack inside it."""
+    """Yield the class of an attack, and the class of the attack that it wraps."""
     yield type(made)
     if isinstance(made, Wrapper):
         yield from _classes(made.inner)

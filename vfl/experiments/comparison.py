@@ -229,7 +229,7 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
 
 
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
-    """Return the spec with the largest number that needs at most `level` % of float32.
+    """Return the spec with the largest number for which frames need at most `level` % of float32.
 
     Frames must grow with the number; a codec for which that is not certain is rejected.
 

@@ -878,5 +878,5 @@ def data_of_labels(
 
 
 def _split(train: Tensor, test: Tensor) -> Split:
-    """Return a split in which the loader's rows may leak, as training and validation rows may."""
+    """Return the split; the loader's rows are both its training rows and its validation rows."""
     return Split(train.numpy(), train.numpy(), test.numpy())

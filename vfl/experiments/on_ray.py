@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: Ray sends no usage reports, and each worker computes with one thread.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it, Ray prints a warning
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without this variable, Ray prints a warning
     "OMP_NUM_THREADS": "1",
     "RAY_raylet_start_wait_time_s": "120",
 }
@@ -92,7 +92,8 @@ class CellResources:
     """Resources that the cluster reserves for each running cell.
 
     Attributes:
-        cpus, gpus: number of CPUs and of GPUs per cell; with fractions, cells share one.
+        cpus, gpus: number of CPUs and of GPUs per cell; with fractions, several cells share a CPU
+            or GPU.
         memory_bytes: memory per cell; 0 sets no limit; None measures the memory of the first cell,
             which then runs alone.
     """

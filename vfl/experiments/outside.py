@@ -112,7 +112,7 @@ def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
 
 
 def is_stored(cell: Cell, folder: GridFolder) -> bool:
-    """Return whether a cell was attacked; its victim then is stored or can be recorded again."""
+    """Return whether a cell was attacked; then its victim is stored, or can be recorded again."""
     runs = folder.cells_path / cell.name, folder.aside(cell)
     return any((run / OF_CELL).exists() for run in runs)
 

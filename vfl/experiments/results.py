@@ -129,7 +129,7 @@ class Record:
 
     @property
     def attacker(self) -> str:
-        """Name of the attack, of its author if from outside, and of an adversary if any."""
+        """Names of the attack, of an outside attack's author, and of the adversary if any."""
         own = f"{self.subject} ({self.author}, {self.date})" if self.author else self.subject
         return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
 
@@ -250,7 +250,7 @@ class LoadedGrid:
 
     @property
     def compared(self) -> str:
-        """Measure that is compared: the requested one, or the one that fits the first run."""
+        """Measure of the comparison: the requested measure, or one that fits the first run."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
         for run in self.runs.values():
@@ -399,7 +399,7 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
 
 
 def _about(cell: Cell, name: str, run: LoadedRun | None = None) -> dict[str, Any]:
-    """Return the columns that describe a training; a run knows the codecs of a module."""
+    """Return the columns that describe a training; a run states the codecs of a module."""
     one = cell.experiment
     used = run.summary.get("codec") if run is not None and run.has_ended else None
     again = (f"seed={one.seed}", cell.repeat)
@@ -466,7 +466,7 @@ def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
     }
     bounds = [one["entropy_bound_bytes"] for one in parties]
-    stated = None not in bounds  # only if all codecs state one
+    stated = None not in bounds  # only if all codecs state a bound
     usage = usage_of(parties)
     return {
         **{name: total[name] for name in _SUMS},

@@ -108,7 +108,7 @@ def _record_path(cell: Cell, folder: GridFolder) -> Path:
 
 
 def made_of(cell: Cell, folder: GridFolder) -> dict[str, str]:
-    """Return digests of a cell's data and code, as its training stored them; empty without."""
+    """Return digests of data and code that a cell's training stored; empty if it stored none."""
     path = _record_path(cell, folder)
     return read_json(path) if path.exists() else {}
 

@@ -235,7 +235,7 @@ def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) ->
 
 
 def simes(chances: Sequence[float]) -> float:
-    """Return Simes' p-value for all hypotheses together: the minimum of r / i times the i-th.
+    """Return Simes' p-value of all r hypotheses: the minimum of r / i times the i-th smallest.
 
     The r p-values are in ascending order; the test is valid for independent and for positively
     dependent p-values (Simes 1986, Sarkar 1998).

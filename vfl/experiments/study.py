@@ -306,7 +306,7 @@ class Results:
 
     @property
     def sentence(self) -> str:
-        """The main result as one sentence; if cells have failed, with the reason of the first."""
+        """The main result as one sentence, with the reason of the first failure if there is one."""
         if not self.failed:
             return self.glance.sentence
         count, first = len(self.failed), self.failed[0]

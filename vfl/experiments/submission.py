@@ -40,8 +40,8 @@ ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
 #: Share of the repeated figures that must match; for 95 % intervals, one in twenty fails by chance.
 HOLDING = 0.95
 #: Smallest and largest accepted difference, as shares of the repeated figure, or of 1 if that is
-#: larger. The submitter determines the deviation of the submitted repeats, so its effect on the
-#: accepted difference is limited.
+#: larger. The submitter could choose the deviation of the submitted repeats, so this deviation has
+#: a limited effect on the accepted difference.
 _ROOM, _MOST_ROOM = 0.01, 0.05
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
 #: Fields that identify a figure within a study, and fields that are the same for all repeats of a
@@ -59,7 +59,8 @@ class Check:
 
     Attributes:
         cell, evaluator, subject, measure, k, draw: see `vfl.experiments.results.Record`.
-        submitted, again: both values; None if one side has no such figure.
+        submitted, again: the submitted value and the repeated value; None for a figure that does
+            not exist there.
         room: largest accepted difference.
     """
 
@@ -202,7 +203,8 @@ def verify(
 
     Args:
         path: the submission.
-        out: folder for the repeated trainings; a later call continues an interrupted one there.
+        out: folder for the repeated trainings; a later call continues an interrupted call in this
+            folder.
         share: share of the trainings to repeat; at least one training is repeated.
         draw: seed of the random choice.
         jobs: number of cells that run at the same time, each in its own process.
@@ -319,7 +321,7 @@ def _checks(
     submitted: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
 ) -> list[Check]:
-    """Compare the figures of repeated cells; figures that one side lacks count as well."""
+    """Compare the figures of repeated cells; a figure that is missing on one side counts too."""
     values: dict[tuple[Any, ...], list[float]] = {}
     for row in submitted:
         values.setdefault(_key(row, _REPEATED), []).append(row["value"])
@@ -341,7 +343,7 @@ def _checks(
 
 
 def _room(again: float, repeats: Sequence[float]) -> float:
-    """Return the accepted difference from a repeated figure, from the submitted repeats."""
+    """Return the accepted difference from a repeated figure, given the submitted repeats."""
     found, scale = estimate(repeats), max(1.0, abs(again))
     spread = 0.0
     if found is not None and found.half_width is not None:

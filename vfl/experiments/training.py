@@ -56,7 +56,7 @@ def train_cell(
     adversaries: Mapping[str, Adversary] | None = None,
     bottoms: Mapping[str, nn.Module] | None = None,
 ) -> None:
-    """Train a cell, or continue from its last checkpoint, unless it is done; then clean up.
+    """Train a cell unless it is done, from its last checkpoint if there is one; then clean up.
 
     Args:
         cell: the cell to train.
@@ -89,7 +89,7 @@ def train_cell(
 
 
 def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
-    """Return the same experiment with other recordings."""
+    """Return an experiment in which other recordings replace the given ones."""
     return experiment.model_copy(update={"trace": trace})
 
 

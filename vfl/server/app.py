@@ -87,7 +87,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Let only vfl's own errors leave the block, without causes: Flower logs all causes."""
+    """Raise only vfl's own errors from the block, without causes, because Flower logs causes."""
     try:
         yield
     except VFLError as error:

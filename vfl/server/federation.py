@@ -207,14 +207,14 @@ class Federation:
         }
 
     def lost(self, party: str) -> None:
-        """Record that a party no longer answers; the session continues until it returns."""
+        """Record that a party no longer answers; the session continues without this party."""
         self._node_of.pop(party, None)
         self._invited.pop(party, None)
         self._pending = {asked: name for asked, name in self._pending.items() if name != party}
         self.say(f"party {party} went away; the session continues without it")
 
     def returned(self, parties: Collection[str]) -> dict[str, ObservedPoll]:
-        """Return the links of those parties that have returned; invite the others again.
+        """Return the links of those parties that have returned; invite the absent parties again.
 
         A party is invited when its node comes online, and again if its token has expired or the
         party could not connect.
@@ -258,7 +258,7 @@ class Federation:
         return ObservedPoll(link, party, "label", self._observers)
 
     def agree(self, layers: Mapping[str, Layers]) -> list[LinkLimits]:
-        """From now on, allow frames for layers of these sizes, by party.
+        """Allow, from now on, each party's frames for layers of these sizes.
 
         Returns:
             The frame limits of every stream.
@@ -404,7 +404,7 @@ class Federation:
         return answer
 
     def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
-        """Compare the counter of a party's store with the largest known; send the own counter."""
+        """Compare a party's store counter with its largest known value; return the own counter."""
         if self._standing is None:
             return {}
         if introduction.standing is None:
@@ -414,12 +414,12 @@ class Federation:
         return {"standing": self._standing.answer().model_dump()}
 
     def _limits(self, name: str) -> LinkLimits:
-        """Return the frame limits of the party as which a node was admitted."""
+        """Return the frame limits of the party that a node runs."""
         party = next(party for party, node in self._node_of.items() if node == name)
         return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
-        """Read Flower's replies at intervals, and invite a node that has returned once more."""
+        """Read Flower's replies at intervals, and invite each node that has returned again."""
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
@@ -435,7 +435,7 @@ class Federation:
                     self._invite(name)
 
     def _hear(self, name: str, reply: Message) -> None:
-        """Handle a reply before its party has joined; wait for a party that was lost."""
+        """Handle the reply of a party that has not joined; the session waits for a lost party."""
         if reply.has_error():
             why = _AWAY.get(reply.error.code)
             if why is None:

@@ -354,7 +354,7 @@ class Budgets:
         return _DAY_S - int(self._now() % _DAY_S)
 
     def close(self) -> None:
-        """Undo the numbers that were recorded in advance and not used."""
+        """Return unused rows and requests, which were recorded in advance, to the budgets."""
         if self._counts and self._day == self._today:
             with self._noted() as spent:
                 for name, count in self._counts.items():
@@ -369,7 +369,7 @@ class Budgets:
     def _reserve(
         self, name: str, count: _Count, wanted: list[int], most: tuple[int | None, int | None]
     ) -> str | None:
-        """Record numbers in advance for a client; return the exhausted unit, or None."""
+        """Record rows and requests in advance for a client; return the exhausted unit, or None."""
         with self._noted() as spent:
             whole, more = spent.get(name, [0, 0]), [0, 0]
             for at, limit in enumerate(most):

@@ -36,7 +36,7 @@ Datatype = Literal[
 
 
 class FormError(ValueError):
-    """Error for a request that violates the protocol, or has other tensors than the model."""
+    """Error for a request that violates the protocol, or whose tensors do not fit the model."""
 
 
 class _Part(BaseModel):
@@ -44,7 +44,7 @@ class _Part(BaseModel):
 
 
 class RequestInput(_Part):
-    """`$request_input`: a tensor with elements in `data`, flat or by row, or after the JSON."""
+    """`$request_input`: a tensor with elements in `data` (flat or by row), or after the JSON."""
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)]

@@ -1,4 +1,4 @@
-"""Private alignment, all parties in one process; each has its own file, keys, positions."""
+"""Private alignment, with all parties in one process; each has its own file, keys and positions."""
 
 from __future__ import annotations
 

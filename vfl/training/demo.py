@@ -1,4 +1,4 @@
-"""The demo: halves of digit images at two parties, labels at a third, a real federation."""
+"""The demo: a real federation with digit images' halves at two parties, and labels at a third."""
 
 from __future__ import annotations
 

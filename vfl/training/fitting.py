@@ -415,7 +415,7 @@ def _autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
-    """Return each party's weights for separate clip norms; the label party has the rest."""
+    """Return each party's weights for separate clip norms; all others are the label party's."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]

@@ -1,4 +1,4 @@
-"""All parties in one process: same code and frames as a federation, function calls as links.
+"""All parties in one process, with the code and frames of a federation; links are function calls.
 
 `vfl.training.whole_network` runs the parties of a secret-shared network in threads.
 """
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 States = Mapping[str, Mapping[str, Any]]
-#: Function that connects a feature party, given by name; returns the label party's link end and the
-#: feature party's.
+#: Function that connects the feature party with a given name; it returns the label party's end and
+#: the feature party's end of the new link.
 Connect = Callable[[str], tuple[TransportLink, TransportLink]]
 
 
@@ -182,7 +182,7 @@ class PartiesSession:
         return start
 
     def _watched(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges; report progress if the caller asked for it."""
+        """Yield the exchanges of a schedule; report progress if the caller asked for it."""
         if self._tell is None:
             return iter(schedule)
         progress = SessionProgress(self.terms, self.label.split, self._tell)
@@ -321,7 +321,7 @@ class LocalSession(PartiesSession):
             self.middle.resume(start)
         for party in self.others.values():
             party.resume(start)
-        # read only now, because the ledger then includes what was just sent again
+        # the ledger is read only now, so that it includes what was just sent again
         self.label.resume(start)
         for client in self.clients:
             client.resume(start, rules.in_flight_at(self.terms, split, start))
@@ -357,7 +357,7 @@ class LocalSession(PartiesSession):
         Args:
             states: training states of an earlier session, which may have had other rows; None
                 starts with new weights.
-            schedule: exchanges, whose numbers continue from `next_step` of that session.
+            schedule: exchanges, whose numbers continue from `next_step` of the earlier session.
         """
         assert not self.terms.takers, "only if the label party alone receives cuts"
         self.begin()

@@ -138,7 +138,7 @@ class Crossings(nn.Module):
         return self._defense.privacy()
 
     def extra_loss(self) -> Tensor:
-        """Return the loss terms that codec and defense add in the last pass; 0 without any.
+        """Return the loss terms that codec and defense add in the last pass; 0 if they add none.
 
         If a training omits these terms from its loss, the backward pass raises an error.
         """
@@ -270,7 +270,7 @@ class Crossings(nn.Module):
         return _with_secret(context, secret if context.training else None)
 
     def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
-        """Check labels as in an experiment with this task; give their kind to the defense."""
+        """Check labels as an experiment with this task does; give their kind to the defense."""
         if self._prepared and not self._on_labels:
             return
         classes = None
@@ -491,7 +491,7 @@ class _Crossing:
     went_back: bool = False
 
     def forth(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
-        """Return the decoded cut, and the codec states of both sides for the gradient."""
+        """Return the decoded cut, and for the gradient the codec states of sender and receiver."""
         payload, kept = self.codec.encode(self._for_codec(cut), self.here)
         kind = Kind.CUT if self.here.training else Kind.QUERY
         self._report(self.ways[0], Frame(kind, self.here.step, payload))
@@ -546,7 +546,7 @@ class _Crossing:
                 got=f"model.eval() before it, where '{self.acting[0]}' does not act",
                 fix="model.train() before the forward pass; single layers may be in eval()",
             )
-        if self.labels is None:  # for an evaluation, no hook reads them
+        if self.labels is None:  # an evaluation's hooks read no labels
             return grad
         return self.defense.gradient(grad, self.labels, self.there)
 
@@ -630,7 +630,7 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
 
 
 class taking:
-    """Context that names, in errors, the model that rejected its inputs, and axes and types.
+    """Context whose errors name the model that rejected its inputs, and the inputs' axes and types.
 
     Args:
         whose: text that names the model.

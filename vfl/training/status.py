@@ -43,7 +43,7 @@ _STATES = {
 }
 #: Largest number of a project's runs that are shown.
 _RUNS = 5
-#: Error codes of a training that its settings prevented; a resumed run keeps its settings.
+#: Error codes of trainings that failed because of their settings, which a resumed run keeps.
 _REFUSED = (DisagreementError.code, RunFolderError.code)
 
 
@@ -304,7 +304,7 @@ def _only_aligned(run: RunStatus) -> bool:
 
 
 def _erased(run: Path) -> dict[str, int]:
-    """Return the largest number of used rows, by split, that a party here has erased."""
+    """Return, by split, the largest number of used rows that a party on this host has erased."""
     found: Counter[str] = Counter()
     for part in (run / "parties").glob("*/forgotten.json"):
         found |= Counter(PartyFolder(part.parent).forgotten())
@@ -379,7 +379,7 @@ def _again(folder: RunFolder, *, resumes: bool = True) -> tuple[str, ...]:
 
 
 def _ways(run: Path, progress: ProgressReport | None) -> tuple[str, ...]:
-    """Return the commands that bring the parties that a session waits for."""
+    """Return the commands that start the parties for which a session waits."""
     if progress is None or not progress.waits_for:
         return ()
     folder = label_folder_of(run)

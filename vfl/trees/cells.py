@@ -66,7 +66,7 @@ _IDLE_OF_PARTIES = ("bottom", "width", "branches")
 
 
 class CellsMode(NetworkMode):
-    """A mode whose parties read cells; the label party has one stream to each other party.
+    """A mode whose models read table cells; the label party has one stream to each other party.
 
     Attributes:
         takes_noisy_labels: whether a defense may replace labels before the training. Models with
@@ -496,7 +496,7 @@ class LabelCellsEnd(CellsEnd):
         return layout, signs
 
     def _all_bins(self) -> tuple[dict[str, tuple[np.ndarray, Layout]], list[int]]:
-        """Return each party's bins and layout, the label party's first, and all constraints."""
+        """Return each party's bins and layout, label party first, and all monotone constraints."""
         parts, signs = dict[str, tuple[np.ndarray, Layout]](), list[int]()
         if self._own is not None:
             parts[self.party] = self._bins(self._known_rows()), self._own.layout

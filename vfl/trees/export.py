@@ -29,7 +29,7 @@ from vfl.trees.objectives import Binary, Classes, Objective, Poisson
 #: float32 numbers.
 TOLERANCE = 1e-5
 _ROWS = 256
-#: Largest cell of the random test rows, because XGBoost accepts no infinite cells.
+#: Largest value in the random test rows, because XGBoost accepts no infinite cells.
 _LARGEST = float(np.finfo(np.float32).max)
 _ROOT = 2**31 - 1
 #: Characters that XGBoost does not accept in a column name.

@@ -106,7 +106,7 @@ class Division:
 
 
 class Histograms(Protocol):
-    """Sums of gradients over bins, from one place, or from several column owners and a helper."""
+    """Sums of gradients over bins, from one party with all bins, or from owners and a helper."""
 
     layout: Layout
 
@@ -122,7 +122,7 @@ class Histograms(Protocol):
         ...
 
     def smaller(self, left: int, right: int) -> int:
-        """Return the sibling whose sums are cheaper; the other's sums follow by subtraction."""
+        """Return the sibling with cheaper sums; a subtraction gives the other sibling's sums."""
         ...
 
     def divide(self, divisions: Sequence[Division]) -> None:
@@ -188,7 +188,7 @@ def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Found:
-    """The best split of a node: its gain, and the gradient sums of both sides."""
+    """The best split of a node: its gain, and the gradient sums of the two child nodes."""
 
     gain: float
     split: Split
@@ -438,7 +438,7 @@ class Search:
     def child_bounds(
         self, found: _Found, bounds: tuple[float, float]
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the leaf-weight bounds of both children; a monotone column separates them."""
+        """Return both children's leaf-weight bounds, which do not overlap for a monotone column."""
         sign = self._growth.monotone[found.split.column] if self._bounded else 0
         if not sign:
             return bounds, bounds

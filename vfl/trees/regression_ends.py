@@ -351,7 +351,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return fine, player.open_columns(values, coarse_bits(player.rows))
 
     def _follow(self, own: np.ndarray | None) -> None:
-        """At another party: help to compute sums at the label party's coefficients."""
+        """At a party without labels: help to compute sums at the label party's coefficients."""
         player, part = self._begun, self._part
         fine, coarse = self._opened(own)
         if coarse is None:
@@ -594,7 +594,7 @@ class LabelEnd(LabelCellsEnd):
         return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))
 
     def contributions(self, row: int) -> dict[str, Tensor]:
-        """Return each party's part of a row's margin, its Shapley value against average columns."""
+        """Return each party's part of a row's margin, its Shapley value relative to the mean."""
         one = isinstance(self._family, Binomial)
         found = {}
         for name, part in self._parts.items():

@@ -71,10 +71,10 @@ _MOST_SUMS = CHUNK_BYTES
 _MOST_NODES = 16
 _NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
 _NO_NODES = np.empty(0, np.uint8)
-#: Number of bins in one message to the helper, which requests each message; a long column takes
-#: more than one.
+#: Size in bytes of the bins in one message to the helper, which requests each message; a long
+#: column takes more than one message.
 _GROUP_BYTES = 1 << 22
-#: Whether a row goes left, by the row's side: 0 does not, 1 does.
+#: Whether a row goes left, indexed by the row's side in messages: side 0 is right, side 1 is left.
 _SIDES_LEFT = np.array([False, True])
 #: Number of bits for the sum of second derivatives in a packed element; the upper bits hold the sum
 #: of first derivatives.
@@ -82,7 +82,7 @@ _BITS = 32
 
 
 def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round to integers whose sums fit half a ring element; return integers and their units.
+    """Round gradients to integers whose sums fit half a ring element; return these and their units.
 
     The units are powers of two, so that sums are exact in float64. They follow from the sums of
     absolute values over all rows: No sum over fewer rows is larger than this bound.
@@ -145,7 +145,7 @@ def chosen(bins: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
-    """Overwrite the nodes of rows that the label party's request lists.
+    """Assign new nodes to the rows that the label party's request lists.
 
     Args:
         nodes: node of each row, in an integer type that can hold all node numbers; changed in
@@ -219,7 +219,7 @@ class _Meeting:
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's implementation: it sums its shares, and sends each row's side of a split.
+    """A feature party's implementation: it sums shares, and sends whether rows go left at splits.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
@@ -286,7 +286,7 @@ class SharedFeatureEnd(FeatureEnd):
             )
 
     def _serve(self, step: int) -> bytes:
-        """Answer requests until the last one of a round; return the last one's content."""
+        """Answer the requests of a round; return the content of the round's last request."""
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
@@ -349,7 +349,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise _unknown(_LABEL_PARTY)
         if asked["nodes"] is None:
             if step and self._mode.nodes == "known":
-                raise _unknown(_LABEL_PARTY)  # the request is for the rows of one node only
+                raise _unknown(_LABEL_PARTY)  # a request must list the nodes in this mode
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
@@ -447,7 +447,7 @@ class HelperEnd(CellsEnd):
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
     def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """For each party with columns of a tree, yield its name, bins and positions per column."""
+        """Yield name, bins and positions per column of each party whose columns a tree may use."""
         for name, _, width in self._parts():
             if name in self._summed:
                 yield name, self._summed[name], width
@@ -463,7 +463,7 @@ class HelperEnd(CellsEnd):
         return {name: chosen(self._bins_of[name], own) for name, own in found if len(own)}
 
     def _serve(self, step: int) -> None:
-        """Answer requests until the last one of a round."""
+        """Answer the requests of a round, until the last request."""
         known = self._trees.nodes == "known"
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
@@ -532,7 +532,7 @@ class SharedLabelEnd(LabelEnd):
         self.watch: Callable[[SeenSums], object] | None = None
 
     def announced(self) -> bytes:
-        """Return an empty description, because no other party needs one."""
+        """Return an empty description, because other parties need no facts about this party."""
         return b""
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
@@ -754,7 +754,7 @@ class SharedSums:
         return rows[: np.searchsorted(rows, self._training)]
 
     def _places(self, nodes: Sequence[int]) -> np.ndarray:
-        """Return each row's position of its node in a list; the largest value means absent."""
+        """Return each row's position of its node in `nodes`; the largest value means absent."""
         kind = _kind(len(nodes))
         places = np.full(self._count, np.iinfo(kind).max, kind)
         for place, node in enumerate(nodes):

@@ -124,7 +124,7 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
 
 def other_parties() -> ProtocolError:
-    """Return the error for facts that describe other parties than the terms."""
+    """Return the error for facts about parties that are not the parties of the terms."""
     return ProtocolError("the label party describes parties that differ from the terms")
 
 

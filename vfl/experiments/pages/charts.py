@@ -478,7 +478,7 @@ def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten, if few also times 2 and 5.
+    """Return round values for a logarithmic axis: powers of ten; if few, also 2 and 5 times these.
 
     >>> powers(800, 30_000), powers(1, 1e6)
     ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
@@ -507,7 +507,7 @@ def tick_text(value: float, step: float) -> str:
 
 
 def thinned(points: Sequence[Position], most: int = 200) -> list[Position]:
-    """Return at most `most` points; keep the minimum and the maximum of each stretch.
+    """Return at most `most` points: the minimum and the maximum of each group of neighbours.
 
     >>> thinned([(0, 5), (1, 9), (2, 1), (3, 4), (4, 4), (5, 3), (6, 8), (7, 2)], most=4)
     [(1, 9), (2, 1), (6, 8), (7, 2)]

@@ -217,7 +217,7 @@ def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
-    """Return codecs that score higher than all with at most as many bytes, ordered by bytes."""
+    """Return, by bytes, each codec with a higher score than all codecs with at most its bytes."""
     best: list[CodecPoint] = []
     for one in sorted(placed, key=lambda one: (one.share, -one.score)):
         if not best or one.score > best[-1].score:
@@ -298,7 +298,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
     for (variant, _, *shared), members in found.items():
         if beside := plain.get((variant, *shared)):
             members.setdefault(0.0, beside)
-    # the law is named only if there are several
+    # the option `law` is named only if its values differ
     first = 2 if len({law for _, law, *_ in found}) == 1 else 1
     several = [(key, members) for key, members in found.items() if len(members) > 1]
     return [
@@ -352,7 +352,7 @@ def _shared(given: dict[str, str]) -> list[str]:
 
 
 def beside_method(lines: Sequence[Line], method: str) -> list[Line]:
-    """Return a comparison's lines, each with its reference method as comparison partner.
+    """Return a comparison's lines, each with the line of the reference method to compare with.
 
     Args:
         lines: results of all codecs.

@@ -129,7 +129,7 @@ def _card(card: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> None:
-    """Write the page of a log; if the party's own file is given, with data sheets.
+    """Write the page of a log, with data sheets if the party's own file is given.
 
     Args:
         target: the file.

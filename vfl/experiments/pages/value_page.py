@@ -83,7 +83,7 @@ def value_lines(grid: LoadedGrid) -> list[Line]:
 
 
 def _is_alone(line: Line) -> bool:
-    """Return whether all of a cell's columns are at one party (alone, or in one place)."""
+    """Return whether one party has all columns of a cell: a single party, or a stand-in."""
     return bool(line.about["party"]) or line.about["what"] == CENTRAL
 
 
@@ -124,13 +124,13 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
 
 
 def _few(seeds: int) -> str:
-    """Return a warning about few seeds; an interval over two has one degree of freedom."""
+    """Return a warning about few seeds; an interval over two seeds has one degree of freedom."""
     count = {1: "one seed says", 2: "two seeds say"}.get(seeds, f"{seeds} seeds say")
     return f"{count} little: intervals are wide or missing, take at least {_ENOUGH_SEEDS}"
 
 
 def value_table(lines: Sequence[Line], measure: str) -> Table:
-    """Return a table with one row per training: quality, difference to split, and bytes."""
+    """Return a table: one row per training with quality, difference to split training, bytes."""
     less = "less split" + (", points" if measure in SHARES else "")
     head = ["training", measure.replace("_", " "), less, "bytes", "of dense", "seeds"]
     rows = [
@@ -148,7 +148,7 @@ def value_table(lines: Sequence[Line], measure: str) -> Table:
 
 
 def _glance(lines: Sequence[Line], measure: str) -> Glance:
-    """Return the summary: gain over the label party alone, loss against one place, bytes."""
+    """Return the summary: gain over the label party alone, loss against pooled training, bytes."""
     named = {line.about["what"]: line for line in lines if line.values(measure)}
     split = named.get(SPLIT)
     word = MEASURES.get(measure, measure.replace("_", " "))

@@ -181,7 +181,7 @@ class _Segments:
 
 
 def _last_records(values: np.ndarray) -> np.ndarray:
-    """Return, for each position, the index of the largest value up to there."""
+    """Return, for each position, the index of the largest value up to this position."""
     highest = np.maximum.accumulate(values)
     new = np.concatenate([[True], highest[1:] > highest[:-1]])
     found: np.ndarray = np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))

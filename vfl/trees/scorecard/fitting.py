@@ -79,7 +79,7 @@ class Source(Protocol):
     def regression(
         self, columns: Sequence[MergedColumn], chosen: np.ndarray
     ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
-        """Return what a regression of the good class on weights of evidence needs.
+        """Return label statistics and a function for sums, for a regression on weights of evidence.
 
         The results are the arguments `outcome` and `sums` of `fit`.
 
@@ -248,7 +248,7 @@ def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
 def _candidates(
     mode: Scorecard, columns: Sequence[MergedColumn], correlation: np.ndarray
 ) -> np.ndarray:
-    """Choose columns for the regression: informative ones that the others do not determine."""
+    """Choose columns for the regression: informative, and not determined by other columns."""
     values = np.array([column.value for column in columns])
     chosen = (values >= mode.min_iv) & (values > 0)
     while chosen.sum() > 1:

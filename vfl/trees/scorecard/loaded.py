@@ -162,7 +162,7 @@ def named_bins(
     if is_label:
         weights = within(f"{_LABEL}{OWN}", weights)
     else:
-        columns = own_of_state(weights)  # of fine bins, while the label party may have only cells
+        columns = own_of_state(weights)  # entries of fine bins; the label party may have only cells
     read = getattr(encoder, "columns", ())
     categories = tuple(len(one.categories) if isinstance(one, TextColumn) else 0 for one in read)
     edges = Binning.of_state(weights, categories).edges
@@ -223,7 +223,7 @@ def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
 
 
 def _with_missing(texts: list[str], column: OwnColumn) -> list[str]:
-    """Append the bin of missing cells to the texts of bins; it can be merged with another."""
+    """Append the bin of missing cells to the bins' texts; it can be merged with another bin."""
     place = int(column.groups[-1])
     if place < len(texts):
         texts[place] += " or missing"

@@ -38,7 +38,8 @@ class Scorecard(CellsMode):
         bins: largest number of merged bins of a column, without the bin of missing cells.
         min_share: smallest share of the training rows in a merged bin.
         floor: smallest number of rows for which a weight of evidence is computed; with "shared",
-            smallest number of rows of a counted cell.
+            smaller fine bins are joined into cells of at least this many rows before these rows are
+            counted.
         monotone: "auto" makes the bad rate of each ordered column only rise, or only fall.
         rising, falling: names of columns with which the bad rate may only rise, or only fall. All
             parties can read these names in the terms.
@@ -147,5 +148,5 @@ class Scorecard(CellsMode):
         return end(self, party, terms, rows, place)
 
     def most_sums(self, columns: int) -> int:
-        """Return the largest number of requests for sums that such a card needs."""
+        """Return the largest number of requests for sums that a scorecard of this size needs."""
         return (1 + columns) * _MOST_STEPS * MOST_HALVINGS

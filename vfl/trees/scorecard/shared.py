@@ -82,8 +82,8 @@ if TYPE_CHECKING:
 
 _LABEL_PARTY = "the label party"
 _SHIFT = np.dtype("<f8")
-#: Largest sizes in bytes of the JSON for a cell's merged bin, for a merged bin's entry, and for the
-#: rest of a message.
+#: Largest sizes in bytes of the JSON for the merged bin of a cell (joined fine bins), for a merged
+#: bin's entry, and for the rest of a message.
 _GROUP_BYTES, _BIN_BYTES, _AROUND_BYTES = 8, 40, 80
 
 _Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
@@ -93,7 +93,8 @@ class OwnColumnFacts(Settings):
     """A column as its owner describes it to the label party.
 
     Attributes:
-        rows: number of training rows in each cell; the last cell is that of missing cells.
+        rows: number of training rows in each cell, which is a fine bin or several joined fine bins;
+            the last cell is that of rows without a value.
         categorical: whether the cells have no order.
         sign: 1 or -1: the bad rate may only rise or only fall with the column; 0 allows both.
     """
@@ -114,7 +115,8 @@ class Facts(SummingFacts):
     """Facts that all parties need in addition to the session terms.
 
     Attributes:
-        cells: for each feature party, the largest number of cells of one of its columns.
+        cells: for each feature party, the largest number of cells (joined fine bins) of one of its
+            columns.
     """
 
     cells: tuple[_Cells, ...] = Field(min_length=1, max_length=255)
@@ -168,7 +170,7 @@ class TrainingEnd(SummingEnd[Facts]):
     # Steps that are the same for parties with columns and for the helper.
 
     def _follow(self, own: np.ndarray | None, columns: Sequence[int]) -> None:
-        """At another party: take part in sums over columns until the scorecard is fitted.
+        """At a party without labels: take part in sums over columns until the scorecard is fitted.
 
         Args:
             own: this party's standardised columns, axes (rows, columns); None at the helper.
@@ -242,7 +244,8 @@ class FeatureEnd(TrainingEnd):
     ) -> None:
         super().__init__(mode, party, terms, rows, place)
         self._own: Binning | None = None
-        #: For each column: the cell of each fine bin, and the number of cells.
+        #: For each column: the cell (joined fine bins) to which each fine bin belongs, and the
+        #: number of cells.
         self._cells: list[np.ndarray] = []
         self._counts: list[int] = []
         self._columns: list[OwnColumn] = []
@@ -669,7 +672,7 @@ def fine_bins(
 
 
 def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
-    """Return the merged bins of cells, axes (rows, columns)."""
+    """Return the merged bins of rows from their cell numbers, axes (rows, columns)."""
     return np.stack([one.groups[cell] for one, cell in zip(columns, cells.T, strict=True)], axis=1)
 
 
