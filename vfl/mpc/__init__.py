@@ -12,8 +12,8 @@ experiment. docs/mpc.md states what each party learns.
     secure_dpsgd             DP-SGD on shares, a program of `many`
     secure/                  the secure modes of a session: sum, beaver, permuted, pea
 
-The protocol of chapter 6 of the thesis, in which the third party only deals in advance, is in
-`vfl.llm`.
+`vfl.llm` has the protocol of chapter 6 of the thesis, in which the third party only deals random
+numbers in advance.
 """
 
 from vfl.mpc.rules import Rules

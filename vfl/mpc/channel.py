@@ -1,8 +1,8 @@
 """Messages between two parties, with counts of the bytes sent and of the values disclosed.
 
-A frame contains the number of its operation and raw ring elements, without a description: both
-parties run one program and know all sizes in advance. The receiver therefore refuses a frame of
-another length or operation number, without reading its elements.
+A frame contains the number of its operation and raw ring elements, without a description: Both
+parties run one program and know the sizes of all messages in advance. The receiver therefore
+refuses a frame of another length or with another operation number, without reading its elements.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vfl.mpc.shares import MovedIndices
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
-#: Largest number of bytes that one party stores for later operations.
+#: Largest number of bytes of early frames that one party stores until their operations begin.
 _EARLY_BYTES = 1 << 28
-#: Mask for operation numbers, which are sent modulo 2^32.
+#: Bits of an operation number that a frame carries: the number modulo 2^32.
 _NUMBERS = 0xFFFFFFFF
 
 
@@ -40,7 +40,7 @@ class Polled(Link, Protocol):
         """Return the next frame, or None if none has arrived."""
 
     def read_beside(self, links: Sequence[Any]) -> None:
-        """Read incoming data on other links of this kind too, while a frame waits to be sent."""
+        """Also read incoming data on other links while this link waits to send a frame."""
 
 
 class Channel:
@@ -71,7 +71,7 @@ class Channel:
         self._next: Frame | None = None
 
     def has_come(self, link: Polled) -> bool:
-        """Return whether an unread frame has arrived; the call never waits.
+        """Return whether a frame has arrived that the party has not yet read; the call never waits.
 
         Args:
             link: the polled link of this channel.
@@ -127,7 +127,7 @@ class Channel:
         return memoryview(frame.payload)
 
     def _frame_of(self, wanted: int) -> Frame:
-        """Return the next frame of an operation; refuse a frame that no operation expects."""
+        """Return the next frame of an operation; refuse a frame of an unexpected operation."""
         if kept := self._early.get(wanted):
             frame = kept.popleft()
             self._early_bytes -= frame.wire_bytes
@@ -142,7 +142,7 @@ class Channel:
             self._early_bytes += frame.wire_bytes
 
     def _is_early(self, frame: Frame, wanted: int) -> bool:
-        """Return whether a frame belongs to a later or an owed operation, and fits the buffer."""
+        """Return whether a frame is of a later operation or one in `owed`, and fits the buffer."""
         later = 0 < (frame.step - wanted & _NUMBERS) < _NUMBERS // 2
         expected = frame.kind is Kind.PROTOCOL and (later or frame.step in self.owed)
         return (
@@ -164,7 +164,7 @@ class Channel:
         number: int,
         phase: str = "online",
     ) -> None:
-        """Send arrays of ring elements, then index lists with 4 bytes for each index."""
+        """Send arrays of ring elements, then lists of indices, with 4 bytes for each index."""
         lists = [each.numpy().astype(_INDEX) for pair in moved for each in (pair.large, pair.small)]
         counts = np.array([len(each) for each in lists], dtype=_INDEX)
         tail = b"".join([counts.tobytes(), *(each.tobytes() for each in lists)])
@@ -177,7 +177,8 @@ class Channel:
 
         Args:
             shapes: axes of the arrays.
-            sizes: number of elements of each scaled tensor, in the order of the lists.
+            sizes: number of elements of the tensor that each index list belongs to, in the order of
+                the lists.
             number: number of the operation.
 
         Raises:
@@ -201,7 +202,8 @@ class Channel:
             both = np.concatenate([large, small])
             if len(both) and both.max() >= size:
                 raise self._bad_lists("an index outside its tensor")
-            # Marking elements is ten times as fast as sorting the lists, as `unique` does.
+            # Marking the listed elements is ten times as fast as sorting the lists, as `unique`
+            # does.
             marked = np.zeros(size, bool)
             marked[both] = True
             if np.count_nonzero(marked) != len(both):
@@ -216,7 +218,8 @@ class Channel:
 def pack(elements: Sequence[Tensor]) -> memoryview:
     """Pack arrays as little-endian bytes; for a single array return a view of its memory.
 
-    The caller must not change a single array afterwards, because a link may send its memory again.
+    The caller must not change this array afterwards, because the link may have to send its memory a
+    second time.
     """
     parts = [each.reshape(-1).numpy() for each in elements]
     if not parts:
@@ -297,10 +300,10 @@ class Leak:
         what: "permuted values", "indices near the wrap-around", "result" or "digest of row ids".
         where: the layer, or the party that owns the ids.
         times: number of observations.
-        elements: number of real values over all observations; for index lists, number of revealed
-            indices.
-        of: number of values among which the indices of an index list lie; for permuted values, the
-            number of real values and dummies.
+        elements: number of real values over all observations; if `what` is an index list, number of
+            revealed indices.
+        of: number of values from which the learned values come: for index lists, all values that
+            could be listed; for permuted values, real values and dummies together.
     """
 
     observer: str

@@ -1,15 +1,15 @@
 """Engine for arithmetic on additive shares, for any number system and source of randomness.
 
-Each holder has one summand of every shared number. Even all holders but one learn nothing from
-their summands. The last role is the dealer: it deals correlated randomness and learns no value. A
-program is a function that receives an engine. All parties call it with the same shapes; at the
-dealer a share is a placeholder: a shape without content.
+Each holder has one summand of every shared number. All holders but one, even together, learn
+nothing from their summands. The last role is the dealer: it deals correlated randomness and learns
+no value. A program is a function that receives an engine. All parties call it with the same shapes;
+at the dealer a share is a placeholder: a shape without content.
 
-A tensor is opened once, under a mask u: all holders learn d = x - u. A product of opened tensors is
-computed from openings, masks, and a sharing of the masks' product, which the dealer deals (Beaver
-1991): z = c + e (v + f) + u f, where one holder adds the public f to its v. Dealing takes one
-message, to the last holder; the other holders draw their parts from streams that they share with
-the dealer. The protocols of this package differ in these points:
+A tensor is opened once, under a mask u: all holders learn d = x - u. The holders compute a product
+of opened tensors from the openings, the masks, and a sharing of the masks' product, which the
+dealer deals (Beaver 1991): z = c + e (v + f) + u f, where one holder adds the public f to its v.
+Dealing takes one message, to the last holder; the other holders draw their shares from streams that
+they share with the dealer. The protocols of this package differ in these points:
 
     numbers         the ring 2^64, or a prime field where a false share must be detected;
     dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; `vfl.mpc.three_party` for 2
@@ -19,10 +19,10 @@ the dealer. The protocols of this package differ in these points:
     stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question comes;
     in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages.
 
-If one holder has a factor x in plaintext, `one_way_product` computes the product. That holder opens
-e = x - u to the other holder, which opens f = y - v in return. Each of them uses the opening that
-it received. Then x y = x f + e v + u v, and the dealer shares u v. `vfl.mpc.secure.shared_layer`
-uses only products of this kind.
+If one holder has a factor x in plaintext, `one_way_product` computes the product. The holder of x
+opens e = x - u to the other holder, which opens f = y - v in return. Each of these two holders uses
+the opening that it received. Then x y = x f + e v + u v, and the dealer shares u v.
+`vfl.mpc.secure.shared_layer` uses only products of this kind.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 
 
 class Peer:
-    """A party with its channels, the pad streams it shares with others, and its operation count.
+    """A party with its channels, its pad streams shared with other parties, and an operation count.
 
     Args:
         role: 0, 1 or 2; with more parties, up to the number of parties minus one.
         links: links to the other parties, by role.
-        record: terms that must be equal at all parties, as JSON values, besides the terms of
-            `agree`.
+        record: terms, besides those of `agree`, that must be equal at all parties, as JSON values.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
@@ -83,7 +82,7 @@ class Peer:
         Args:
             terms: settings that must be equal at all parties, as JSON values.
             session: name of the session.
-            attempt: number of the restart.
+            attempt: number of restarts of the session so far.
 
         Raises:
             DisagreementError: another party has different terms.
@@ -108,13 +107,13 @@ class Peer:
                 self.use_key(peer, raw[:size], session, attempt)
 
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
-        """Derive the key of a pair's pads from its secret, bound to pair, session and attempt."""
+        """Derive the key of the pads shared with a peer from their secret, session and attempt."""
         first, second = sorted((self.role, peer))
         about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
         self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """Draw a pad that party `peer` can draw too; int64 of the given axes."""
+        """Draw a pad that party `peer` draws too; int64 of the given axes."""
         return drawn(self.pads[peer], shape, *purpose)
 
     def next_number(self) -> int:
@@ -124,7 +123,7 @@ class Peer:
 
 
 def drawn(stream: PadStream, shape: Sequence[int], *purpose: str | int) -> Tensor:
-    """Draw a pad that every holder of this stream can draw; int64 of the given axes."""
+    """Draw a pad that every party with this stream can draw; int64 of the given axes."""
     elements = stream.elements64(math.prod(shape), *purpose).view("int64")
     return torch.from_numpy(elements).reshape(tuple(shape))
 
@@ -155,8 +154,8 @@ class Engine(Peer):
         dealer: the dealer's role.
         numbers: number system of the shares.
         front: number of leading axes that a share has in addition to the tensor's own axes.
-        part: prefix of the purpose under which the parts of a mask are drawn from their pad
-            streams.
+        part: prefix of the purpose under which holder and dealer draw a holder's part of a mask
+            from their pad stream.
     """
 
     numbers: Ring = RING
@@ -176,12 +175,12 @@ class Engine(Peer):
 
     @property
     def holds(self) -> bool:
-        """Return whether this party is a holder; a process that runs all parties is both."""
+        """Return whether this party is a holder; a process of all parties is also the dealer."""
         return self.role != self.dealer
 
     @property
     def first(self) -> bool:
-        """Return whether this is the holder that adds public terms."""
+        """Return whether this is the first holder, which alone adds public terms to its share."""
         return self.role == 0
 
     @property
@@ -209,7 +208,7 @@ class Engine(Peer):
         The cost is 8 bytes per element and one round.
 
         Args:
-            shared: tensor to reveal.
+            shared: tensor whose values are revealed.
             where: name of the tensor, for the leakage ledger.
             to: role of the party that learns the values; None reveals them to all holders.
         """
@@ -265,7 +264,7 @@ class Engine(Peer):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """Return, at each holder, the sums of all holders' parts; one round."""
+        """Send this holder's parts to the others; return the sums of all parts; one round."""
         numbers = numbers or self.numbers
         for holder in self.others:
             self.channels[holder].send(parts, number)
@@ -293,7 +292,7 @@ class Engine(Peer):
         numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
-        """At the dealer, share values that it has; only the last holder receives a message."""
+        """At the dealer, share its values; only the last holder receives a message."""
         numbers, last = numbers or self.numbers, self.holders - 1
         flat = [value.reshape(-1) for value in values]
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -305,7 +304,7 @@ class Engine(Peer):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """At a holder, return its share of the values that `_deal` deals for the same arguments."""
+        """At a holder, return its share of the values that the dealer shares by `_deal`."""
         if self.role == self.holders - 1:
             return self._receive_dealt(shapes, number, numbers or self.numbers)
         size = sum(math.prod(shape) for shape in shapes)
@@ -330,7 +329,7 @@ class BeaverEngine(Engine):
         return SharedTensor(self._plus(shared.share, public), shared.bits)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Open tensors under masks for multiplication, in one round; 8 bytes an element.
+        """Open tensors under masks for multiplication, in one round; 8 bytes per element.
 
         A tensor that was opened before stays as it is, and so do its rows and its transpose: a mask
         belongs to one tensor, and every product uses a fresh sharing of the masks' product.
@@ -354,7 +353,7 @@ class BeaverEngine(Engine):
     def multiply(
         self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
     ) -> SharedTensor:
-        """Multiply two tensors, adding their fraction bits; one round if a factor was not opened.
+        """Multiply two tensors; bits add up; one round if a factor was not opened before.
 
         Args:
             left: one factor, of axes that the operation accepts.
@@ -377,13 +376,13 @@ class BeaverEngine(Engine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """Divide by 2^shift, rounding down, or to one unit above that. 8 n bytes, one round.
+        """Divide by 2^shift, rounding down or one unit higher. 8 bytes per element, one round.
 
         Args:
             shared: values whose elements are below 2^62 in magnitude; in the prime field, below
                 2^59.
             shift: number of bits to remove.
-            positive: whether the elements may instead be any numbers from 0 to 2^63.
+            positive: whether the elements are in the range 0 to 2^63 instead.
             below: whether to subtract one unit from the result, which then never exceeds the exact
                 value.
         """
@@ -400,14 +399,14 @@ class BeaverEngine(Engine):
         share, public = numbers.quotient(opened, low, top, shift, offset)
         return SharedTensor(self._plus(share, numbers.lift(public - int(below))), bits)
 
-    # Steps that the operations above are made of.
+    # Steps of which the operations above consist.
 
     def _masks(self, shares: Sequence[Tensor], number: int) -> list[Tensor]:
         """Return this party's parts of the masks under which tensors are opened; see `_mask`."""
         return [self._mask(each.shape, "mask", at, number=number) for at, each in enumerate(shares)]
 
     def _mask_to_divide(self, share: Tensor, shift: int, number: int) -> Tensor:
-        """Return this party's part of a division's mask; the dealer also deals its parts."""
+        """Return this party's part of a division's mask; the dealer then also deals its parts."""
         mask = self._mask(share.shape, "whole", number=number)
         if self.deals:
             self._deal(self.numbers.parts(self._whole(mask), shift), "parts", number)
@@ -435,10 +434,10 @@ def masked_product(
     Args:
         numbers: number system of the elements.
         operation: bilinear map that is the product.
-        opened: e and f, the two factors minus their masks.
+        opened: e and f, the two factors minus their masks, which all holders know.
         left_mask: this holder's part of u, the mask of the left factor.
         right: this holder's part of v, the mask of the right factor; one holder has added f to it.
-        dealt: this holder's share w of the masks' product; None if it is added later.
+        dealt: this holder's share w of the masks' product; None if the caller adds it later.
     """
     e, f = opened
     found = numbers.product(operation, e, right)
@@ -455,9 +454,9 @@ def one_way_product(
     Args:
         numbers: number system of the elements.
         operation: bilinear map that is the product.
-        factors: the two factors, in the operation's order. At the holder of x, they are x, and the
-            opening of y plus this holder's own share of y, if it has a share. At the other holder,
-            they are the opened e, and v.
+        factors: the two factors, in the operation's order. At the holder of x, the factors are x
+            and the opening f, plus this holder's own share of y, if there is one. At the other
+            holder, the factors are the opening e, and v.
         dealt: this holder's share of the masks' product; see `dealt_product`.
     """
     return numbers.add(numbers.product(operation, *factors), dealt)
@@ -466,5 +465,5 @@ def one_way_product(
 def dealt_product(
     numbers: Ring, operation: Operation, masks: tuple[Tensor, Tensor], pad: Tensor
 ) -> Tensor:
-    """At the dealer, return one share of the product of masks; the other share is the pad."""
+    """At the dealer, return one share of the product of masks; the other share is `pad`."""
     return numbers.sub(numbers.product(operation, *masks), pad)

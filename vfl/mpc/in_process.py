@@ -1,9 +1,9 @@
 """Parties as threads of one process: for tests, for measurements and for `private`.
 
-A process that runs all parties protects no secret; only the messages are as in a real run. Each
-frame on the links between the threads carries a number: the length of the chain of messages that
-led to it. The largest such number that a party has received is its depth. The largest depth of
-all parties is the number of sequential messages (hops).
+A process that runs all parties protects no secret; only its messages are the same as in a run with
+separate processes. Each frame on the links between the threads carries a number: the length of the
+chain of messages that led to it. The largest such number that a party has received is the depth of
+the party. The largest depth of all parties is the number of sequential messages (hops).
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def together(
 
 
 def _rank(error: BaseException) -> int:
-    """Rank errors so that a cause comes before its consequences at other parties."""
+    """Rank an error, so that a cause sorts before the errors that it causes at other parties."""
     if isinstance(error, PeerFailedError):
         return 2
     return 3 if isinstance(error, LostPeerError) else 1
 
 
 class Star:
-    """Streams from several threads to one middle party; see `LocalStreams` of sessions.
+    """Streams from several threads to one middle party; see `LocalStreams` of `vfl.session`.
 
     Args:
         names: names of all parties.
@@ -86,7 +86,8 @@ class Star:
 
     Attributes:
         outer: each outer party's stream to the middle party, by the outer party's name.
-        inner: the middle party's streams, by the outer party's name; they only send.
+        inner: the middle party's streams to the outer parties, by the outer party's name; they only
+            send.
     """
 
     def __init__(self, names: Iterable[str], middle: str, timeout_s: float = 30.0) -> None:
@@ -201,8 +202,8 @@ class LocalParties(Generic[_Peer]):
         """End the session; closing twice is harmless.
 
         Args:
-            wait: whether to wait until the threads have ended. whether to wait for the threads; the
-                garbage collector may call this while a thread is starting, and must not wait then.
+            wait: whether to wait until the threads have ended. The garbage collector, which may
+                call this method while a thread is starting, must not wait.
         """
         self._ended = True
         for links in self._links:

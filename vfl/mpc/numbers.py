@@ -6,8 +6,8 @@ MAC in the ring would miss a change of high bits.
 
 To divide a shared x by 2^shift, the holders open c = x + offset + r under a mask r. The dealer has
 dealt shares of the mask's parts (Escudero et al. 2020, section 5.1). Whether the sum wrapped around
-follows from the uppermost bit of c, which all holders see, and of r, which is shared. The quotient
-is exact to one unit.
+follows from two uppermost bits: that of c, which all holders see, and that of r, which is shared.
+The quotient is exact to one unit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _HALF, _LIMB = 31, 21
 
 
 class Ring:
-    """Integers modulo 2^bits; other number systems are subclasses and override what differs.
+    """Integers modulo 2^bits; subclasses define other number systems and override what differs.
 
     Args:
-        bits: number of bits of an element that count; with fewer than 64, a message may carry only
-            these bits.
+        bits: number of low bits of an element that count; if it is below 64, a message may carry
+            only these bits.
 
     Attributes:
         offset: number that is added to a signed value before a division, to make it positive.
@@ -76,13 +76,13 @@ class Ring:
         return linear(*operands)
 
     def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
-        """Return the part of a mask that remains after a division, and the mask's uppermost bit."""
+        """Return a mask shifted by a division, without its uppermost bit; and this bit alone."""
         return [(mask & LOW) >> shift, upper(mask, SIGN)]
 
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        """Divide an opened value: return a share, and a public term that one party adds.
+        """Divide an opened value; return a holder's share, and a public term that one holder adds.
 
         Args:
             opened: the opened value c.
@@ -92,7 +92,7 @@ class Ring:
             offset: number that was added to x before the opening.
         """
         # The uppermost bits b of c and t of the mask differ if the lower 63 bits carried. The
-        # mask's bit is shared, so the exclusive or is computed with numbers: b + t - 2 b t.
+        # mask's bit t is shared, so the exclusive or is computed by arithmetic: b + t - 2 b t.
         public = upper(opened, SIGN)
         share = (top * (1 - 2 * public) << (SIGN - shift)) - low
         return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
@@ -165,7 +165,8 @@ class Field(Ring):
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        # The sum wrapped around p if the mask's upper bit is 1 and the opening's upper bit is 0.
+        # Adding the mask wrapped around p if the mask's upper bit is 1 and the opening's upper bit
+        # is 0.
         wraps = 1 - (opened >> (BITS - 1))
         share = self.sub(self.mul(top, wraps * (P >> shift)), low)
         return share, (opened >> shift) - (offset >> shift)
@@ -203,5 +204,5 @@ def reach(stack: Tensor, axes: int) -> Tensor:
 
 
 def upper(word: Tensor, place: int) -> Tensor:
-    """Shift the bits of words down, so that position `place` becomes 0; fill with zeros."""
+    """Shift the bits of words down, so that bit `place` becomes bit 0; fill with zeros."""
     return (word >> place) & ((1 << (ELEMENT_BITS - place)) - 1) if place else word

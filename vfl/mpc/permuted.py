@@ -1,8 +1,9 @@
 """Evaluation of functions by P2 on values in an order that P2 does not know (algorithm 5.2).
 
-This file has the element-wise functions with their slopes. It also has the secret permutation, the
-dummies and the signs, which the two holders draw from their shared key without a message. For
-values on which P2 only evaluates a function, it has the upper 40 bits of shares.
+This file has the element-wise functions and their derivatives. It also has the secret permutation,
+the dummies and the random signs, which the two holders draw from their shared key without a
+message. If P2 only evaluates a function of the values, holders send the upper 40 bits of each
+share; this file packs and unpacks them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ _SQRT_HALF = 0.7071067811865476
 _LEAST_INDEX_BITS = 20
 _DUMMY_SCALE = 2.0
 _WORD = 64
-#: Without their lower 24 bits, two shares add up to the value minus a carry, which is 2^24 on
-#: average. The receiver adds 2^24; the remaining error is below 2^24, so below 2^(24 - bits) in
-#: units of the value.
+#: If two shares lose their lower 24 bits, their sum is the value minus the lost parts, which are
+#: 2^24 on average. The receiver adds 2^24; the remaining error is below 2^24, so below 2^(24 -
+#: bits) in units of the value.
 UPPER_BYTES = 5
 EXPECTED_CARRY = 1 << 24
-#: Data types of the two parts of an element's upper bytes, by the number of bytes kept.
+#: Data types of the two fields that an element's upper bytes are copied as, by the number of bytes
+#: kept.
 _FIELDS = {5: ("<u4", "u1"), 6: ("<u4", "<u2")}
 
 
@@ -44,8 +46,8 @@ class Function:
         name: name of the function in settings.
         value: the function f, on float64 values.
         slope: derivative of f.
-        mirror: number c with f(-x) = c - f(x), which lets values carry random signs; None if the
-            function has no such symmetry.
+        mirror: number c with f(-x) = c - f(x); with this symmetry, values can carry random signs.
+            None if the function lacks it.
         whole_slope: whether the slope is always 0 or 1, so that it needs no fraction bits.
         positive: whether the function is defined only above 0; dummies are then positive too.
     """
@@ -104,9 +106,9 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
         count: number of elements.
         purpose: see `PadStream.elements64`.
 
-    Two elements with equal sort keys stay in the order of their indices. Among 2^20 elements, some
-    two of their 44-bit keys are equal with probability 0.03, and among 2^16 with probability
-    0.0001. The effect is a single pair of neighbours in a known order.
+    Two elements with equal sort keys stay in the order of their indices. Among 2^20 elements, the
+    probability that any two of their 44-bit keys are equal is 0.03; among 2^16 elements it is
+    0.0001. In that case, the order of one pair of neighbours is not random.
 
     Raises:
         ReusedPadError: the permutation of this purpose and step has been drawn before.
@@ -122,7 +124,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class Permutation:
-    """Order, dummies and signs of one operation, which both holders draw equally.
+    """Order, dummies and random signs of one operation; both holders draw the same ones.
 
     Args:
         pads: pad stream of the two holders.
@@ -168,8 +170,7 @@ class Permutation:
             elements: this holder's share of the results, in the secret order.
             bits: fraction bits of the results.
             first: whether this is P0.
-            mirrored: whether the signs change the results, as they do with values but not with
-                slopes.
+            mirrored: whether the random signs change the results: they change f(x), but not slopes.
         """
         found = elements.index_select(0, self._back)
         if self._signs is not None and mirrored:
@@ -226,7 +227,7 @@ def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0
 
 @lru_cache
 def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return numpy types of the kept bytes: as a part of an element, and packed."""
+    """Return two numpy types of the kept bytes: as fields of an element, and as a packed record."""
     low, high = _FIELDS[size]
     start = ELEMENT_BYTES - size
     places: Any = {"low": (low, start), "high": (high, start + 4)}
@@ -234,6 +235,6 @@ def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy field by field: numpy copies four bytes at once, but five bytes one by one."""
+    """Copy field by field, because numpy copies four bytes at once, but five bytes one by one."""
     for name in ("low", "high"):
         target[name] = source[name]

@@ -4,16 +4,16 @@ A real number x is represented by round(x 2^bits) (thesis of split learning, 202
 lacks the rounding). Two's complement represents negative numbers; decoding is eq 5-4, with the sign
 that the equation lacks.
 
-Products: torch multiplies int64 matrices without a BLAS. If torch's compiler used the right
-instructions, a product takes twice as long as in float64, and otherwise forty times as long. In the
-latter case a ring element is split into three signed limbs of 22, 21 and 21 bits, which begin at
-the bits 0, 22 and 43. The limbs need six exact products in float64; products at bit 64 and above
-are multiples of 2^64 and are left out. With 512 terms the largest sum is below 2^53. A GPU has no
-int64 product at all. Large products are computed on it with limbs, if they are worth the transfer
-(`multiply_on`).
+Products: torch multiplies int64 matrices without a BLAS. If the compiler that built torch used the
+right instructions, a product takes twice as long as in float64, and otherwise forty times as long.
+In the slower case, a ring element is split into three signed limbs of 22, 21 and 21 bits, which
+begin at the bits 0, 22 and 43. The limbs need six exact products in float64; products at bit 64 and
+above are multiples of 2^64 and are left out. With 512 terms the largest sum is below 2^53. A GPU
+has no int64 product at all. Large products are computed on a GPU with limbs, if they are worth the
+transfer (`multiply_on`).
 
-The end of the file encodes the values of a cut as masked elements of a smaller ring (8 to 64 bits),
-and decodes them. Encoding and decoding take one pass each where numba is installed.
+The last functions of this file encode the values of a cut as masked elements of a smaller ring (8
+to 64 bits), and decode them. Encoding and decoding take one pass each where numba is installed.
 """
 
 from __future__ import annotations
@@ -37,37 +37,39 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 ELEMENT_BITS = 64
 ELEMENT_BYTES = 8
 _FIX = "scale the columns or lower the learning rate, or change magnitude_bits or bits"
-#: Limbs of a ring element: first bit of the middle limb and of the upper limb, and half the range
-#: of each limb.
+#: Split of a ring element into limbs: first bit of the middle limb and of the upper limb, and the
+#: sum of half the range of each limb.
 _LOW, _MIDDLE = 22, 43
 _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
-#: Largest number of terms for which a sum of limb products is exact, and the side length of the
-#: product that is timed.
+#: Largest inner size for which a sum of limb products is exact, and the number of rows and columns
+#: of the product that is timed.
 _TERMS, _PROBE = 512, 128
-#: Smaller products are not split into limbs: least rows and columns, least inner size, least number
-#: of terms.
+#: Only products of at least these sizes are split into limbs: rows and columns, inner size, number
+#: of multiplications.
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
-#: Least number of terms for a product on a GPU, to which the transfer takes about a millisecond.
+#: Least number of multiplications of a product that runs on a GPU; the transfer takes about a
+#: millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
-#: Largest number of rows for which the compiled loop is faster, by the type of the right operand.
+#: Largest number of left rows for which the compiled loop is faster than torch, by the type of the
+#: right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
-#: Largest number of terms for which a one-row product is computed as a sum where no compiled loop
-#: is available.
+#: Largest number of elements of the right operand for which a product of one row is computed as a
+#: sum, where no compiled loop is available.
 _FEW_TERMS = 1 << 18
-#: Number of terms below which torch's own loop over the leading axes is faster.
+#: Number of multiplications below which torch's own loop over batch axes is faster.
 _SMALL_PRODUCT = 1 << 17
-#: Number of values that one step processes, so that they fit a core's cache.
+#: Number of values that one pass processes, so that they fit a core's cache.
 _BLOCK = 16384
 
 
 class _Card:
-    """GPU on which this process computes large products; None without."""
+    """GPU on which this process computes large products; None without a GPU."""
 
     device: torch.device | None = None
 
 
 def multiply_on(device: torch.device) -> None:
-    """Compute large products of this process on a GPU; the device "cpu" turns that off."""
+    """Compute large products of this process on this device; "cpu" ends the use of a GPU."""
     _Card.device = None if device.type == "cpu" else device
 
 
@@ -113,7 +115,7 @@ def require_integer_bits(
         RingRangeError, NonFiniteError: see `encode`.
     """
     ends = torch.aminmax(values) if values.numel() else (0.0, 0.0)
-    # `aminmax` returns NaN at both ends, but `max` could miss it.
+    # `aminmax` returns NaN if a value is NaN; `max` of two such numbers could miss it.
     largest = max(abs(float(end)) for end in ends)
     if not math.isfinite(largest):
         raise NonFiniteError(
@@ -139,9 +141,9 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Multiply matrices in the ring; axes (rows, inner) and (inner, columns).
 
     If the right operand has a single column, it is multiplied as a vector, which is faster unless
-    the left operand is a transposed view. A single row is treated in the same way. The right
-    operand may be int16 or int32: a product of one row reads each element once, so memory bandwidth
-    determines its time.
+    the left operand is a transposed view. If the left operand has a single row, the product is also
+    computed with a vector. The right operand may be int16 or int32: a product of one row reads each
+    element once, so memory bandwidth determines its time.
     """
     if reads_in_place(len(left), right):
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -193,9 +195,9 @@ class Composed:
 
     Attributes:
         left: map of the left factor that only moves and adds elements.
-        right: map of the right factor, of the same kind.
-        after: map of the product, of the same kind. All three maps accept a tensor with additional
-            leading axes.
+        right: map of the right factor that only moves and adds elements.
+        after: map of the product that only moves and adds elements. All three maps accept a tensor
+            with additional leading axes.
     """
 
     left: Callable[[Tensor], Tensor]
@@ -235,7 +237,7 @@ def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Si
 
 
 def _large(rows: int, inner: int, columns: int) -> bool:
-    """Return whether a GPU is faster, with the transfer of both factors and the product."""
+    """Return whether a GPU is faster for (rows, inner) @ (inner, columns), transfers included."""
     return min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS_OF_CARD
 
 
@@ -261,7 +263,7 @@ def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
         width = low.shape[1]
         total += (across[:, 2 * width :] @ down[:width]).long()
         total += (across[:, width:] @ down[: 2 * width]).long() << _LOW
-        across[:, width : 2 * width] *= 2  # the product of two middle limbs belongs at bit 44
+        across[:, width : 2 * width] *= 2  # the product of two middle limbs is at bit 44
         total += (across @ down).long() << _MIDDLE
     return total
 
@@ -269,8 +271,8 @@ def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
 def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split elements into signed limbs of 22, 21 and 21 bits; float64.
 
-    Half of every limb's range is added to the word, unsigned digits are taken, and the halves are
-    subtracted again, which gives signed digits. Unsigned shifts are vectorised on every processor.
+    To get signed digits, half of every limb's range is added first, unsigned digits are taken, and
+    the halves are subtracted again. Unsigned shifts are vectorised on every processor.
     """
     if elements.device.type != "cpu":
         return _limbs_there(elements)
@@ -282,7 +284,7 @@ def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _limbs_there(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `_limbs` with arithmetic shifts, whose sign bits the masks remove."""
+    """Compute `_limbs` with arithmetic shifts; bit masks remove the copied sign bits."""
     raised = elements + int(_HALVES.astype(np.int64))
     low = raised & ((1 << _LOW) - 1)
     middle = (raised >> _LOW) & ((1 << _MIDDLE - _LOW) - 1)
@@ -298,7 +300,7 @@ def _signed(digits: np.ndarray, bits: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _int64_is_slow() -> bool:
-    """Measure whether limbs are faster; once per process. Both ways give the same elements."""
+    """Measure whether limbs beat int64; once per process. Both ways give the same product."""
     square = torch.arange(_PROBE * _PROBE).reshape(_PROBE, _PROBE) * 0x1E3779B97F4A7C15 // 3
     return _fastest(limb_matmul, square) < _fastest(torch.matmul, square)
 
@@ -336,7 +338,7 @@ def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _few_rows_narrow(
     low: np.ndarray, high: np.ndarray, right: np.ndarray, below: np.ndarray, above: np.ndarray
 ) -> None:
-    """Add the products with both parts of the left operand; eight rows of the right at a time."""
+    """Add products of both halves of the left numbers; handles eight rows of `right` at a time."""
     rows, columns, eights = low.shape[0], right.shape[1], right.shape[0] // 8 * 8
     for i in range(0, eights, 8):
         for row in range(rows):
@@ -364,7 +366,7 @@ def _few_rows_narrow(
 
 @compiled
 def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
-    """Add the product to `total`; four right rows at a time, so that sums are written rarely."""
+    """Add the product to `total`; four right rows at a time, so that `total` is written rarely."""
     rows, columns, fours = left.shape[0], right.shape[1], right.shape[0] // 4 * 4
     for i in range(0, fours, 4):
         for row in range(rows):
@@ -402,7 +404,7 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
         elements: ring elements, signed and of the same axes, such as a mask; changed in place.
 
     Returns:
-        Whether all values fit. If a value does not fit, or is NaN, the elements must not be used.
+        Whether all values fit. If the function returns False, the elements must not be used.
 
     >>> elements = np.int8([0, 100, 100])
     >>> encode_onto(np.float32([0.25, -1.5, 7]), 4.0, 28, elements), elements.tolist()

@@ -1,4 +1,4 @@
-"""Rules that three parties agree on before they start: the mode and the number format."""
+"""Rules that three parties agree on before they start: mode and number format."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 HOLDERS = (P0, P1)
 NAMES = ("P0", "P1", "P2")
-#: Least number of values that a permutation hides.
+#: Least number of values in a permutation; smaller groups get dummies.
 LEAST_PERMUTED = 32
 _BITS = {"thesis": 23, "fast": 21}
 #: From 21 fraction bits on, sending only 40 bits of a permuted share causes an error of at most
-#: 4e-6. Each bit less multiplies the error by 4, and it soon exceeds the rounding error of the
-#: fraction.
+#: 4e-6. Each fraction bit less multiplies this error by 4, and it soon exceeds the rounding error
+#: of the fraction.
 _LEAST_CUT_BITS = 21
-#: A truncated value is exact within one unit if its magnitude is below 2 to this number of bits
-#: before the point.
+#: A truncated value is exact to one unit if its magnitude is below 2 to the power of this number.
 _MAGNITUDE_BITS = 8
-#: Dummies of deviation 2 (`vfl.mpc.permuted`) stay within this number of bits; otherwise P2 would
-#: refuse them as out of range. One normal number in 10^15 lies beyond 8 standard deviations.
+#: Dummies with standard deviation 2 (`vfl.mpc.permuted`) stay below 2 to the power of this number;
+#: with fewer bits, P2 would refuse some dummies as out of range. One normal number in 10^15 lies
+#: beyond 8 standard deviations.
 LEAST_MAGNITUDE_BITS = 4
-#: Largest number of bits of a product, fraction included; beyond it the ring has no room to shift
-#: shares.
+#: Largest number of bits of a product, fraction included; with more bits, the ring has no room to
+#: move shares.
 _PRODUCT_BITS = 60
-#: Margin in bits below the ring's limit: a wrapped sum looks like a random number, and one random
-#: number in 128 lies below the margin.
+#: Margin in bits below the ring's limit. A sum that wrapped around looks like a random number; only
+#: one random number in 128 lies below the margin.
 _SPARE_BITS = 7
 
 
@@ -50,16 +50,16 @@ class Rules:
 
     Attributes:
         mode: "thesis" is the protocol of chapter 5 as printed, with its errors corrected. "fast"
-            opens each tensor only once, in both directions at the same time. It leaves products
-            that are sent to P2 at their scale, and sends 40 bits of permuted shares (64 if `bits`
-            is below 21). It requests a function's value and slope together.
+            opens each tensor only once, in both directions at the same time. It sends products to
+            P2 without dividing them first, and sends 40 bits of permuted shares (64 if `bits` is
+            below 21). It requests a function's value and slope together.
         bits: number of fraction bits of shared values.
-        magnitude_bits: truncated values must be below 2 to this number in magnitude; see
-            `Truncation`. Values of networks that the parties share must be below it, too. The
-            number is at least 4, so that dummies fit.
+        magnitude_bits: truncated values must be below 2 to the power of this number in magnitude;
+            see `Truncation`. Values that networks in shared form compute must be below this limit,
+            too. The number is at least 4, so that dummies fit.
         delta_bits: number of fraction bits of activation gradients; a small number keeps sums over
-            a batch small in the ring, and index lists short.
-        least_permuted: smaller groups of elements than this are hidden among dummies.
+            a batch below the ring's limit, and index lists short.
+        least_permuted: groups with fewer elements than this are hidden among dummies.
         flips: whether permuted values carry random signs, for functions with a symmetry.
     """
 
@@ -95,16 +95,16 @@ class Rules:
 
     @property
     def sum_bits(self) -> int:
-        """Bits before the point within which a sum of products has very probably not wrapped."""
+        """Bits before the point; a sum within them has very probably not wrapped around."""
         return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
 
     @property
     def sends_40_bits(self) -> bool:
-        """Return whether P2 gets 40 bits of a permuted share, if the function needs no more."""
+        """Return whether P2 gets only 40 bits of a permuted share, unless the function needs 64."""
         return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:
-        """Return the bits of the largest product that can be truncated; `bits` is its fraction."""
+        """Return the bits of the largest product to truncate, of which `bits` are fraction bits."""
         return bits + self.magnitude_bits
 
     def record(self) -> dict[str, str | int | bool]:

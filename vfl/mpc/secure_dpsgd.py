@@ -2,14 +2,14 @@
 
 The protocols are those of PEA (2022), corrected. Protocol 1 computes inverse square roots (for
 numbers in [0.5, 1), with divisions that are exact to one unit). In Protocol 2, every holder adds a
-part of the noise. Protocol 3 is a step that clips each row's gradient without disclosing which rows
-were clipped. Each holder has its own rows with the same columns; inputs, labels, gradients and the
-model stay secret-shared until the model is revealed. A program is a function that receives a
-`Member`; see `vfl.mpc.many.members`.
+part of the noise. Protocol 3 is a training step; it clips each row's gradient without disclosing
+which rows were clipped. Each holder has its own rows with the same columns; inputs, labels,
+gradients and the model stay secret-shared until the model is revealed. A program is a function that
+receives a `Member`; see `vfl.mpc.many.members`.
 
-The classifier has one logistic output per class; the logistic curve is replaced by a line that is
-cut off at 0 and 1 (Mohassel and Zhang 2017, section 5.3). The gradient of a row is therefore (p -
-y) x, with the norm |p - y| |x|. A step takes these rounds:
+The classifier has one logistic output per class; a straight line, limited to the range from 0 to 1,
+replaces the logistic curve (Mohassel and Zhang 2017, section 5.3). The gradient of a row is
+therefore (p - y) x, with the norm |p - y| |x|. A step takes these rounds:
 
     rounds
     8       the outputs, limited to 0 and 1: products under masks (Beaver 1991), and signs from the
@@ -135,7 +135,7 @@ def _below_inverse_root(values: Tensor) -> Tensor:
 def noise_share(
     member: Member, shape: Sequence[int], deviation: float, secret: Secret, bits: int
 ) -> SharedTensor:
-    """Draw noise that is the sum of a secret part of every holder (PEA 2022, Protocol 2).
+    """Draw shared noise: the sum of secret parts, one of each holder (PEA 2022, Protocol 2).
 
     Each part is a discrete Gaussian with 3 / (2 m) of the wanted variance. The sum of all parts has
     1.5 times the wanted variance; without the parts of a third of the holders it still has at least
@@ -145,7 +145,8 @@ def noise_share(
         member: this party.
         shape: axes of the noise tensor.
         deviation: wanted standard deviation.
-        secret: this holder's own secret; each operation number is used only once.
+        secret: this holder's own secret; each operation number may be used only once with this
+            secret.
         bits: fraction bits of the noise.
     """
     number = member.next_number()
@@ -229,7 +230,7 @@ class SecureSgd:
         return 1.0 if self.seed is not None else self.batch_size / sum(self.rows)
 
     def batch(self, step: int, key: Secret | None = None) -> Tensor:
-        """Return the numbers of a step's rows, in the order of sharing; the batch may be empty.
+        """Return the positions of a step's rows among the shared rows; the batch may be empty.
 
         Args:
             step: number of the step, counted from 0.
@@ -255,7 +256,8 @@ class SecureSgd:
         """Return the privacy of rows against observers of the model who are no parties.
 
         With a public seed, the guarantee is that of the row that is in the largest number of
-        batches. It counts this many noisy steps, without amplification by sampling.
+        batches. The guarantee counts each of these batches as one noisy step, without amplification
+        by sampling.
         """
         steps, hidden = self.steps, "no outsider knows which batch contained which rows"
         if self.seed is not None:
@@ -440,7 +442,7 @@ def started(
         own: see `train`.
         secret: see `train`.
         private: rows of all holders, as shares.
-        judged: positions of the rows that score the models, which form a batch of their own; unused
+        judged: positions of the rows that score the models, drawn as one separate batch; unused
             with public rows.
         public: see `train`.
     """
@@ -695,7 +697,7 @@ def _clipped_sum(
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
-    # A division may be too small by a unit, so units are added that prevent an underestimated norm.
+    # A division's result may be one unit too small; the added units prevent an underestimated norm.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)

@@ -39,9 +39,9 @@ class Opened:
             for a tensor opened in one direction. None at the dealer, which must not know it, and in
             a run on shapes.
         second: at the dealer, P1's part of the mask.
-        turn: for a quotient, in which a public bit of every element selects one of two masks: that
-            bit, or at the dealer the difference between the two masks. Element-wise products use
-            it.
+        turn: only for a quotient: at a holder, the public bit of every element that selects one of
+            two masks; at the dealer, the difference between these two masks. Element-wise products
+            use it.
     """
 
     mask: Tensor | None
@@ -61,7 +61,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A shared tensor as one party has it; its own methods send no message.
+    """One party's part of a shared tensor; the methods of this class send no message.
 
     Fast mode opens two kinds of tensors in one direction: columns that one holder has in plaintext,
     and, of a right factor for such columns, the share of the other holder.
@@ -96,7 +96,7 @@ class SharedTensor:
         return self.opened is not None and self.opened.turn is not None
 
     def mask_part(self, part: int) -> Tensor:
-        """Return the mask of the opening; part 1 of a quotient is its correction; see `Opened`."""
+        """Return the mask of the opening, or for part 1 of a quotient the value `Opened.turn`."""
         turn = self._opening().turn
         if part == 0:
             return self.mask()
@@ -130,7 +130,7 @@ class SharedTensor:
         return self.mask(), second
 
     def facing(self, left: SharedTensor) -> SharedTensor:
-        """Return this tensor as the right factor of `left`; keep only a usable opening."""
+        """Return this tensor as right factor of `left`; drop an opening that is of no use there."""
         serves = self.opened is not None and self.owned is None
         if serves and self.faced in (None, left.owned):
             return self
@@ -190,7 +190,7 @@ class SharedTensor:
         return SharedTensor(self.share.sum(0), self.bits)
 
     def alone(self) -> SharedTensor:
-        """Return the elements and their fraction bits, without opening and owner."""
+        """Return a tensor with the same share and fraction bits, but without opening and owner."""
         return SharedTensor(self.share, self.bits)
 
     def _opening(self) -> Opened:
@@ -258,7 +258,7 @@ class Truncation:
     Attributes:
         shift: number of bits by which to divide.
         zmax_bits: number of bits of the largest safe |z times|; larger values can have the large
-            error.
+            error of local division.
         times: public integer factor, by which z is multiplied first.
         rate: whether the division changes the value, and not only the number of fraction bits.
     """
@@ -323,7 +323,7 @@ def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[
 def truncate_second(
     elements: Tensor, truncations: Sequence[Truncation], moved: Sequence[MovedIndices]
 ) -> None:
-    """Truncate at the second holder, in place: move the same shares back, and divide.
+    """Truncate at the second holder, in place: move shares at the sent indices back, and divide.
 
     One holder rounds down and the other rounds up, which keeps the error of the sum within one
     unit.
@@ -342,7 +342,7 @@ def truncate_second(
 def _reach_the_turn(truncations: Sequence[Truncation]) -> Iterator[bool]:
     """Yield, for each division, whether a share can be near the wrap-around point before it.
 
-    After a division that is impossible, whatever the share was.
+    After one division, no share can be near that point, whatever the share was before.
     """
     most = _TURN
     for truncation in truncations:

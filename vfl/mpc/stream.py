@@ -1,4 +1,4 @@
-"""One-time pads from a key that two parties share: AES-128 in counter mode, no pad repeated.
+"""One-time pads from a key that two parties share: AES-128 in counter mode; no pad repeats.
 
 The key belongs to one pair of parties in one attempt of one session; the key agreement binds it to
 them. Every purpose has a separate AES key, and every step a separate counter range. Neither the
@@ -81,7 +81,7 @@ class PadStream:
     ) -> np.ndarray:
         size = count * dtype.itemsize
         cipher = self._cipher_at(purpose)
-        # The cipher's output buffer needs one more block than it writes.
+        # The cipher's output buffer needs one block more than the cipher writes.
         raw, zeros = np.empty(size + _BLOCK_BYTES, dtype=np.uint8), memoryview(_ZEROS)
         for start in range(0, size, len(_ZEROS)):
             cipher.update_into(zeros[: size - start], raw[start:].data)

@@ -5,9 +5,10 @@ preprocessing. Numbers are integers modulo the prime p = 2^61 - 1; in the ring 2
 a change of high bits. Holders have shares of a key a, which no party knows, of each value x, and of
 the product a x. Every opened value is checked before it is used: each holder commits to its part of
 a sum that is 0 if all parts are honest, and then discloses the part. A false share passes with
-probability 2^-61. The dealer is trusted to deal correctly and not to collude with any holder.
+probability 2^-61. The dealer is trusted to deal correct values, and not to collude with any holder.
 
-A share has two rows: one of the value, one of its MAC. Signed numbers are below 2^59 in magnitude.
+A share has two rows: one of the value, one of its MAC. Signed numbers that are shared must be below
+2^59 in magnitude.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from vfl.mpc.shares import SharedTensor, blank
 _OFFSET = FIELD.offset
 _OFFSET_BIT = BITS - 2
 _DIGEST_BYTES, _NONCE_BYTES = 32, 16
-#: Number of fraction bits that all parties compare, although these shares have no fraction.
+#: Number of fraction bits in the terms that all parties compare; shares with MACs have no fraction
+#: bits themselves.
 _RECORDED_BITS = 20
 
 
@@ -86,9 +88,9 @@ class AuthenticatedMember(BeaverEngine):
     def dealt(
         self, make: Callable[[], Sequence[Tensor]], shapes: Sequence[Sequence[int]], name: str
     ) -> tuple[list[SharedTensor], Sequence[Tensor]]:
-        """Share values that the dealer makes, with MACs.
+        """Share values, with MACs, that the dealer makes by calling `make`.
 
-        At the dealer, the result is placeholders and the values.
+        At the dealer, the method returns placeholders of the shares, and the values themselves.
         """
         number = self.next_number()
         if self.deals:
@@ -143,7 +145,7 @@ class AuthenticatedMember(BeaverEngine):
         raise AssertionError("shares with MACs are opened by `opened`, which checks them")
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> list[Tensor]:
-        """Open masked shares under a new operation number; their masks have another one."""
+        """Open masked shares, under a new operation number; `number` is that of their masks."""
         number = self.next_number()
         if self.deals:
             return [blank(each.shape[1:]) for each in hidden]
@@ -156,7 +158,7 @@ class AuthenticatedMember(BeaverEngine):
         return totals
 
     def _check(self, parts: Sequence[Tensor], number: int) -> None:
-        """Check that the parts add up to 0; each holder commits to its part before opening it."""
+        """Check that the parts add up to 0; each holder commits to its part before sending it."""
         own = secrets.token_bytes(_NONCE_BYTES) + bytes(pack(parts))
         for holder in self.others:
             self.channels[holder].send_bytes(_commitment(own, self.role), number, "online")
@@ -201,13 +203,13 @@ class AuthenticatedMember(BeaverEngine):
         return FIELD.add(reach(share, len(sizes)), reach(added, len(sizes)))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0; this takes ten openings.
+        """Return 1 where a value is below 0, else 0; computing this takes ten openings.
 
         As in `divide`, the holders open c = x + 2^59 + r. Let c' and r' be c and r modulo 2^59, and
         w = 1 if the sum wrapped around p. Then y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59
         where c' < r' + w. The test c' < r' + w compares a public number with dealt bits (Damgard,
-        Geisler and Kroigaard 2007): if it holds, one of 61 numbers is 0; otherwise all are
-        non-zero.
+        Geisler and Kroigaard 2007): it computes 61 numbers, of which exactly one is 0 if the test
+        holds, and none otherwise.
         """
         shape, places = shared.shape[1:], _OFFSET_BIT
 
@@ -235,7 +237,7 @@ class AuthenticatedMember(BeaverEngine):
         (zero,) = self.opened(self.multiply(SharedTensor(numbers.share[:, 0], 0), factor))
         if self.deals:
             return SharedTensor(self._blank(shape), 0)
-        found = (zero == 0).long()  # 1 where c' < r' + w, before the flip is undone
+        found = (zero == 0).long()  # 1 where c' < r' + w, except that a flip bit may invert it
         less = self.plus(
             SharedTensor(FIELD.mul(flip.share, FIELD.lift(1 - 2 * found)), 0), found
         ).share
@@ -249,10 +251,9 @@ class AuthenticatedMember(BeaverEngine):
         return self.plus(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """See `vfl.mpc.many.members.Member.leading`; uses comparisons with all powers of two.
+        """See `vfl.mpc.many.members.Member.leading`; compares the magnitude with all powers of two.
 
-        For an element beyond the last position, the method returns the last position as the leading
-        one.
+        For an element beyond the last of the positions, the method returns this last position.
         """
         negative = self.is_negative(shared)
         sign = self.plus(SharedTensor(FIELD.mul(negative.share, P - 2), 0), _ones(shared.shape[1:]))
@@ -271,7 +272,7 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([between, last.share, negative.share[:, None]], 1), 0)
 
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
-        """Return numbers of which one is 0 if the public number is smaller (flip: if larger).
+        """Return numbers; one is 0 if the public number is smaller or, where `flip` is 1, larger.
 
         The compared numbers are 4 c' + 1 and 4 r' + 2 w, which are never equal.
         """

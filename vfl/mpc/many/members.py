@@ -41,10 +41,10 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 
 MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
-#: Number of elements that `Lockstep` draws at once.
+#: Number of random elements that `Lockstep` draws at once.
 _BLOCK = 1 << 16
-#: Number of factors in one product of bits, and the strides with which such products reach every
-#: bit of a word.
+#: Number of bits that one product multiplies, and the distances between these bits in three
+#: successive rounds, which reach all 64 bits of a word.
 _FAN = 4
 _STRIDES = (1, 4, 16)
 _FANNED = torch.arange(_FAN)[:, None]
@@ -60,14 +60,13 @@ Factors = tuple[tuple[int, int], ...]
 class BitEngine(BeaverEngine):
     """Engine that also extracts and multiplies the bits of shared elements."""
 
-    # In these methods, words have 64 bits, a secret word is the exclusive or of its shares, and
-    # each share has n words.
+    # In these methods, a word has 64 bits; a secret word is the exclusive or of the holders'
+    # shares; n is the number of words in a share.
 
     def bits_of(self, shared: SharedTensor) -> Tensor:
         """Return the elements' bits as words of shared bits. This takes 56 n bytes and four rounds.
 
-        Computing the carries of a sum takes log4(64) rounds, because each round multiplies four
-        bits at a time.
+        A sum's carries take log4(64) = 3 rounds, because each round multiplies four bits at a time.
         """
         generate, total = self._summed(shared)
         propagate = total
@@ -95,8 +94,8 @@ class BitEngine(BeaverEngine):
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
         """Return 1 where a value is below 0, else 0, without fraction bits.
 
-        The test takes 29 n bytes and five rounds. Only the last carry is needed, so each round
-        processes a quarter of the bits of the round before.
+        The test takes 29 n bytes and five rounds. Only the carry into the uppermost bit is needed,
+        so each round processes a quarter of the bits of the round before.
         """
         shape = shared.shape[self.front :]
         generate, total = map(self._in_a_row, self._summed(shared))
@@ -116,9 +115,9 @@ class BitEngine(BeaverEngine):
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
         """Return the position of the highest set bit of each magnitude, and the sign, as integers.
 
-        The operation discloses nothing about the value. It takes 88 n bytes and eight rounds. For a
-        negative element, the position is that of the highest set bit of the complement, which is
-        one less than the magnitude.
+        The operation discloses nothing about the values. It takes 88 n bytes and eight rounds. For
+        a negative element, the method returns the highest set bit of the complement, which is the
+        magnitude minus one.
 
         Returns:
             axes (positions + 1, *element axes): 1 at the highest bit's position, if that position
@@ -130,10 +129,10 @@ class BitEngine(BeaverEngine):
         top = self.highest_bit(magnitude)
         return self.numbers_of((top & LOW) | (words & ~LOW), [*places, SIGN])
 
-    # Steps that the operations above are made of.
+    # Steps of which the operations above consist.
 
     def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
-        """Return, of two words, the bits that are 1 in both, and the bits that differ.
+        """Return two shared words: the bits that are 1 in both of two words, and those that differ.
 
         The sum of the two words is the complement of the element: one word has the bits of the
         opened number, the other word has the dealt bits of the mask.
@@ -164,10 +163,11 @@ class BitEngine(BeaverEngine):
     def _carried(
         self, generate: Tensor, propagate: Tensor, stride: int, *, last: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return which runs of 4 `stride` bits generate a carry, and which runs propagate one.
+        """For runs of 4 `stride` bits, return which generate a carry, and which propagate one.
 
-        The result is computed from runs of `stride` bits. With `last`, only runs that end at every
-        (4 `stride`)-th bit count, the uppermost bit included; `_squeezed` packs their results.
+        The result is computed from the same facts about runs of `stride` bits. With `last`, only
+        runs that end at every (4 `stride`)-th bit count, and one of them ends at the uppermost bit;
+        `_squeezed` packs their results.
         """
         above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
         whole = tuple((1, at * stride) for at in range(_FAN))
@@ -181,7 +181,7 @@ class BitEngine(BeaverEngine):
     def _ands(
         self, words: Sequence[Tensor], products: Sequence[Factors], stride: int = 0
     ) -> Sequence[Tensor]:
-        """Multiply bits of words, shifted if requested, in one round; 8 bytes a word.
+        """Multiply bits of words, shifted if requested, in one round; 8 bytes per word.
 
         For factors opened under masks, the product is a sum over subsets: each term is the dealt
         product of the subset's masks, times the openings of the other factors (Beaver 1991 has two
@@ -189,7 +189,7 @@ class BitEngine(BeaverEngine):
 
         Args:
             words: shared words.
-            products: for each product, its factors: the words, and how far each word is shifted.
+            products: for each product, its factors; see `Factors`.
             stride: stride with which products are packed if only some of their bits count; see
                 `_squeezed`.
         """
@@ -226,7 +226,7 @@ class BitEngine(BeaverEngine):
         return words.reshape(*words.shape[: self.front], -1)
 
     def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
-        """Flip the bits of a shared word that a public word sets."""
+        """Flip those bits of a shared word that are 1 in the public word `where`."""
         return word ^ where if self.first else word
 
 
@@ -252,7 +252,7 @@ class Member(BitEngine):
         super().agree(terms, session, attempt)
         self._order = self._stream_of_holders()
 
-    # Operations that share values.
+    # Operations by which a holder's values become shares.
 
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
@@ -264,7 +264,7 @@ class Member(BitEngine):
             shape: axes of the values, known to every party.
             values: the values at their owner, None at other parties.
             where: name of the values, for error messages.
-            bits: number of fraction bits; a negative number means the member's own setting.
+            bits: number of fraction bits; a negative number selects the `bits` of this party.
 
         Raises:
             RingRangeError: a value does not fit the ring.
@@ -281,16 +281,16 @@ class Member(BitEngine):
         return SharedTensor(blank(elements.shape) if self.deals else elements, bits)
 
     def public(self, shared: SharedTensor, value: float, factor: int = 1) -> SharedTensor:
-        """Return ``factor * shared + value`` without a message; `value` is at the shared scale."""
+        """Return ``factor * shared + value`` without a message; `value` is scaled like `shared`."""
         share = shared.share * factor
         if self.first:
             share = share + round(value * 2.0**shared.bits)
         return SharedTensor(share, shared.bits)
 
     def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Permute the rows of all tensors in the same order, which the dealer does not know.
+        """Permute the rows of all tensors in one common order, which the dealer does not know.
 
-        The dealer then cannot identify the owner of a row that a later operation selects. No
+        If a later operation selects a row, the dealer then cannot identify the row's owner. No
         message.
         """
         number = self.next_number()
@@ -300,7 +300,7 @@ class Member(BitEngine):
         order = permutation(self._order, len(tensors[0].share), "rows", number)
         return [each.rows(torch.from_numpy(order)) for each in tensors]
 
-    # Operations on quotients, which are opened under a mask already.
+    # Operations on quotients; a division opens its result under a mask already.
 
     def quotient(self, shared: SharedTensor, shift: int) -> SharedTensor:
         """Divide as `divide` does, and keep the opening for later element-wise products.
@@ -327,7 +327,7 @@ class Member(BitEngine):
         return SharedTensor(share, shared.bits - shift, opened)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; a quotient is opened again, for use in any product."""
+        """See `BeaverEngine.open`; a quotient is opened again, so that any product can use it."""
         return super().open(
             *(replace(each, opened=None) if each.is_quotient else each for each in tensors)
         )
@@ -373,10 +373,11 @@ class Member(BitEngine):
     ) -> SharedTensor:
         """Let the dealer apply a function exactly to every element; 8 n bytes, two messages.
 
-        The dealer sees the values in a secretly permuted order, so it learns their multiset.
+        The dealer sees the values in a secretly permuted order, so it learns the values, but not
+        their positions.
 
         Raises:
-            WidthError: there are too few values to hide one another.
+            WidthError: there are too few values for a permutation to hide their positions.
             RingRangeError: a result does not fit.
         """
         number, count = self.next_number(), shared.share.numel()
@@ -460,7 +461,7 @@ class Lockstep(BitEngine):
         return SharedTensor(share, shared.bits - shift)
 
     def _division(self, shift: int, shape: Sequence[int]) -> list[Tensor]:
-        """Return shares of a mask, of its top bit minus its other bits, and of twice that bit."""
+        """Return shares of a mask, of its top bit minus lower bits, and of twice its top bit."""
         count = math.prod(shape[1:])
         block, taken = self._divisions.get(shift, ((), _BLOCK))
         if taken + count > (block[0].shape[1] if block else 0):
@@ -550,13 +551,13 @@ def _parts(one: SharedTensor) -> range:
 
 
 def _at(places: Sequence[int], words: Tensor) -> Tensor:
-    """Return bits of words as the numbers 0 and 1; axes (positions, *word axes)."""
+    """Return the bits of words at some positions as numbers; axes (positions, *word axes)."""
     return words >> torch.tensor(places).view(-1, *(1,) * words.dim()) & 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The rows that products of bits use: rows of all distinct factors, then rows of subsets.
+    """The rows that products of bits use: one for each different factor, then one for each subset.
 
     Attributes:
         words: index of each factor's word, the number of bits by which it is shifted, and the bits
@@ -603,7 +604,8 @@ class _Plan:
         under the factor's mask, plus the opening times the share without the factor.
 
         Args:
-            rows: shares of the products of masks, with the product of the empty set at the end.
+            rows: shares of the masks' product for each subset; the row of the empty set is the last
+                row.
             openings: opening of every factor.
         """
         found: dict[int, Tensor] = {}
@@ -658,7 +660,7 @@ def _pieces(words: Tensor) -> list[Tensor]:
 
 
 def _squeezed(words: Tensor, stride: int) -> Tensor:
-    """Keep the uppermost quarter of each run of 4 `stride` bits; four words become one.
+    """Keep the uppermost quarter of each run of 4 `stride` bits, and pack four words into one.
 
     >>> words = torch.tensor([-(2**63), 0, 0, 2**47])
     >>> _squeezed(words, 1)
@@ -674,7 +676,7 @@ def _squeezed(words: Tensor, stride: int) -> Tensor:
 
 
 def _spread(squeezed: Tensor, count: int, stride: int) -> Tensor:
-    """Unpack `count` words of `_squeezed`, with zeros at the other bits."""
+    """Unpack the `count` words that `_squeezed` packed; bits that it dropped become 0."""
     rows = squeezed[..., None, :] >> stride * _FANNED & _lowest(stride)
     return (rows << (_FAN - 1) * stride).flatten(-2)[..., :count]
 

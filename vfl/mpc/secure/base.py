@@ -36,7 +36,7 @@ from vfl.session.store.identity import Identity, read_pins
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
 
-#: Defense hooks by which a mode recognises a defense that does more than replace labels before the
+#: Hooks of defenses; a defense that implements one of them does more than replace labels before the
 #: training.
 _BESIDE_LABELS = (
     "wrap_bottom", "fit", "wrap_top", "counts", "batch", "embedding", "local_loss", "logits",
@@ -121,10 +121,11 @@ class SummingMode(KeyedMode):
         end.link.send(Frame(Kind.PROTOCOL, 0, keys.offer))
 
     def accept(self, end: FeatureRound | HelperRound, keys: Agreement, terms: Terms) -> None:
-        """Wait for the offers of all parties, and use the keys derived from them from now on.
+        """Wait for all parties' key offers; from then on, use the keys derived from these offers.
 
         Raises:
-            AuthenticationError: a party did not sign its offer for this attempt; no cut was sent.
+            AuthenticationError: a party did not sign its key offer for this attempt; no cut was
+                sent.
             ProtocolError, FrameError: the label party sent an unexpected message.
         """
         offers = expect(end.link, Kind.PROTOCOL, 0, "the label party").payload
@@ -133,7 +134,7 @@ class SummingMode(KeyedMode):
     def _begin(
         self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
     ) -> None:
-        """Use the keys of each pair that includes this party in the new attempt."""
+        """Begin an attempt with new keys, one key for each pair that includes this party."""
         raise NotImplementedError
 
 

@@ -19,14 +19,15 @@ the next party. An exchange has B rows, a layer has d columns and width h. The i
 column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row. Inputs have 13 bits
 after the point, gradients times the learning rate 26, weights 39, and outputs 52.
 
-The label party draws a key of 32 bytes for each feature party and attempt, which it sends over TLS.
-All dealt values are derived from these keys. Each party sends its d (4 bytes, PROTOCOL, step 1; at
-most 2^15). The label party replies with the party's key (32 bytes), and with the d of the layer of
-which this party is the partner (4 bytes). Owner and partner each draw initial weights, torch's
-uniform distribution times 2^-1/2, from the AES-256 key stream of their own secret. In step t, the
-owner's key stream gives U = words("inputs", t), B x d; T = words("outputs", t), B x h; and C =
-words("update", t), d x h. The partner's key stream gives V = words("weights", t), d x h; and R =
-words("gradient", t), B x h. The owner has the share A of the weights, and the partner has S:
+For each feature party and attempt, the label party draws a key of 32 bytes and sends it over TLS.
+All dealt values are derived from these keys. Each party sends the number of columns d of its layer
+in a PROTOCOL frame of step 1 (4 bytes; at most 2^15). The label party replies with the party's key
+(32 bytes), and with the d of the layer of which this party is the partner (4 bytes). Owner and
+partner each draw initial weights, torch's uniform distribution times 2^-1/2, from the AES-256 key
+stream of their own secret. In step t, the owner's key stream gives U = words("inputs", t), B x d; T
+= words("outputs", t), B x h; and C = words("update", t), d x h. The partner's key stream gives V =
+words("weights", t), d x h; and R = words("gradient", t), B x h. The owner has the share A of the
+weights, and the partner has S:
 
 1. The owner seals E = X - U for the partner; the associated data is "inputs t". The partner seals
    D = S - V for the owner; the associated data is "weights t". Each party sends the label party its
@@ -41,10 +42,11 @@ words("gradient", t), B x h. The owner has the share A of the weights, and the p
    layer, where G is the gradient, and U^T R - C for the layer of which the party is the partner.
 5. The owner computes A -= X^T (G - R) + C, and the partner computes S -= E^T R + (U^T R - C).
 
-If a third party deals, the feature parties offer keys first, then the dealer. The key that owner
-and dealer agree on is the key of the owner's stream, and is never sent. The dealer draws 32 bytes
-per layer for the partner's stream and sends them to the label party. Each owner announces its d (4
-bytes), and the label party sends all of them to the dealer, in order. Then:
+If a third party deals, the key offers of the feature parties come first, then the dealer's offer.
+The key that owner and dealer agree on is the key of the owner's stream, and is never sent. The
+dealer draws 32 bytes per layer for the partner's stream and sends them to the label party. Each
+owner announces its d (4 bytes), and the label party sends all of them to the dealer, in order.
+Then:
 
 1. The owner sends OPENING with E. The label party sends OPENING with D to each owner, and OPENING
    with the number of rows (4 bytes) to the dealer.
@@ -304,11 +306,11 @@ class Beaver(SummingMode):
             )
 
 
-# Who is whose partner, and the messages that feature parties seal for each other.
+# Pairs of owner and partner, and the messages that feature parties seal for each other.
 
 
 def partner_of(party: str, order: Sequence[str]) -> str:
-    """Return the partner of a party, which holds the other share of its layer: the next party.
+    """Return a party's partner: the next party, which holds the other share of the party's layer.
 
     >>> partner_of("shop", ("bank", "shop"))
     'bank'
@@ -329,8 +331,8 @@ def owner_of(party: str, order: Sequence[str]) -> str:
 class Neighbours:
     """Neighbours with which a feature party shares layers and seals messages in an attempt.
 
-    With two parties the other party is both neighbours: the seals of each direction number all
-    messages in one sequence.
+    With two parties the other party is both neighbours: messages of both layers in one direction
+    are then numbered in one sequence.
     """
 
     partner: str
@@ -344,7 +346,7 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     Args:
         masks: the party's masks.
         elements: int64, contiguous, of any shape.
-        purpose: purpose of the masks; part of their derivation.
+        purpose: purpose of the masks; the masks are derived from it and the step.
         step: number of the exchange.
 
     Raises:
@@ -354,8 +356,8 @@ def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -
     flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
-# Feature party: the owner of its own layer; if the label party deals, also the partner of another
-# party's layer.
+# A feature party owns its layer. If the label party deals, a feature party is also the partner of
+# another party's layer.
 
 
 @dataclass(slots=True)
@@ -532,7 +534,7 @@ class ShareHolder:
         raise shared_bottom_error(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the party's shares: of its own layer, and of its partner's layer, if known."""
+        """Return this party's shares of its layer and, if known, of the one it is partner of."""
         other = None if self._other is None else self._other.share
         return {"own": self._own} | ({} if other is None else {"other": other})
 
@@ -587,7 +589,7 @@ class ShareHolder:
         return self._pending
 
 
-# Label party: it has the gradient. It is the dealer, or the partner of every layer.
+# The label party has the gradient. It is either the dealer, or the partner of every layer.
 
 
 class SharedGradient(Uncompressed):
@@ -596,16 +598,16 @@ class SharedGradient(Uncompressed):
     Args:
         party: name of the layer's owner.
         learning_rate: learning rate, by which the gradient is multiplied.
-        held: the other share of that layer, if the label party is the partner; the share is saved
-            with the label party's weights.
+        held: the label party's share of that layer, if the label party is its partner; the share is
+            saved with the label party's weights.
     """
 
     on_card: ClassVar[bool] = False
 
     def __init__(self, party: str, learning_rate: float, held: Partner | None = None) -> None:
         self.held = held
-        #: Function that makes a payload from the gradient, as ring elements of axes (rows, width),
-        #: and the step.
+        #: Function of the gradient, as ring elements of axes (rows, width), and of the step; it
+        #: returns a payload.
         self.share: Callable[[Tensor, int], Payload] | None = None
         self._party = party
         self._learning_rate = learning_rate
@@ -669,10 +671,10 @@ class LayerSum(SummedCuts, ABC):
 
 
 class DealtSum(LayerSum):
-    """Sums outputs while the label party deals: it also relays the parties' sealed openings."""
+    """Sums outputs if the label party deals; the label party then also relays sealed openings."""
 
     def begin(self) -> Mapping[str, int]:
-        """Draw new keys; send each party its stream key, and the columns of its partner's layer.
+        """Draw keys; send each party its key, and the columns of the layer whose partner it is.
 
         Raises:
             ProtocolError, FrameError: a party sent something other than its number of columns.
@@ -797,7 +799,7 @@ class PartnerSum(LayerSum):
         if trains:
 
             @cache
-            def updates() -> dict[str, Tensor]:  # the dealer computes these while the top runs
+            def updates() -> dict[str, Tensor]:  # dealt while the top model runs
                 return self._dealt(Kind.GRAD, step, {n: _held(e).shape for n, e in ends.items()})
 
             ends = self.ends
@@ -953,7 +955,7 @@ class DealerEnd:
         rows, step = self._rows(frame), frame.step
         products = [one.deal(rows, step) for one in self._dealers]
         self.link.send(Frame(frame.kind, step, pack(products)))
-        if frame.kind is Kind.OPENING:  # the other parties compute their outputs at the same time
+        if frame.kind is Kind.OPENING:  # other parties compute outputs meanwhile
             updates = [one.deal_update(step) for one in self._dealers]
             self.link.send(Frame(Kind.GRAD, step, pack(updates)))
         return frame
@@ -1008,7 +1010,7 @@ def _refuse_adversary(party: str, adversary: Adversary) -> None:
 
 
 def _require_linear(bottom: nn.Module, party: str, columns: int, width: int) -> None:
-    """Refuse a bottom that is not a single linear layer of these axes; only its form is used."""
+    """Refuse a bottom that is not one linear layer of these axes; its weights are ignored."""
     layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
     want = "bottom = 'mlp:hidden=none', and depth in the top"
     if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):

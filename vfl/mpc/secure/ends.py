@@ -1,4 +1,4 @@
-"""Base of modes with a network that no single party has: connections and endpoints.
+"""Base of the modes in which parties share a whole network: connections and endpoints.
 
 All parties follow one program on shares. Only the label party has streams, one to each other party;
 it relays sealed messages between them (`vfl.session.relay`). A mode defines the role of each party,
@@ -10,8 +10,8 @@ derives from all descriptions:
    descriptions and sends them to all parties.
 3. All parties compare terms and facts over links that the label party cannot read (`Peer.agree`).
 
-A mode has one kind of `NetworkEnd`, which a `Place` connects to the other parties: `Outer` for a
-party with one stream, or `Middle` for the label party between all of them.
+A mode has one subclass of `NetworkEnd`, which a `Place` connects to the other parties: `Outer` for
+a party with one stream, or `Middle` for the label party, which has a stream to each other party.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _Facts = TypeVar("_Facts", bound=Settings)
 _Party = TypeVar("_Party", bound=Peer)
 
 _LABEL_PARTY = "the label party"
-#: Number of messages that describe rows; messages with key offers have number 0.
+#: Step number of the messages that describe rows; messages with key offers have step number 0.
 _DESCRIPTION = 1
 #: Seconds for which a thread waits for another thread, which may be computing a large layer.
 _LOCAL_S = 600.0
@@ -76,7 +76,7 @@ class NetworkSizes(ABC):
         """Return the largest payloads in either direction, for a number of rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Return 0, because the size depends on values or drawn rows, so no estimate exists."""
+        """Return 0: no estimate exists, because the size depends on values or drawn rows."""
         return 0
 
 
@@ -100,7 +100,7 @@ def require_frame(size_bytes: int, content: str) -> None:
 
 
 class NetworkMode(KeyedMode):
-    """A mode with a network that no single party has.
+    """A mode in which parties share a network, so that no party has all of its weights.
 
     Attributes:
         window: largest number of unread frames in transit in one direction.
@@ -433,7 +433,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         return self._player
 
     def _note(self, phase: str) -> None:
-        """Record all values learned since the last call as learned in this phase."""
+        """Record, under this phase, the values that the party has learned since the last call."""
         self._account.note(self._begun, phase)
 
     def _wait_for_the_dealt(self, number: int) -> None:
@@ -495,7 +495,7 @@ def require_same_rows(party: str, digest: str, trained: str) -> None:
 
 
 class Framed:
-    """A stream that carries a mode's frames, as one party uses it; see `NetworkMode.on_stream`."""
+    """One party's view of a stream with the frames of a mode; see `NetworkMode.on_stream`."""
 
     def __init__(self, stream: Link, mode: NetworkMode, other: int) -> None:
         self._stream, self._mode, self._other = stream, mode, other
@@ -564,7 +564,7 @@ class Account:
         self._revealed: dict[tuple[str, str], Revealed] = {}
 
     def note(self, peer: Peer, phase: str) -> None:
-        """Record all values learned since the last call as learned in this phase."""
+        """Record, under this phase, the values that the party has learned since the last call."""
         found = self._counted(peer)
         for (what, where), elements in (found - self._seen).items():
             said = f"{what}, {where}"

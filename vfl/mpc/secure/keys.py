@@ -18,7 +18,7 @@ Lengths are in bytes.
    big-endian), and an Ed25519 signature (64). The signed text is: "vfl masked sum offer 2" |
    context | length of the party's name (1) | name | X_i | C_i.
 3. The relay sends all offers to all parties, in order. Each party checks the signatures with pinned
-   keys, that its own offer came back unchanged, and that no counter was seen before.
+   keys, that its own offer came back unchanged, and that every other party's counter has increased.
 4. For i < j, key_ij is 32 bytes of HKDF-SHA256 without salt, with the input X25519(x_i, X_j). The
    info of HKDF is: "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j |
    p_j | X_j.
@@ -68,7 +68,7 @@ _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The purpose to which the keys of one attempt are bound; they are valid for nothing else.
+    """Facts about one attempt to which its keys are bound; the keys are valid for nothing else.
 
     Attributes:
         session: name of the session.
@@ -98,7 +98,7 @@ class Agreement:
         binding: purpose to which the keys are bound.
         count: counter of the party's store; see `vfl.session.store.witness`.
         admit: function that receives each other party's signed counter; it raises an error if that
-            counter decreased.
+            counter has not increased.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Agreement:
 
         Raises:
             TruncatedFrameError: the offers have too few or too many bytes.
-            AuthenticationError: a party did not sign its offer for this attempt.
+            AuthenticationError: a party did not sign its key offer for this attempt.
             RolledBackError: the store of another party was restored from a copy.
             ProtocolError: the method was already called.
         """

@@ -82,7 +82,7 @@ class Ring:
 
     @property
     def most(self) -> int:
-        """Largest magnitude of one party's integers with which the sum fits the ring."""
+        """Largest magnitude of each party's integers for which their sum surely fits the ring."""
         return int((1 << (self.bits - 1)) - 1) // self.parties
 
     @property
@@ -168,7 +168,7 @@ class Ring:
 
 
 class PairwiseMasks:
-    """One party's masks of one attempt; each mask is returned once.
+    """One party's masks of one attempt; the object returns each mask only once.
 
     Args:
         party: name of the party.
@@ -197,7 +197,7 @@ class PairwiseMasks:
         Args:
             count: number of elements.
             dtype: unsigned type of an element, so that sums wrap around.
-            purpose: purpose of the mask; part of its derivation.
+            purpose: purpose of the mask; the mask is derived from it and the step.
             step: number of the exchange.
 
         Raises:

@@ -8,8 +8,8 @@ messages between them.
     divided = "rows":     each holder has all columns and the labels of its own rows
     divided = "columns":  the holders have different columns of the same rows; one has the labels
 
-The protocol discloses only the final model, once, to the holders; an interrupted attempt leaves
-only shares. Each attempt draws new keys for masks, and new noise.
+The protocol discloses only the final model, once, to the holders; after an interrupted attempt,
+each party has only shares. Each attempt draws new keys for masks, and new noise.
 """
 
 from __future__ import annotations
@@ -85,11 +85,13 @@ Start = Literal["zero", "average", "best"]
 _PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
 _MOST_CLASSES = 1024
-#: Largest `longest` for any number of classes; `SgdTerms` has the limit for a session's classes.
+#: Largest `longest` for any number of classes; `SecureSgd` checks the limit for a session's
+#: classes.
 _MOST_LENGTH = 32.0
 #: Largest number of ring elements in one frame per number of a batch, which products of bits need.
 _BATCH_WORDS = 192
-#: Number of ring elements that a holder stores at once, per input and per number of a batch.
+#: Number of ring elements that a holder stores at once: for each input, and for each number in a
+#: batch.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
 
 #: Name of the weights in a party's saved state.
@@ -117,7 +119,7 @@ class Facts(Settings):
 
     Attributes:
         holders: each holder's description of its rows, by role.
-        classes: meaning of the labels' codes.
+        classes: the classes, in the order of the label codes that stand for them.
         asked: number of rows that the label party predicts.
     """
 
@@ -177,17 +179,18 @@ class Pea(NetworkMode):
         longest: bound of a row's norm after the columns are standardised; the row's owner scales a
             longer row down.
         start: "zero", "average" or "best". For "average", each holder first trains its own model by
-            DP-SGD for as many epochs, with half of epsilon and delta (Protocol 4). Training starts
-            from the mean of these models, none of which is disclosed. For "best", a noisy score on
-            one batch selects one of these models or their mean, without disclosing which. Models,
-            score and training then use a third of epsilon and delta each.
+            DP-SGD, for as many epochs as the joint training, with half of epsilon and delta
+            (Protocol 4). Training starts from the mean of these models, none of which is disclosed.
+            For "best", a noisy score on one batch selects one of these models or their mean,
+            without disclosing which. Models, score and training then use a third of epsilon and
+            delta each.
 
     >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
     ('notary', True)
     """
 
     reveals_model: ClassVar[bool] = True
-    #: Largest number of frames that the dealer sends in one step, and that other parties send.
+    #: Largest number of frames in one step: those of the dealer, and those of any other party.
     window: ClassVar[int] = 128
     waiting: ClassVar[int] = 128
     announced_bytes: ClassVar[int] = 1 << 9
@@ -264,7 +267,7 @@ class Pea(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned.
+        """Yield the sizes of data that each party learned.
 
         `WholeNetwork.revealed` has the values that each party learned.
         """
@@ -440,7 +443,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         self._share = first_weights(member, self._sgd)
         if state is None and self._mode.start != "zero":
             alone = self._alone(plan, facts)
-            longer = replace(plan, steps=plan.steps + 1)  # its rows score the models
+            longer = replace(plan, steps=plan.steps + 1)  # the rows of this step score the models
             judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
             rows = self._shared, torch.from_numpy(judged)
             self._share = started(member, self._sgd, alone, own, self._noise, *rows)
@@ -448,7 +451,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             self._share = replace(self._share, share=state["share"])
             self._model = state["model"]
 
-    # Steps that the methods above are made of.
+    # Steps of which the methods above consist.
 
     def _training_rows(self, facts: Facts) -> int:
         rows = [one.rows for one in facts.holders]
@@ -474,7 +477,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return dp.epsilon / parts, dp.delta / parts
 
     def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
-        """Plan each holder's own training, with a sampling rate for the smallest holder."""
+        """Plan each holder's own training; the sampling rate suits the smallest holder."""
         mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
         assert mode.start != "zero", "the session has separate models of all holders"
         least = min(one.rows for one in facts.holders)
@@ -543,7 +546,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def _share_rows(
         self, member: Member, sgd: SecureSgd, facts: Facts
     ) -> tuple[Rows | None, SharedRows]:
-        """Return this holder's own rows, if it has whole rows, and all holders' shared rows."""
+        """Return this holder's rows, if it has all columns, and the shared rows of all holders."""
         inputs = labels = None
         if not member.deals and self._rows.split is not None:
             train = torch.from_numpy(self._rows.split.train)

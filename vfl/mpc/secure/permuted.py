@@ -79,7 +79,7 @@ class Facts(Settings):
     Attributes:
         columns: numbers of columns of P0 and P1.
         rows: number of rows of each phase that are shared in this session.
-        classes: number of label classes; 0 for numbers.
+        classes: number of label classes; 0 if the labels are real numbers.
         layers: layers of the network.
     """
 
@@ -225,7 +225,7 @@ class Permuted(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes that each party learned.
+        """Yield the sizes of data that each party learned.
 
         `WholeNetwork.revealed` has the values that each party learned.
         """

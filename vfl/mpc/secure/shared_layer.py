@@ -94,7 +94,8 @@ def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Te
         columns: number of input columns, the column of ones included.
         width: width of the outputs.
         secret: the holder's own secret.
-        purpose: name of the layer; it must differ for each layer of a secret.
+        purpose: name of the layer; layers whose shares are drawn from the same secret need
+            different names.
     """
     reach = (2 * max(1, columns - 1)) ** -0.5
     unit = torch.from_numpy(secret.uniform((columns, width), "first weights", *purpose))
@@ -192,12 +193,13 @@ class Owner:
 class Partner(_KeptOnce):
     """The party that has the other share of a layer's weights, and no inputs.
 
-    If the partner has the gradient, the partner sends the owner G - R in place of the dealer.
+    If the partner has the gradient, the partner, not the dealer, sends G - R to the owner.
 
     Args:
         owner: name of the layer's owner; empty before the first attempt.
         secret: the partner's own secret, from which its first share of the weights is drawn.
-        purpose: name of the layer; it must differ for each layer of a secret.
+        purpose: name of the layer; layers whose shares are drawn from the same secret need
+            different names.
 
     """
 
@@ -236,7 +238,7 @@ class Partner(_KeptOnce):
     def share(self) -> Tensor | None:
         """The share S, axes (columns, width), during an attempt; it is drawn at the first access.
 
-        A party can therefore refuse a layer that is too large after it has received the axes.
+        A party can therefore receive the axes first, and refuse a layer that is too large.
         """
         if self._share is None and self._axes is not None:
             self._share = first_weights(*self._axes, self._secret, self._purpose)

@@ -244,8 +244,8 @@ class FastDealer(Fast, Dealer):
             first, second = self._links = links
             self._can_poll = {}
             if isinstance(first, Polled) and isinstance(second, Polled):
-                # P1 may wait for P0, P0 may wait until P2 reads its question, and P2 until P1 reads
-                # its share.
+                # This prevents a deadlock: P1 may wait for P0, P0 may wait until P2 reads its
+                # question, and P2 until P1 reads its share.
                 second.read_beside([first])
                 self._can_poll = {P0: first, P1: second}
         return self._can_poll
@@ -339,8 +339,8 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())
         return
-    # If it was opened in both directions, D is the difference of the whole tensor, so W_i + D_j is
-    # D + V_i.
+    # If the right factor was opened in both directions, D is the difference of the whole tensor, so
+    # W_i + D_j is D + V_i.
     factor = right.difference() + right.mask()
     if product.operation is matmul:
         z += matmul(clear, factor[own])
@@ -397,7 +397,7 @@ def _require_factors(product: Product) -> None:
 
 
 def _rows(left: SharedTensor, holder: int) -> slice:
-    """Return which rows of the right factor meet the holder's columns of the left factor."""
+    """Return which rows of the right factor meet the holder's columns in the product."""
     return slice(left.owned, None) if holder else slice(0, left.owned)
 
 

@@ -5,8 +5,8 @@ have ids, and P2 has no ids. P0 puts each id into one of many bins by cuckoo has
 functions). P1 draws a target for each bin, and programs a table that maps each of its ids to the
 target of every possible bin. P2 has the table and answers P0's queries, which limits P0 to one
 query per bin. P0 then has one value per bin, and P1 has one target per bin; P0's id is common if
-the two are equal. 63 AND gates on shared bits test the equality, with bit triples that P2 deals
-(Goldreich et al. 1987; Beaver 1991).
+value and target are equal. 63 AND gates on shared bits test the equality, with bit triples that P2
+deals (Goldreich et al. 1987; Beaver 1991).
 
 The results are shares of a weight for each bin (1 if P0's id in the bin is common, else 0), and
 shares of P1's columns of that row. `moments` uses them.
@@ -251,7 +251,7 @@ def _hashed(
 
 
 def _segment(pad: int) -> int:
-    """Return a third of the table's slots; there are 1.3 slots per tag, as 1.23 can be filled."""
+    """Return a third of the table's slots; its 1.3 slots per tag exceed the 1.23 that it needs."""
     return -(-13 * pad // 10) + _LEAST_SEGMENT
 
 

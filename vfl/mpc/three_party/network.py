@@ -136,7 +136,7 @@ class Network:
             return self._forward(party, inputs, 0).output
 
     def check_outputs(self, rules: Rules, outputs: Tensor) -> None:
-        """Refuse disclosed outputs that are too large; P2 has checked those of a last function.
+        """Refuse disclosed outputs that are too large; P2 has checked them after a last function.
 
         Raises:
             RingRangeError: an output exceeds the range of divisions, or may have wrapped around.
@@ -350,7 +350,7 @@ def _named(index: int) -> str:
 
 
 def fixed_point_rate(rate: float) -> tuple[int, int]:
-    """Return factor and shift with which a rate is about times / 2^shift.
+    """Return an integer `times` and a shift, so that the rate is about times / 2^shift.
 
     >>> fixed_point_rate(0.1 / 128)
     (819, 20)
@@ -372,7 +372,8 @@ def learning_rate_truncations(
         rows: batch size.
         bits: fraction bits of the gradients.
         rate: learning rate divided by the batch size.
-        gradient_bits: gradients are below 2 to this number; the room in the ring limits it.
+        gradient_bits: gradients are below 2 to the power of this number, which the ring's size
+            limits.
     """
     times, shift = fixed_point_rate(rate)
     magnitude = rules.magnitude_bits + _sum_bits(rows) + gradient_bits
@@ -382,7 +383,7 @@ def learning_rate_truncations(
 
 
 def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
-    """Return the number of bits that bounds the gradients before a layer's function.
+    """Return the number b for which the gradients at a function's input are below 2^b.
 
     After a sigmoid, outputs minus targets are below 1; for squared loss, outputs and targets are
     below 2^magnitude_bits. Gradients of a hidden layer are sums over weights; only the range of

@@ -73,7 +73,7 @@ class Question:
         number: number of the operation.
         shape: axes of the values in the question.
         bits: fraction bits of each result.
-        value: whether f(x) is requested, whose results depend on the random signs of the values.
+        value: whether f(x) is requested; random signs of the values change f(x), but not slopes.
     """
 
     number: int
@@ -111,8 +111,8 @@ class Product:
 
         P1 replaces the omitted bytes by the middle of their range. Its share, and thus the product,
         is then off by at most half a unit of the lowest byte that is sent. After the divisions,
-        this is at most an eighth of a unit. Without divisions, it is an eighth of 2^-bits, the
-        resolution of shared values.
+        this error is at most an eighth of a unit. Without divisions, the error is an eighth of
+        2^-bits, the resolution of shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:
@@ -482,9 +482,9 @@ class ShareHolder(Party):
     def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
         """Return a fresh share of the same value, so that P2 learns only the sum of shares.
 
-        Without it, a share that results from a product is a holder's openings times masks that P2
-        dealt: an equation in inputs and weights, which P2 could solve if values are few and small.
-        If a holder has values in plaintext, its share would be the value itself.
+        Without a fresh share, a share that results from a product is a holder's openings times
+        masks that P2 dealt: an equation in inputs and weights, which P2 could solve if values are
+        few and small. If a holder has values in plaintext, its share would be the value itself.
         """
         return elements + fresh if self.first else elements - fresh
 

@@ -1,4 +1,4 @@
-"""Mode "thesis": algorithm 5.1 as printed, with the division, sign and seeds that it lacks.
+"""Mode "thesis": algorithm 5.1 as printed, with the division, sign and seeds that print lacks.
 
 Every product masks both factors again. P1 opens first; P0 replies with its own opening and the
 index lists of the division, so a product takes two sequential messages.

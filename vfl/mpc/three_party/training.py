@@ -295,7 +295,8 @@ def whole_network(
             columns; None if the top receives the concatenated columns themselves.
         top: top model, a module of `nn.Linear` and element-wise functions; it has one output for
             two classes.
-        classes: number of label classes, for which a final sigmoid is added; 0 for numbers.
+        classes: number of label classes, for which a final sigmoid is added; 0 if the labels are
+            real numbers.
 
     Raises:
         PrivateLayerError: a layer cannot be computed on shares, or the top ends in a function.
