@@ -48,13 +48,13 @@ _Value = TypeVar("_Value", Tensor, nn.Module)
 Batch = tuple[Tensor | None, Tensor | None]
 #: Decoded cuts, by name of the feature party.
 Cuts = Mapping[str, Tensor]
-#: A scalar to add to the party's own loss; None adds nothing.
+#: A scalar that a hook adds to the loss of the party at which it runs; None adds nothing.
 Loss = Tensor | None
 
 #: Largest batch size with which `Defense.fit` trains a bottom, if `fit_epochs` is above 0.
 FIT_ROWS = 128
-#: Upper limits of the options epsilon, epochs, steps and rows; a larger value is a mistake or an
-#: attack.
+#: Upper limits of the options epsilon, epochs, steps and rows. A larger value is a mistake, or
+#: comes from an attacker.
 MOST_EPSILON = 10_000.0
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
@@ -85,18 +85,18 @@ class Defense:
     Attributes:
         side: the party that must run the defense. "both" means that both parties build it from the
             same spec.
-        label_free: whether the hooks at the label party ignore labels, so that another member's
-            promise about labels still holds after them.
-        rows_apart: whether no hook mixes rows, so that another member's promise about one row still
-            holds.
+        label_free: whether the defense's hooks at the label party ignore labels. If so, another
+            member's guarantee for labels still holds after these hooks.
+        rows_apart: whether every hook treats each row separately. If so, another member's guarantee
+            for one row still holds.
         once: whether a chain may contain the defense only once, because two copies would make the
             same random draws.
         reads_cuts: whether the method `loss` reads the cuts of the feature parties.
         fit_epochs: number of epochs for which `fit` trains the bottom.
-        unaligned: whether `fit` also receives the party's rows outside all sessions.
-        of_words: whether the defense replaces words, so that the bottom must have a word embedding.
+        unaligned: whether `fit` also receives the party's unaligned rows, which are in no session.
+        of_words: whether the defense replaces words. If so, the bottom must have a word embedding.
         separate_rows: models ("bottom", "top") that must compute each row of their outputs from one
-            row of inputs alone, because the promise about a row depends on this. vfl tests these
+            row of inputs alone, because the guarantee for a row depends on this. vfl tests these
             models for this property before a session starts.
     """
 
@@ -155,7 +155,7 @@ class Defense:
         Args:
             bottom: the module from `wrap_bottom`, inside the wrappers of later defenses.
             inputs: training inputs without labels, axes (rows, ...), on the CPU. Rows are in
-                ascending order; rows outside all sessions come last.
+                ascending order; unaligned rows, which are in no session, come last.
             secret: the feature party's secret.
         """
 
@@ -226,7 +226,7 @@ class Defense:
         return grad
 
     def restorer(self, sent: int, returned: int) -> nn.Module | None:
-        """Return layers that repair the cut that returns in a U-shape; None if it needs no repair.
+        """Return layers that repair the cut sent back in a U-shape; None if none are needed.
 
         The layers belong to the feature party, which trains them together with its last layers.
         Their `forward(returned, cut, sent)` reads the cut that came back, the party's cut before
@@ -246,7 +246,7 @@ class Defense:
         is the codec's width.
 
         Raises:
-            PeerError: no honest label party would send such a gradient.
+            PeerError: an honest label party would never send a gradient like the received one.
         """
         return grad
 
@@ -374,8 +374,8 @@ def uses(defense: Defense, *hooks: str) -> list[str]:
 def protects(defense: Defense, side: Side) -> bool:
     """Return whether a defense, or a member of a chain, protects the messages that one party sends.
 
-    The defense must run at this party. It must also state a guarantee, or change a cut, a batch or
-    a gradient before the party sends it.
+    The defense must run at this party. The defense must also state a guarantee, or change a cut, a
+    batch or a gradient before the party sends it.
 
     Args:
         defense: the defense.
@@ -415,10 +415,10 @@ def require_classes(defense: str, kind: LabelKind) -> int:
 
 
 def require_two_classes(defense: str, kind: LabelKind) -> None:
-    """Refuse a task with another number of classes than two.
+    """Refuse a task that does not have exactly two classes.
 
     Raises:
-        SpecError: the task has another number of classes; the error states it.
+        SpecError: the task does not have two classes; the error states the number of classes.
     """
     classes = require_classes(defense, kind)
     if classes != 2:
@@ -461,10 +461,10 @@ def require_uncalibrated(defense: str, kind: LabelKind) -> None:
 
 
 def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *early: str) -> None:
-    """Refuse other members whose hooks make a row's gradient depend on labels without noise.
+    """Refuse other members whose hooks make a row's gradient depend on exact labels.
 
     Args:
-        what: the setting that excludes such members; the error message names it.
+        what: the setting that excludes such members; the error message names the setting.
         members: the other members of the chain.
         cure: a fix that the error message suggests.
         early: names of further hooks to refuse, because they run while some labels are still
@@ -482,7 +482,7 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
 
 
 def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
-    """Refuse other members that may mix rows before the noise is added.
+    """Refuse other members of the chain that may mix rows before the noise is added.
 
     Raises:
         SpecError: a member may mix rows; the error names this member.

@@ -1,4 +1,4 @@
-"""Mutual information bottleneck: the top reads a noisy code with little information on the cut."""
+"""Mutual information bottleneck: a noisy code carries little of the cut to the top."""
 
 from __future__ import annotations
 

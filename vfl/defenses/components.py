@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 _BLOCK_ROWS = 4096
-#: Number of float64 arrays that `fit` holds at once: arrays of axes (features, features), with the
-#: workspace of the decomposition, and arrays with one block of rows.
+#: Numbers of float64 arrays that `fit` holds at once. The first number counts arrays of axes
+#: (features, features), with the workspace of the eigendecomposition. The second counts arrays with
+#: one block of rows.
 _SQUARES, _BLOCKS = 8, 5
 
 
@@ -74,7 +75,7 @@ class Components(nn.Module):
         self._keep(mean, scatter / len(inputs))
 
     def _keep(self, mean: Tensor, covariance: Tensor) -> None:
-        """Store the largest components; their signs make each one's largest entry positive."""
+        """Store the strongest components; signs make each component's largest entry positive."""
         variances, vectors = strongest_first(covariance)
         width = min(len(self.offset), len(variances))
         axes = vectors[:, :width]

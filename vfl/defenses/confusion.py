@@ -20,18 +20,18 @@ _STEPS = 200
 class Confusion(Defense):
     """The label party trains on soft labels from its own autoencoder, and decodes the outputs.
 
-    Source: Zou et al. 2022 (CAE). Before the first step, the label party trains a code for each
-    class y, and a decoder C -> 6C -> C. (The paper computes codes with an encoder of one-hot
-    labels.) Training minimises
+    Source: Zou et al. 2022 (CAE). Before the first step, the label party trains a soft label for
+    each class y, called its code. It also trains a decoder with layers of sizes C -> 6C -> C, for C
+    classes. (The paper computes codes with an encoder of one-hot labels.) Training minimises
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 
-    so that a code gives its true class a low probability, is uncertain, and can still be decoded.
-    The paper prints -CE(y, code) as the middle term. That term has no lower bound and makes the
-    codes of different classes equal. Only the label party runs this defense. Random numbers come
-    from its secret; codes and decoder are the defense's state. Gradients disclose the codes. An
-    attacker with a few labelled rows learns the class of each code, so labels leak from cuts as
-    much as without this defense. The defense states no guarantee.
+    so that a code gives its true class a low probability, has a high entropy, and can still be
+    decoded. The paper prints -CE(y, code) as the middle term. That term has no lower bound and
+    makes the codes of different classes equal. Only the label party runs this defense. Random
+    numbers come from its secret; codes and decoder are the defense's state. Gradients disclose the
+    codes. An attacker with a few labelled rows learns the class of each code, so labels leak from
+    cuts as much as without this defense. The defense states no guarantee.
 
     Args:
         contrast: weight of the penalty on a code's probability of its own class.
@@ -89,8 +89,9 @@ class Confusion(Defense):
 
     def _train(self, classes: int, secret: Secret) -> None:
         with scoped(secret.number("confusion")), torch.enable_grad():
-            # Codes start with a low probability of their own class: with two classes, training
-            # cannot get past the uniform code to reach such codes.
+            # Initial codes give their own class a low probability. With two classes, training that
+            # starts at a high probability stops at the uniform code, and does not reach a low
+            # probability.
             table = nn.Parameter(torch.randn(classes, classes) - 3 * torch.eye(classes))
             decoder = _decoder(classes)
             steps = optim.Adam([table, *decoder.parameters()], lr=0.02)

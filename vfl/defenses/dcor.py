@@ -1,4 +1,4 @@
-"""Distance correlation, and two defenses that reduce it: cut with labels, or cut with inputs."""
+"""Distance correlation of a cut with labels or inputs, and two defenses that reduce it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vfl.compression import StepContext
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, Loss
 
-#: Least squared distance: the square root has an infinite slope at 0, and rounding may make a
-#: squared distance negative.
+#: Lower limit of squared distances. The square root has an infinite slope at 0, and rounding could
+#: make a squared distance negative.
 _LEAST_SQUARE = 1e-8
-#: Number of (rows, rows) matrices that the correlation and its gradient hold at once; measured,
-#: 6.4.
+#: Upper limit of the number of (rows, rows) matrices in memory for the correlation and its
+#: gradient. The measured number is 6.4.
 _MATRICES = 8
 
 
@@ -62,11 +62,12 @@ def _centred(values: Tensor) -> Tensor:
 class LabelCorrelation(Defense):
     """The label party adds alpha x dCor^2(cut, labels) of each feature party's cut to its loss.
 
-    Source: Sun et al. 2022; thesis eq 4-23, where it is the baseline. Each batch gives an estimate
-    of the correlation; larger batches give better gradients. Only the label party runs this
-    defense, in training; it has no state. Its weakness: the cut still separates the classes, but in
-    directions of little variance. An attacker who fine-tunes does not use these directions, but an
-    attacker who standardises the cut does. The defense states no guarantee.
+    Source: Sun et al. 2022; eq 4-23 of the thesis, where this defense is the baseline. Each batch
+    gives an estimate of the correlation; larger batches give better gradients. Only the label party
+    runs this defense, in training; it has no state. The defense has a weakness: the cut still
+    separates the classes, but in directions of little variance. An attacker who fine-tunes does not
+    use these directions, but an attacker who standardises the cut does. The defense states no
+    guarantee.
 
     Args:
         alpha: weight in the label party's loss.
@@ -91,10 +92,10 @@ class LabelCorrelation(Defense):
 class NoPeek(Defense):
     """A feature party adds alpha x dCor^2(cut, inputs) to its own loss.
 
-    Source: Vepakomma et al. 2020; thesis eq 2-5. It makes it harder to reconstruct a row's inputs
-    from its cut, but does not protect labels. Only the feature party runs this defense, in
-    training; it has no state. A batch estimates the correlation less exactly if the cut is wider.
-    The defense states no guarantee.
+    Source: Vepakomma et al. 2020; thesis eq 2-5. The defense makes it harder to reconstruct a row's
+    inputs from the row's cut, but does not protect labels. Only the feature party runs this
+    defense, in training; it has no state. A batch estimates the correlation less exactly if the cut
+    is wider. The defense states no guarantee.
 
     Args:
         alpha: weight of the correlation, relative to the gradient from the label party.

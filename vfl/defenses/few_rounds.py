@@ -28,7 +28,8 @@ from vfl.defenses.label_free import Anchored, LabelFree, Pretrained
 from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
-#: Validation loss depends on true labels, and a feature party could infer labels from its effects.
+#: An assumption of the guarantees, because the validation loss depends on true labels, and a
+#: feature party could infer labels from its effects.
 _UNJUDGED = "no validation loss ends the training or chooses its weights"
 
 
@@ -52,7 +53,7 @@ class Bounded(nn.Module):
         if self.learns or not self.training:
             outputs: Tensor = self.model(inputs)
             return outputs
-        self.model.eval()  # batch-norm statistics stay, no dropout
+        self.model.eval()  # keeps batch-norm statistics and stops dropout
         with torch.no_grad():
             outputs = self.model(inputs)
         return outputs
@@ -64,8 +65,8 @@ class FewRounds(Defense):
     Before the first step a bottom learns from its owner's rows only, as a `LabelFree` bottom does.
     It then learns from the gradients of the first `steps` exchanges. In later exchanges the label
     party sends zeros, and the bottom is frozen even if the label party sends other values. So only
-    rows in the batches of these exchanges disclose anything about their labels, and each such row
-    is in few batches. The top continues to learn from the labels of all rows.
+    rows in the batches of the first `steps` exchanges disclose anything about their labels, and
+    each such row is in few batches. The top continues to learn from the labels of all rows.
 
     With `epsilon`, the first `steps` exchanges use randomised labels (Warner 1965; see `LabelDP`),
     which the label party draws once for every row. During these exchanges the top learns only from
@@ -79,13 +80,16 @@ class FewRounds(Defense):
     bounded.
 
     Args:
-        steps: number of exchanges that return a gradient, counted from the start of the session.
-            Exchanges of an evaluation between two epochs count too. 0 gives a label-free bottom.
+        steps: number of exchanges that return a gradient, counted from the start of the session. An
+            exchange for an evaluation between two epochs counts too. With 0, the bottom never
+            learns from labels.
         epsilon: epsilon of one label against feature parties; None uses exact labels.
-        kind: objective of the bottom before the first step; a kind of `LabelFree` that learns.
+        kind: objective with which the bottom learns before the first step: any kind of `LabelFree`
+            except "random" and "pca".
         epochs: number of epochs over the party's rows with this objective.
         mask: share of a row's values to hide or replace before the first step, 0 to 0.9.
-        unaligned: whether the bottom also learns from the party's rows outside all sessions.
+        unaligned: whether the bottom also learns from the party's unaligned rows, which are in no
+            session.
 
     >>> defense = FewRounds(steps=20, epsilon=1)
     >>> defense.gradient(torch.ones(1, 2), torch.tensor([0]), StepContext(20)).tolist()

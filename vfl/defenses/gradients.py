@@ -1,4 +1,4 @@
-"""Two defenses of gradients: averages over groups of rows, and each row's largest values only."""
+"""Two defenses that change gradients: group averages, and sparsification of each row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def averaged(grad: Tensor, groups: Tensor) -> Tensor:
 
     Args:
         grad: gradients, axes (rows, width).
-        groups: number of each row's group, from 0 without gaps; axes (rows,).
+        groups: group number of each row, consecutive from 0; axes (rows,).
     """
     if not len(grad):
         return grad
@@ -73,8 +73,8 @@ class GradientSparsification(Defense):
     """Keeps the gradient values of largest magnitude in each row, and sets all others to zero.
 
     It drops small values as Aji and Heafield (2017) do. Unlike them, it does not add dropped values
-    to the next step, because that step has other rows. It is a weak defense, because the signs of
-    the kept values disclose labels.
+    to the next step's gradient, because the next batch has other rows. It is a weak defense,
+    because the signs of the kept values disclose labels.
 
     Args:
         share: share of each row's values to keep; the number of kept values is rounded up.
@@ -102,7 +102,7 @@ class GradientSparsification(Defense):
 
 
 def kept(grad: Tensor, share: float) -> Tensor:
-    """Keep the `share` of each row's values with the largest magnitude; axes (rows, width)."""
+    """Zero each row's values except the `share` of largest magnitude; axes (rows, width)."""
     most = math.ceil(share * grad.shape[1])
     indices = grad.abs().topk(most, dim=1).indices
     return torch.zeros_like(grad).scatter(1, indices, grad.gather(1, indices))

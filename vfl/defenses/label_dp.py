@@ -2,7 +2,7 @@
 
 `LabelDP` randomises all labels once, before the training. `TwoStageLabelDP` randomises the labels
 of some rows later. By then the top has learned from the other rows, and its predictions are the
-prior for the late labels.
+prior probabilities for the labels that are randomised later.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class LabelDP(Defense):
 
     Without a prior, a label becomes another class with probability `flip`, and all other classes
     are equally likely. For K classes, epsilon = ln((1 - flip)(K - 1) / flip). With a public
-    `prior`, the defense uses RRWithPrior (Ghazi et al. 2021, algorithm 2). It answers only with the
-    k most probable classes, where k maximises the expected share of true labels.
+    `prior`, the defense uses RRWithPrior (Ghazi et al. 2021, algorithm 2). It replaces labels only
+    by the k most probable classes, where k maximises the expected share of labels that stay true.
 
     Validation and test labels stay exact. With two classes and no prior, the top learns randomised
     labels: if it predicts q for class 1, the probability of the true class 1 is (q - flip) / (1 - 2
@@ -126,7 +126,7 @@ class LabelDP(Defense):
 
 
 def _promise(against: str, epsilon: float) -> PrivacyStatement:
-    """Return the guarantee for one label; weights and predictions are post-processing of labels."""
+    """Return the guarantee for one label; it covers weights and predictions as post-processing."""
     return PrivacyStatement(
         "labels",
         against,
@@ -139,7 +139,7 @@ def _promise(against: str, epsilon: float) -> PrivacyStatement:
 
 
 def flip_of(epsilon: float, classes: int) -> float:
-    """Return the probability of replacing a label at which randomised response gives `epsilon`.
+    """Return the probability of replacing a label for which randomised response has `epsilon`.
 
     >>> round(flip_of(math.log(9), classes=10), 4)  # 9 / (9 + 9)
     0.5
@@ -189,10 +189,10 @@ def respond_with_prior(
 
 
 def answers_of(priors: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's classes by falling probability, and the number k of them to answer with.
+    """Return each row's classes, most probable first, and the number k of classes to draw from.
 
-    This number k keeps most labels true in expectation (Ghazi et al. 2021, algorithm 2). For priors
-    of axes (rows, classes), the results have axes (rows, classes) and (rows,).
+    This k maximises the expected number of labels that stay true (Ghazi et al. 2021, algorithm 2).
+    For priors of axes (rows, classes), the results have axes (rows, classes) and (rows,).
     """
     order = np.argsort(-priors, axis=1, kind="stable")
     reached = np.cumsum(np.take_along_axis(priors, order, axis=1), axis=1)
@@ -213,12 +213,13 @@ def _shares(text: str) -> np.ndarray:
 class TwoStageLabelDP(Defense):
     """Randomises some labels before the first step, and the others later, with a prior.
 
-    In the first stage, late rows have zero gradients, so no model learns from them. Then the label
-    party randomises their labels with RRWithPrior. The prior of a late row is the top's prediction
-    for this row in the last epoch of the first stage. The second stage trains with all rows. The
-    top has not seen the late labels before, and every label is randomised exactly once. So epsilon
-    holds for each label, as in `label_dp`: the priors and all messages are post-processing of
-    randomised labels. Zero gradients show every party which rows are late.
+    Late rows are the rows whose labels are randomised after the first stage. In the first stage,
+    late rows have zero gradients, so no model learns from them. After the first stage, the label
+    party randomises the labels of the late rows with RRWithPrior. The prior of a late row is the
+    top's prediction for this row in the last epoch of the first stage. The second stage trains with
+    all rows. The top does not learn from late labels before this, and every label is randomised
+    exactly once. So epsilon holds for each label, as in `label_dp`: the priors and all messages are
+    post-processing of randomised labels. Zero gradients show every party which rows are late.
 
     Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, which is
     LP-MST with two stages. The paper computes the prior in a separate pass over the late rows. This

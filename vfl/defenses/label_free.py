@@ -24,7 +24,7 @@ from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
 Kind = Literal["random", "pca", Learned]
-#: Decomposing a covariance matrix of more columns takes minutes.
+#: Largest number of features, because decomposing a larger covariance matrix takes minutes.
 _MOST_FEATURES = 4096
 
 
@@ -60,16 +60,17 @@ class LabelFree(Defense):
     training rows (see `vfl.defenses.self_supervision.learn`): autoencoder (Vincent et al. 2008),
     scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg (Bardes et al. 2022), vime (Yoon et
     al. 2020). All of this happens before the first step. Random numbers come from the feature
-    party's secret, and the result is saved with its weights. Both parties run this defense: the
-    label party sends a zero gradient, and the feature party ignores any other gradient. Only the
-    top learns from labels.
+    party's secret, and the bottom's values are saved with the party's weights. Both parties run
+    this defense: the label party sends a zero gradient, and the feature party ignores any other
+    gradient. Only the top learns from labels.
 
     Args:
         kind: "random", "pca", "autoencoder", "scarf", "simclr", "vicreg" or "vime".
         features: number of random features for "pca", up to 4096.
         epochs: number of epochs over the rows, for kinds that learn.
         mask: share of a row's values to hide or replace, 0 to 0.9, for kinds that learn.
-        unaligned: whether the bottom also learns from the party's rows outside all sessions.
+        unaligned: whether the bottom also learns from the party's unaligned rows, which are in no
+            session.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -112,7 +113,8 @@ class LabelFree(Defense):
             if isinstance(member, LabelFree):
                 continue  # the chain itself reports duplicates
             gradients = uses(member, "gradient", "local_loss", "received")
-            # A member that also changes the top or the batch may use its loss to train the top.
+            # A member that also changes the top or the batch may use its loss to train the top, and
+            # the top still learns here.
             of_cuts = uses(member, "loss") and not uses(member, "wrap_top", "batch")
             if gradients or of_cuts:
                 raise SpecError(
@@ -147,16 +149,17 @@ class LabelFree(Defense):
 class Pretrained(Defense):
     """The bottom first learns without labels from its owner's rows, and then from labels as usual.
 
-    Before the first step the bottom learns from the party's training rows, and from its rows
-    outside all sessions, which other parties lack. So the training needs fewer labels. This class
-    protects nothing. It is in this file because its bottoms start like `LabelFree` bottoms, but are
-    not frozen afterwards.
+    Before the first step the bottom learns from the party's training rows, and from its unaligned
+    rows, which other parties lack. So the training needs fewer labels. This class protects nothing.
+    It is in this file because its bottoms start like `LabelFree` bottoms, but are not frozen
+    afterwards.
 
     Args:
-        kind: a kind of `LabelFree` that learns.
+        kind: objective of the first training: any kind of `LabelFree` except "random" and "pca".
         epochs: number of epochs over the rows.
         mask: share of a row's values to hide or replace, 0 to 0.9.
-        unaligned: whether the bottom also learns from the party's rows outside all sessions.
+        unaligned: whether the bottom also learns from the party's unaligned rows, which are in no
+            session.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -227,12 +230,13 @@ class Anchored(Defense):
 
     The components form a label-free bottom: any party that has the inputs can compute them. The
     components alone lose little accuracy, and a linear learned part (``bottom =
-    "mlp:hidden=none"``) restores it. Each step moves the cut by `rate` times the amount of a bottom
-    without this defense. If `potential:norm=no` joins the chain, the learned part discloses fewer
-    labels. This design is vfl's own. Its idea is fine-tuning that stays near the starting point (Li
-    et al. 2018, L2-SP); here label-free components are the starting point. Only feature parties run
-    this defense. Before the first step, each one computes the components from its training rows;
-    its weights include them. Leakage is measured, not bounded, so the defense states no guarantee.
+    "mlp:hidden=none"``) restores it. Each step changes the cut by `rate` times the change in a
+    training without this defense. If `potential:norm=no` joins the chain, the learned part
+    discloses fewer labels. This design is vfl's own. Its idea is fine-tuning that stays near the
+    starting point (Li et al. 2018, L2-SP); here label-free components are the starting point. Only
+    feature parties run this defense. Before the first step, each feature party computes the
+    components from its training rows. They are saved with the party's weights. Leakage is measured,
+    not bounded, so the defense states no guarantee.
 
     Args:
         rate: scale of the learned part; the components have mean variance 1.
@@ -265,5 +269,5 @@ class Anchored(Defense):
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         anchored = next(part for part in bottom.modules() if isinstance(part, AnchoredBottom))
-        # Without random features, `fit` draws nothing.
+        # Without random features, `fit` draws no random numbers.
         anchored.components.fit(inputs, torch.Generator())

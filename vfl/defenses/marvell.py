@@ -48,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise variances of class 0 and class 1, along the difference of the means and across it."""
+    """Noise variances of both classes, parallel and orthogonal to the difference of the means."""
 
     along0: float
     across0: float
@@ -139,10 +139,10 @@ def divergence(found: Gradients, noise: Noise) -> float:
 def best(found: Gradients, power: float) -> Noise:
     """Return the noise with the smallest `divergence` whose mean squared norm is at most `power`.
 
-    Across the difference of the means, only the class with the smaller spread gets noise, at most
-    up to the spread of the other class. The problem is convex in the logarithms of the variances.
-    So two nested golden-section searches find the two variances of the class with the smaller
-    spread. The other class's variance along the difference has a closed form.
+    In directions orthogonal to the difference of the means, only the class with the smaller spread
+    gets noise, at most up to the spread of the other class. The problem is convex in the logarithms
+    of the variances. So two nested golden-section searches find the two variances of the class with
+    the smaller spread. The other class's variance parallel to the difference has a closed form.
     """
     if found.spread0 > found.spread1:
         mirrored = found._replace(
@@ -155,7 +155,7 @@ def best(found: Gradients, power: float) -> Noise:
     share0 = 1 - found.share1
 
     def along(across0: float) -> Noise:
-        """Return the best noise along the difference, given the noise across it."""
+        """Return the best noise whose variance orthogonal to the difference is given."""
         left = power - share0 * (found.width - 1) * across0
 
         def at(along0: float) -> Noise:
@@ -172,7 +172,7 @@ def best(found: Gradients, power: float) -> Noise:
 
 
 def golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a unimodal function is smallest on [low, high] (Kiefer 1953), to 1e-6."""
+    """Return the minimiser of a unimodal function on [low, high], to 1e-6 (Kiefer 1953)."""
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     for _ in range(_STEPS):

@@ -35,7 +35,8 @@ class Mixup(Defense):
     L(y').
 
     Args:
-        alpha: parameter of the Beta distribution; rows mix evenly at 1, and hardly near 0.
+        alpha: parameter of the Beta distribution. At 1, every lambda is equally likely; near 0,
+            rows are hardly mixed.
         seed: seed of the public draws, the same at every party.
 
     >>> pairs, share = mixture(step=1, rows=4, alpha=1.0, seed=0)

@@ -30,10 +30,10 @@ from vfl.privacy.accountants import gaussian_epsilon
 from vfl.privacy.kernel import Law
 from vfl.privacy.statement import Unit
 
-#: Smaller noise hides nothing, and float64 rounding would dominate the epsilon.
+#: Limits of sigma. Smaller noise hides nothing, and float64 rounding would dominate the epsilon.
 _LEAST_SIGMA = 1e-6
 _MOST_SIGMA = 1e6
-#: Within these limits float32 can represent a row, its norm and its noise.
+#: Limits of the clip norm. Within them float32 can represent a row, its norm and its noise.
 _LEAST_NORM, _MOST_NORM = 1e-6, 1e6
 
 
@@ -46,7 +46,7 @@ class RowNoise:
     Args:
         norm: clip norm C, from 1e-6 to 1e6; "inf" does not clip.
         sigma: standard deviation (gaussian) or scale (laplace) of the noise, from 1e-6 to 1e6; 0
-            adds no noise. It is relative to `norm`, and absolute if `norm` is "inf".
+            adds no noise. The value is relative to `norm`; it is absolute if `norm` is "inf".
         law: "gaussian" or "laplace".
         delta: delta of the Gaussian mechanism, from 1e-12 to 1.
 
@@ -82,11 +82,12 @@ class RowNoise:
     def noised(
         self, rows: Tensor, secret: Secret, *purpose: str | int, unit: float = 1.0
     ) -> Tensor:
-        """Return clipped rows plus noise from a stream of the secret.
+        """Return clipped rows plus noise from a random stream that the party's secret determines.
 
-        With a clip norm, the result is rounded to a grid; see `vfl.privacy.kernel.release_rows`.
-        Other rows or other noise parameters select another stream. The same noise at two scales, or
-        on two different sets of rows, would disclose the rows or their difference.
+        With a clip norm, the result is rounded to a grid; see `vfl.privacy.kernel.release_rows`. If
+        the rows or the noise parameters change, the noise comes from another stream. The same noise
+        at two scales, or on two different sets of rows, would disclose the rows or their
+        difference.
 
         Args:
             rows: axes (rows, width).

@@ -1,4 +1,4 @@
-"""Passports: secret inputs from which a layer's owner computes its scale and shift."""
+"""Passports: secret inputs from which a party computes a layer's scale and shift."""
 
 from __future__ import annotations
 

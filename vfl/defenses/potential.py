@@ -17,14 +17,15 @@ from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 
 Distance = Literal["angular", "chordal"]
 
-#: Cosines are limited to at most 1 minus this margin. With less than 1e-7 float32 cannot represent
-#: the difference; with 1e-4 no training became infinite. Rows that are closer, such as duplicates,
-#: do not repel each other.
+#: Cosines are limited to at most 1 minus this margin. A margin below 1e-7 would vanish in float32;
+#: with 1e-4 no training had infinite values. Two rows with a larger cosine, such as duplicates, do
+#: not repel each other.
 MARGIN = 1e-4
 #: Up to this number of rows, one matrix product compares all rows; separate products for each class
 #: have a higher fixed cost.
 _FEW_ROWS = 192
-#: A row with a smaller norm gets no reliable direction, and the gradient grows with 1 / norm.
+#: Lower limit of the norm by which a row is divided. A shorter row has no reliable direction, and
+#: its gradient would grow with 1 / norm.
 _LEAST_LENGTH = 1e-4
 
 
@@ -62,7 +63,7 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
 
 
 def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
-    """Return u.v for each pair of one class; axes (pairs,). No other pair enters the graph."""
+    """Return u.v for each pair of rows in one class; axes (pairs,). Other pairs get no gradient."""
     if len(units) <= _FEW_ROWS:
         return _from_all(units, labels)
     sizes = torch.bincount(labels)
@@ -141,13 +142,14 @@ class Potential(Defense):
 
 
 class LayerNorm(Defense):
-    """Normalises each row of the cut to mean 0 and variance 1; alone, it makes labels leak more.
+    """Normalises each row of a cut to mean 0, variance 1; used alone, it makes labels leak more.
 
     Source: Ba et al. 2016, without the affine part. On MNIST, an attacker with one known label per
-    class fine-tuned a top. It predicted 66 % of the labels from plain cuts and 97 % from normalised
-    cuts. Losses that need a bounded cut use this layer (`potential` includes it). Tables of
-    comparisons have a separate row for `layer_norm`, which separates its effect from the effect of
-    such losses. Only the feature party runs this defense; it has no state and no guarantee.
+    class fine-tuned a top. The fine-tuned top predicted 66 % of the labels correctly from plain
+    cuts and 97 % from normalised cuts. Losses that need a bounded cut use this layer (`potential`
+    includes it). Tables of comparisons have a separate row for `layer_norm`, which separates its
+    effect from the effect of such losses. Only the feature party runs this defense; it has no state
+    and no guarantee.
 
     >>> import torch
     >>> wrapped = LayerNorm().wrap_bottom(nn.Identity(), width=2)

@@ -1,4 +1,4 @@
-"""The few-shot probe: a loss for cuts from which a linear classifier with few labels fails."""
+"""The few-shot probe: a loss that makes a linear classifier with few labels fail on cuts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLOOR = 2e-3
 def probe_alignment(
     cut: Tensor, labels: Tensor, classes: int, support: int, whiten: bool = False
 ) -> Tensor:
-    """Fit a ridge regression on some rows, and return its alignment with the classes of the others.
+    """Fit a ridge regression on some rows; return its alignment with the other rows' classes.
 
     The function first standardises the columns within the batch, or whitens them. S holds the first
     `support` rows, Q the other rows, and T = onehot - 1/C their targets. The predictions for Q are
@@ -60,8 +60,8 @@ def _standardised(cut: Tensor) -> Tensor:
 
 def _whitened(cut: Tensor) -> Tensor:
     centred = cut - cut.mean(dim=0)
-    # A wide cut has fewer rows than columns, so its covariance is singular up to rounding. In
-    # float32, rounding alone may exceed the floor; therefore this code uses float64.
+    # If a cut has fewer rows than columns, its covariance is singular up to rounding. Rounding
+    # errors in float32 may exceed `floor`, so this code computes in float64.
     exact = centred.double()
     covariance = exact.T @ exact / len(cut)
     floor = _FLOOR * covariance.diagonal().mean() + 1e-6

@@ -1,8 +1,8 @@
 """Purification of cuts at the label party: repairs a cut that does not fit other parties' cuts.
 
 A feature party with a backdoor can send, for a row of one class, a cut that represents another
-class. Then the cuts of the other parties contradict this cut. During training, both defenses here
-also learn how the parties' cuts fit together. They use this knowledge only for predictions.
+class. Then the cuts of the other parties contradict this cut. During training, both defenses of
+this file also learn how the parties' cuts fit together. They repair cuts only in predictions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vfl.defenses.base import Cuts, Defense, Loss
 
 _MOST_HIDDEN = 65536
 _MOST_DEVIATIONS = 1000
-#: More search steps amplify rounding errors, and then a row's result would depend on other rows of
-#: its batch.
+#: Largest number of search steps. More steps would amplify rounding errors until a row's result
+#: depends on other rows of its batch.
 _MOST_STEPS = 100
 _RATE = 0.05
 _SPAN = 0.99
@@ -181,8 +181,8 @@ class MaskedTop(PurifyingTop):
     Args:
         top, width, parties: see `PurifyingTop`.
         hidden: hidden units of the autoencoder.
-        deviations: an error that exceeds the mean by more than this number of standard deviations
-            is a vote.
+        deviations: number of standard deviations; a larger error counts as a vote against the
+            predicted party.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class MaskedTop(PurifyingTop):
         return mse_loss(written[chosen, one], rows[chosen, one])
 
     def errors(self, cut: Tensor) -> Tensor:
-        """Return the errors of predictions of each party's cut from each other party's cut alone.
+        """Predict each party's cut from every single other party's cut, and return the errors.
 
         Returns:
             Euclidean distances, axes (rows, predicted party, party whose cut is given).
@@ -262,15 +262,16 @@ def flagged_share(model: nn.Module, party: int) -> float | None:
 
 
 class VFLIP(Purification):
-    """Other parties' cuts check a party's cut; if most reject it, the label party repairs the row.
+    """The label party tests each cut with the other parties' cuts, and repairs rejected cuts.
 
     In training, a masked autoencoder learns to predict one party's cut from all other parties'
     cuts, or from the cut of one other party. At inference, it predicts each party's cut from each
     other party's cut alone. If the error exceeds its mean in training by more than `deviations`
-    standard deviations, the other party votes against the party. If more than half of the other
-    parties vote against a party, the autoencoder predicts the whole merged cut from the parties
-    that were not rejected. Other rows stay unchanged, and so do rows in which all parties were
-    rejected. The defense needs three parties: with only two, each would vote against the other.
+    standard deviations, the party whose cut was given votes against the predicted party. If more
+    than half of the other parties vote against a party, the autoencoder predicts the whole merged
+    cut from the parties that were not rejected. Other rows stay unchanged, and so do rows in which
+    all parties were rejected. The defense needs three parties: with only two, each would vote
+    against the other.
 
     Source: Cho et al. 2024, "VFLIP: a backdoor defense for vertical federated learning via
     identification and purification" (ESORICS), sections on the masked autoencoder ("N-1 to 1" and
@@ -278,8 +279,8 @@ class VFLIP(Purification):
     whereas the paper trains it afterwards.
 
     Args:
-        deviations: number of standard deviations above the mean error from which an error is a vote
-            (the paper's rho).
+        deviations: number of standard deviations by which an error must exceed the mean error to
+            count as a vote (the paper's rho).
         hidden: hidden units of the autoencoder.
         weight: weight of the autoencoder's loss, relative to the task loss.
 
@@ -360,7 +361,7 @@ def _double(network: nn.Module, values: Tensor) -> Tensor:
 
 
 class CoPur(Purification):
-    """The top reads the nearest merged cut that the parties could plausibly have sent together.
+    """The top reads a plausible merged cut: the nearest one to the cuts that the parties sent.
 
     An autoencoder learns the distribution of merged cuts in training. At inference, a search finds
     the code whose decoded cut is nearest to the received cuts. It minimises the sum of the parties'

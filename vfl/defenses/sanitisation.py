@@ -49,7 +49,7 @@ class SanitisedBottom(nn.Module):
         law.register(self)
 
     def begin(self, secret: Secret) -> None:
-        """Store the embedding's word vectors of this moment, and the key for all random draws."""
+        """Store the embedding's current word vectors, and the key for all random draws."""
         words = _embedding(self.bottom)
         with torch.no_grad():
             device = self.vectors.device

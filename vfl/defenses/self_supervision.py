@@ -77,8 +77,8 @@ def learn(
         encoder: module with outputs of axes (rows, width), on the device that trains it.
         inputs: axes (rows, ...); inputs with four axes are pictures of axes (rows, channels,
             height, width).
-        draw: generator of the order of rows, masks and views. Dropout and the initial weights of
-            the perceptron use torch's global generator instead.
+        draw: generator that draws the order of rows, the masks and the views. Dropout and the
+            initial weights of the perceptron use torch's global generator instead.
         epochs: number of epochs over all rows.
         mask: share of a row's values to hide or replace; for pictures, the largest share of pixels
             that `augmented` erases.
@@ -111,7 +111,7 @@ def train_autoencoder(
 
 
 def learning_bytes(kind: Learned, columns: int, width: int) -> int:
-    """Return the bytes of memory for the perceptron after a bottom and for the training batches."""
+    """Return the bytes of the perceptron that the training adds, and of its batches."""
     outputs = max(2 * columns if kind == "vime" else columns, _HEAD_WIDTH)
     head = _HEAD_WIDTH * (width + 1 + outputs) + outputs
     return 4 * (_HEAD_COPIES * head + FIT_ROWS * (8 * columns + 4 * _HEAD_WIDTH))
@@ -218,9 +218,9 @@ def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float)
 def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
     """Return pictures that are rotated, scaled, shifted, changed in contrast and partly erased.
 
-    The function never mirrors a picture, because a mirrored digit, or half of a picture, shows
-    something else. Erased pixels, and pixels that move in from outside, get the value of the
-    picture's darkest pixel. The erased area is a rectangle.
+    The function never mirrors a picture, because this changes the meaning of a digit, or of one
+    party's half of a picture. Erased pixels, and pixels that move in from outside, get the value of
+    the picture's darkest pixel. The erased area is a rectangle.
 
     Args:
         pictures: axes (rows, channels, height, width).
@@ -249,7 +249,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
 
 def _within(centre: Tensor, length: Tensor, pixels: int) -> Tensor:
-    """Return which pixels along one edge of a picture lie in an interval; axes (rows, pixels)."""
+    """Mark the pixels along one axis within length / 2 of the centre; axes (rows, pixels)."""
     at = (torch.arange(pixels) + 0.5) / pixels
     return (at - centre[:, None]).abs() < length[:, None] / 2
 

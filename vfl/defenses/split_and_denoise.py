@@ -19,7 +19,7 @@ _HEADS = 4
 
 
 class Denoiser(nn.Module):
-    """Adds a correction to the returned vectors, computed from them, the clean cut and its noise.
+    """Corrects the returned vectors, with the help of the clean cut and the noise added to it.
 
     An attention layer lets each returned vector read all tokens of its row.
 
@@ -56,7 +56,7 @@ def _with_tokens(values: Tensor) -> Tensor:
 
 
 class SplitAndDenoise(Defense):
-    """Adds noise to each row of the cut; in a U-shape, the feature party repairs what comes back.
+    """Adds noise to each row of the cut; in a U-shape, the feature party repairs returned cuts.
 
     The density of noise n is proportional to exp(-eta |n|). For one message of a row, this is
     metric local differential privacy (d_chi-privacy): the privacy loss between two rows is at most

@@ -1,4 +1,4 @@
-"""A filter of poisoned rows: random views of a party's cut vote on whether it fits the answer."""
+"""A filter of poisoned rows: random projections vote on whether a cut fits the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from vfl.defenses.purification import JudgingTop, OfParties
 _MOST_VIEWS = 255
 _MOST_ROWS = 2**16
 _MOST_DEVIATIONS = 1000
-#: Rows with an answer are checked only if at least this number of rows with this answer is known.
+#: Rows with an answer (a predicted class) are checked only if at least this number of training rows
+#: with the same answer is known.
 _LEAST_ROWS = 32
 #: Standard deviation of a normal distribution, in units of its median absolute deviation.
 _OF_MEDIAN = 1.4826
@@ -38,7 +39,7 @@ class VotingTop(JudgingTop):
         units = width // parties
         bases = [nn.init.orthogonal_(torch.empty(units, max(1, units // 2))) for _ in range(views)]
         self.register_buffer("views", torch.stack(bases))
-        for name in ("seen", "known"):  # latest rows; rows for comparison
+        for name in ("seen", "known"):  # latest rows, and rows that cuts are compared with
             self.register_buffer(name, torch.zeros(rows, width))
             self.register_buffer(f"answers_of_{name}", torch.full((rows,), -1))
         self.register_buffer("count_seen", torch.zeros((), dtype=torch.int64))
@@ -77,7 +78,7 @@ class VotingTop(JudgingTop):
         return found
 
     def _limit(self, answer: int) -> tuple[Tensor, Tensor] | None:
-        """Return the median cut of rows with an answer, and the largest distance without a vote.
+        """Return an answer's median cut, and the largest distance from it that gets no vote.
 
         The tensors have axes (parties, views, units of a view) and (parties, views). The result is
         None if too few rows have this answer.
@@ -97,7 +98,7 @@ class VotingTop(JudgingTop):
         return torch.einsum("rpu,vuk->rpvk", self.blocks(values), self.get_buffer("views"))
 
     def _remember(self, values: Tensor, answers: Tensor) -> None:
-        """Store rows in place of the oldest; renew the comparison rows when half are replaced."""
+        """Replace the oldest stored rows; renew the comparison rows after half of them changed."""
         seen, count = self.get_buffer("seen"), self.get_buffer("count_seen")
         places = (count + torch.arange(len(values), device=count.device)) % len(seen)
         seen[places] = values
@@ -114,7 +115,7 @@ class VotingTop(JudgingTop):
         self._limits.clear()
 
     def _answered(self, cut: Tensor, outputs: Tensor) -> Tensor:
-        """Return outputs; if a party is flagged in a row, the mean cut replaces its cut."""
+        """Return outputs; before that, the mean cut replaces each flagged party's cut in a row."""
         flagged = self.flagged(self.standardised(cut), _answers(outputs))
         self.count(flagged)
         some = flagged.any(1) & ~flagged.all(1)
@@ -132,7 +133,7 @@ def _answers(outputs: Tensor) -> Tensor:
 
 
 class SubspaceVotes(OfParties):
-    """Compares a party's cut with cuts of rows that have the same answer, in random subspaces.
+    """Compares a party's cut with cuts of rows that have the same answer (predicted class).
 
     A view is a random subspace, half as wide as a party's cut. The class projects the party's
     standardised cut on each view. The view compares the cut with the median cut of the latest
@@ -140,9 +141,9 @@ class SubspaceVotes(OfParties):
     median distance by more than `deviations` robust standard deviations. When half of the latest
     training rows have changed, the medians are computed again. A party is flagged in a row if more
     than half of the views vote against it. A flagged training row gets no gradient. In a
-    prediction, the top reads the mean cut in place of the flagged party's cut. An answer's rows are
-    checked once 32 training rows have this answer. If all parties of a row are flagged, the top
-    reads the row unchanged.
+    prediction, the top reads the mean cut in place of the flagged party's cut. Rows with an answer
+    are checked after 32 training rows had the same answer. If all parties of a row are flagged, the
+    top reads the row unchanged.
 
     The design follows the abstract of SecureSplit (Dou et al. 2026, "SecureSplit: mitigating
     backdoor attacks in split learning", arXiv 2601.14054). The abstract describes a transformation
