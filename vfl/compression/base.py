@@ -33,7 +33,7 @@ class StepContext:
         secret: the encoding party's secret; None at the decoding party. In an evaluation or
             prediction, only the defense of a feature party receives a secret.
         rows: position of each row of a training batch in the run's table, int64, equal at both
-            parties; None at inference, or if a module's caller passed no positions.
+            parties; None at inference, or if the caller passed no positions.
     """
 
     step: int = 0
@@ -75,7 +75,7 @@ class Symbols:
     Attributes:
         support: mask of the values that the payload contains, bool, axes (rows, width).
         codes: an integer code for each of these values, in row order; axes (values,).
-        choices: number of different codes; each code is below it.
+        choices: number of different codes; every code is smaller than this number.
         counts: the packer's knowledge about the codes before it packs.
     """
 
@@ -86,14 +86,14 @@ class Symbols:
 
 
 class Encoded(NamedTuple):
-    """A payload, and the encoder's saved state, with which it decodes the gradient (or None)."""
+    """A payload, and the state (or None) with which the encoder later decodes the gradient."""
 
     payload: Payload
     saved: Any
 
 
 class Decoded(NamedTuple):
-    """A decoded cut, and the decoder's saved state, which encodes the gradient (or None)."""
+    """A decoded cut, and the state (or None) with which the decoder later encodes the gradient."""
 
     cut: Tensor
     saved: Any
@@ -177,7 +177,7 @@ class Codec(ABC):
 
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
-        """Return size / dense fp32 size by the papers' formulas, which do not count headers."""
+        """Return compressed size / dense fp32 size by the papers' formulas, which omit headers."""
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
         """Return the symbols that `encode` would send, for the entropy bound; None if unknown.
@@ -196,7 +196,7 @@ class Codec(ABC):
         return 4 * rows * width + 64
 
     def equal_queries(self, width: int) -> bool:
-        """Return whether all queries with equally many rows have payloads of one length."""
+        """Return whether all queries with equally many rows have payloads of the same length."""
         return True
 
     def simulate(
@@ -217,7 +217,7 @@ class Codec(ABC):
     # of the party that has a module trains the module's parameters.
 
     def wire_width(self, width: int) -> int:
-        """Return the width of the tensor that `encode` receives, for a bottom of a width."""
+        """Return the width of the input of `encode`, for a bottom whose outputs have this width."""
         return width
 
     def client_module(self, width: int) -> nn.Module | None:
@@ -239,7 +239,7 @@ class Codec(ABC):
 
     @property
     def rows_apart(self) -> bool:
-        """Return whether training encodes each row and its gradient independently of others."""
+        """Return whether training encodes each row and its gradient independently of other rows."""
         return False
 
     def commit(self, step: int) -> None:
@@ -259,7 +259,7 @@ class Codec(ABC):
 
 
 class _WirePath(torch.autograd.Function):
-    """Encode and decode forward; encode and decode gradients backward, as on the network."""
+    """Encode and decode the cut forward, and its gradient backward, as between two parties."""
 
     @staticmethod
     def forward(

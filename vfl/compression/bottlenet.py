@@ -69,7 +69,7 @@ class GaussianChannel(nn.Module):
         self.deviation = deviation
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Return numbers with noise in the same axes, (rows, k)."""
+        """Return the numbers plus noise, axes (rows, k)."""
         if not self.training:
             return numbers
         return numbers + self.deviation * torch.randn_like(numbers)

@@ -27,11 +27,11 @@ class Bound(Codec):
     """Sends one vector for `rows` rows of a training batch: the sum of rows, each bound to a key.
 
     A key is a fixed public vector of length 1. Binding is circular convolution of a row with its
-    key; decoding is circular correlation with the same key. The other rows of a vector are noise in
-    a decoded row; this noise is smaller for wider cuts. The codec encodes gradients in the same
-    way, so cuts and gradients both take 1/rows of the bytes. In training, the codec therefore mixes
-    rows. **The codec sends a query row by row**, with the bytes of the plain cut, because a
-    prediction must not depend on other rows of its batch.
+    key; decoding is circular correlation with the same key. In a decoded row, the other rows of the
+    same vector appear as noise; this noise is smaller for wider cuts. The codec encodes gradients
+    in the same way, so cuts and gradients both take 1/rows of the bytes. In training, the codec
+    therefore mixes rows. **The codec sends a query row by row**, with as many bytes as the plain
+    cut, because a prediction must not depend on other rows of its batch.
 
     Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
     communication-efficient split learning", MLSP, section 3. If `rows` does not divide the batch
@@ -94,7 +94,7 @@ class Bound(Codec):
         return self._read(vectors, rows)
 
     def formula_ratio(self, width: int) -> float:
-        """Return 1/R (section 3.3 of the paper), times b/32 for b-bit values."""
+        """Return 1/rows (section 3.3 of the paper), times b/32 for values of b bits."""
         return self._vectors.formula_ratio(width) / self.rows
 
     def _count(self, rows: int) -> int:

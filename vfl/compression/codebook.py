@@ -28,9 +28,10 @@ class ProductQuantise(Codec):
 
     The codec cuts each row into `pieces` pieces of equal length. k-means over all pieces of a batch
     finds `clusters` vectors: the codebook, which is sent with the batch. The label party returns
-    the gradient of the sent cut with all values. The feature party adds `correction` x (cut - sent
-    cut) to this gradient, which keeps cuts near the codebook. **A query is sent with all values as
-    float32**, because its codebook would depend on the other rows of its batch.
+    all values of the sent cut's gradient. The feature party adds `correction` x (cut - sent cut) to
+    this gradient, which keeps cuts near the codebook. **A query is sent with all values as
+    float32**, because a codebook would make a row's sent values depend on the other rows of its
+    batch.
 
     Source: Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi 2022, "FedLite: a scalable approach for
     federated learning on resource-constrained clients".
@@ -41,8 +42,8 @@ class ProductQuantise(Codec):
     Args:
         pieces: number of pieces of a row (the paper's q); it must divide the width of the cut.
         clusters: number of vectors in the codebook (the paper's L).
-        correction: weight of the correction (the paper's lambda), which is a mean over the batch's
-            rows.
+        correction: weight of the correction (the paper's lambda); the correction is a mean over the
+            batch's rows.
         passes: number of k-means passes.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
 
@@ -127,14 +128,14 @@ class ProductQuantise(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
-        """Return half the correction weight, times the mean squared distance to the sent cut."""
+        """Return correction / 2 x the mean squared distance between the cut and the sent cut."""
         if not (self.correction and context.training and len(cut)):
             return None
         sent = self._sent(cut.detach().cpu()).to(cut.device)
         return 0.5 * self.correction * (cut - sent).square().sum(dim=1).mean()
 
     def formula_ratio(self, width: int) -> float:
-        """Return the size ratio of the codes alone: pieces x log2 L / (32 d).
+        """Return the codes' size / dense size: pieces x log2(clusters) / (32 x width).
 
         The formula leaves out the codebook, which all rows of a batch share.
         """
@@ -145,7 +146,7 @@ class ProductQuantise(Codec):
         return super().payload_limit(rows, width) + vectors + rows * self.pieces * self._bits // 8
 
     def _sent(self, cut: Tensor) -> Tensor:
-        """Return the values that are sent for a cut; if it is the newest cut, reuse them."""
+        """Return the values that are sent for a cut; reuse stored values for the newest cut."""
         if self._newest is not None and torch.equal(self._newest[0], cut):
             return self._newest[1]
         codebook, codes = self._clustered(cut)
@@ -195,7 +196,7 @@ def cluster(
 
 
 def _nearest(values: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]) -> np.ndarray:
-    """Return the nearest centre of each point; the first one of ties."""
+    """Return each point's nearest centre; among equally near centres, the first one."""
     distances = np.square(centres).sum(axis=1) - 2 * values @ centres.T
     found: npt.NDArray[np.int64] = distances.argmin(axis=1)
     return found

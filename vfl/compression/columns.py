@@ -1,4 +1,4 @@
-"""SplitFC: drops columns of a batch's cut, or sends them in few bits, by their variation."""
+"""SplitFC: columns of a cut that vary less are dropped more often and get fewer bits."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Columns(Codec):
         return _whole(columns * saved.factors, saved, width)
 
     def formula_ratio(self, width: int) -> float:
-        """Return the size ratio of the kept columns' codes alone: keep x bits / 32.
+        """Return the kept columns' code size / dense size: keep x bits / 32.
 
         The formula leaves out range limits, which the rows of a batch share.
         """

@@ -36,7 +36,7 @@ class CodecComparison:
     measure: CodecMeasure
 
     def record(self) -> dict[str, Any]:
-        """Return the results as a JSON record; None for an unknown figure."""
+        """Return the results as a JSON record, in which an unknown result is None."""
         figures = asdict(self.measure)
         if self.untrained:
             figures["relative_error"] = math.nan
@@ -76,7 +76,7 @@ def compare_codecs(
 def default_specs(width: int) -> list[str]:
     """Return specs of one or two codecs of each kind that fit the width.
 
-    Options k are width/40, or another value that fits.
+    The option k of a codec is width/40, or another value that fits.
     """
     k = max(1, min(width // 40, TABLE_LIMIT // width))
     specs = [
@@ -126,7 +126,7 @@ def _line(row: CodecComparison, wide: int) -> str:
 
 
 def _through_module(codec: Codec, cut: Tensor) -> tuple[bool, Tensor]:
-    """Return whether training would change the values to send, and the module's output."""
+    """Return whether training would change the sent values, and the output of `client_module`."""
     width = cut.shape[1]
     with scoped(0):
         modules = [codec.client_module(width), codec.server_module(width)]

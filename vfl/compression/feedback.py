@@ -2,8 +2,8 @@
 
 If a row occurs again, the feature party sends the compressed difference between the row's cut and
 its stored estimate. Both parties then add the sent difference to the estimate. Later frames send
-the values that one frame leaves out. So the error of a fixed k disappears as the training
-converges.
+the values that one frame leaves out. So the error from sending only k values disappears as the
+training converges.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 Positions = npt.NDArray[np.int64]
-#: Largest number of steps without a commit that are kept; older ones are dropped.
+#: Largest number of uncommitted steps that are stored; older uncommitted steps are dropped.
 _MOST_WAITING = 64
 
 
 class _Batch(NamedTuple):
-    """Stored estimates of a batch, (rows, width), and a mask of rows that have one; else 0."""
+    """Stored estimates, (rows, width), 0 for a row without one, and a mask of rows with one."""
 
     rows: Positions
     surrogates: Tensor
@@ -56,7 +56,7 @@ class _Surrogates:
         return _Batch(rows, found, known)
 
     def record(self, step: int, rows: Positions, values: Tensor) -> None:
-        """Hold the estimates that a step will store until the step is committed."""
+        """Hold a step's new estimates until the step is committed, which stores them."""
         self._waiting[step] = rows, values
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
@@ -192,8 +192,8 @@ class ErrorFeedback(RowFeedback):
     Source: Valdeira, Xavier, Soares, Chi, "Communication-efficient Vertical Federated Learning via
     Compressed Error Feedback", IEEE Transactions on Signal Processing 2025.
 
-    This is the paper's algorithm 1 with private labels. The label party returns the gradient at the
-    estimate with all values. Each party stores a float32 vector for each training row.
+    This is the paper's algorithm 1 with private labels. The label party returns all values of the
+    gradient at the estimate. Each party stores a float32 vector for each training row.
 
     Args:
         k: number of changes to send per row.

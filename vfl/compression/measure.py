@@ -135,7 +135,7 @@ def measure_codec(
 
 
 def _context_of(batch: Tensor, step: int, batch_size: int, secret: Secret | None) -> StepContext:
-    """Return the context of a batch; its row positions count through the whole cut.
+    """Return the context of a batch; its row positions are counted through the whole cut.
 
     The context of a query has no secret.
     """

@@ -54,7 +54,8 @@ def dense_bytes(values: Tensor) -> Payload:
     """Return a copy of a tensor's values as little-endian float32 bytes, in row order."""
     if values.device.type == "cpu":
         return bytearray(values.contiguous().numpy())
-    # This is pinned memory, which torch caches; a GPU copies to it five times as fast.
+    # This is pinned memory, which torch caches. A GPU copies to pinned memory five times as fast as
+    # to other memory.
     copied = torch.empty(values.numel(), pin_memory=True).copy_(values.reshape(-1))
     return copied.numpy().data.cast("B")
 

@@ -32,8 +32,8 @@ _PROCESSOR = torch.device("cpu")
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
-#: Frames whose length must depend only on their shape: "query" queries, "always" training frames
-#: too, "no" none.
+#: Values of the option `pad`. The length of a frame depends only on its shape for queries
+#: ("query"), also for training frames ("always"), or for no frames ("no").
 Pad = Literal["query", "always", "no"]
 
 

@@ -16,7 +16,8 @@ from vfl.compression.packed import DenseCodec, Packer, Pad, Scale
 from vfl.core.errors import WidthError
 from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
-#: Limits of the L1 weight, gain of its control per step, and memory of the smoothed count.
+#: Limits of the L1 weight, its gain per step when the count differs from the target, and decay
+#: factor of the smoothed count.
 _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
 
 

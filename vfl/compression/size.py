@@ -1,4 +1,4 @@
-"""Cuts of another width: k numbers per row, or one bit for each of n units."""
+"""Codecs that change a cut's width: k numbers per row, or one bit for each of n units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_UNITS = 65536
 
 
 class FewNumbers(DenseCodec):
-    """Sends k numbers per row; modules at both parties convert the cut to them and back.
+    """Sends k numbers per row; modules at both parties convert a cut to these numbers and back.
 
     Args:
         k: number of values to send per row.

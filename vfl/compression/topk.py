@@ -6,8 +6,8 @@ choice of indices is equally likely, so the distribution of m defines a law:
 
 - sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
 - multinomial: k indices are drawn without replacement, where each top index has the weight
-  (1 - alpha)/k and each other index alpha/(d - k), as in the authors' released code. The number of
-  other indices among them is m.
+  (1 - alpha)/k and each other index alpha/(d - k), as in the authors' released code. m is the
+  number of drawn indices outside the top k.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class TopK(SparseCodec):
 class RandTopK(SparseCodec):
     """Top-k with a random choice of indices in training; at inference it is plain top-k.
 
-    Random numbers come from the encoding party's secret. An observer that could repeat them would
-    learn which of the sent indices have the largest magnitudes.
+    Random numbers come from the encoding party's secret. An observer who could compute the same
+    random numbers would learn which of the sent indices have the largest magnitudes.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023; thesis equation (3-19).
@@ -168,7 +168,7 @@ class RandTopK(SparseCodec):
         alpha: weight of the indices outside the top k, in [0, 1]; values from 0.05 to 0.1 work
             well.
         law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19).
-            ``multinomial`` follows the authors' released code, which replaces more of them.
+            ``multinomial`` follows the authors' released code, which replaces more of the top k.
         values, packer, scale, grad, pad: see `SparseCodec`.
 
     Raises:
@@ -215,7 +215,7 @@ class RandTopK(SparseCodec):
 
 
 class Top(NamedTuple):
-    """The top indices of each row, axes (rows, k), and a mask of rows with a tie at the end."""
+    """The top indices of each row, axes (rows, k), and a mask of rows with a tie for the last."""
 
     indices: Indices
     tied: npt.NDArray[np.bool_]
@@ -313,7 +313,7 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
 def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
     """Mark the top indices to replace: each one with probability alpha (equation 3-19).
 
-    At most `others` indices are marked, because there are no more to replace them by.
+    At most `others` indices are marked, because only this many other indices can replace them.
 
     Args:
         draws: random numbers, uniform on [0, 1), axes (rows, k).
@@ -345,7 +345,7 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def _smallest(draws: Draws, counts: npt.NDArray[np.int64]) -> Drops:
-    """Mark the smallest random numbers of each row; `counts` states how many."""
+    """Mark each row's smallest random numbers; `counts` states how many per row."""
     ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
     smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
     return smallest
@@ -355,7 +355,7 @@ def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: 
     """Replace every marked index by a random other index; see `loops.replace`."""
     row, slot = drops.nonzero()
     first = row.searchsorted(row)
-    turn = np.arange(len(row)) - first  # 0 for a row's first replaced index
+    turn = np.arange(len(row)) - first  # number of the replacement within its row, from 0
     numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
     for t in reversed(range(turn.max(initial=0))):  # turns a Lehmer code into distinct numbers
         later = (turn > t).nonzero()[0]
@@ -368,7 +368,7 @@ def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: 
 
 
 def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
-    """Return the top indices; if magnitudes at the last place are equal, choose at random.
+    """Return the top indices; a tie for the last index is decided at random.
 
     Suppose the lower index always won a tie. Then a sent higher index of the same magnitude could
     only be a random replacement, and an observer of the frame would know this.

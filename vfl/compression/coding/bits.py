@@ -44,7 +44,7 @@ SUPPORT_TABLE_LIMIT = 2**18
 
 
 def word_bytes(field_bits: int) -> int:
-    """Return the bytes of the smallest machine word, or byte string above 64 bits, for a field."""
+    """Return how many bytes a field takes as a machine word, or above 64 bits as a byte string."""
     least = -(-field_bits // 8)
     return least if least > 8 else max(1, 1 << (least - 1).bit_length())
 
@@ -120,8 +120,8 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
 def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
     """Pack codes of at most 8 bits without gaps, like `pack`, on the device of the codes.
 
-    The function joins the smallest group of codes that fills whole bytes to one number, and then
-    splits this number into bytes.
+    The function takes the smallest groups of codes that fill whole bytes. It joins each group to
+    one number, and then splits this number into bytes.
 
     Args:
         codes: the codes, uint8, axes (codes,).
@@ -238,7 +238,7 @@ class Layout(ABC):
 
     @property
     def tag(self) -> bytes:
-        """Return each payload's first bytes, which reveal different encoder and decoder state."""
+        """Return a prefix of each payload, which reveals if encoder and decoder state differ."""
         return b""
 
     @abstractmethod
@@ -600,7 +600,7 @@ class Supports:
         return ranks
 
     def _mark(self, used: Mask, rows: Counts, ranks: np.ndarray, sizes: Counts) -> None:
-        """Mark the indices of some rows' ranks in `used`, each row's highest index first."""
+        """Decode some rows' ranks, and mark their indices in `used`, the highest index first."""
         sizes = sizes[rows]
         table = self._table(int(sizes.max(initial=0)))
         for j in reversed(range(sizes.max(initial=0))):
@@ -636,5 +636,5 @@ class Supports:
 
 @lru_cache(maxsize=4)
 def supports(width: int) -> Supports:
-    """Return the sets of a width; all codecs in a process share their table."""
+    """Return the `Supports` object of a width, which all codecs in a process share."""
     return Supports(width)

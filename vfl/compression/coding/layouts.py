@@ -1,4 +1,4 @@
-"""Layouts that write frequent symbols with fewer bits: for mostly zero cuts, and range coding.
+"""Layouts that write frequent symbols with fewer bits, by marking zeros or by range coding.
 
 A payload consists of a tag, the scales of its values, and the codes as a layout writes them.
 Layouts of fixed length (`bits.IndexSet`) pack bits without gaps; zero bits fill the last byte.
@@ -57,7 +57,7 @@ COUNTS_LIMIT = 2**21
 _BYTE = 8
 #: Amount by which a symbol's count grows, and the initial count of a code.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: Names, in checkpoints, of the content of uncommitted steps.
+#: Names under which checkpoints store the content of uncommitted steps.
 _CODED = "waiting-indices", "waiting-codes"
 
 
@@ -65,8 +65,8 @@ def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout
     """Make a layout with its initial state.
 
     Args:
-        packer: "range"; "enumerative" or "bitmap"; "index" if k values per row are sent, or "dense"
-            if all are.
+        packer: "range", "enumerative" or "bitmap"; also "index" if k values per row are sent, or
+            "dense" if all values are sent.
         width: width of the cut.
         k: number of values sent per row; None sends all. With None, every packer except "dense"
             gives zeros (code 0) fewer bits.
@@ -123,7 +123,7 @@ class DenseBitmap(Layout):
 
 
 class DenseEnumerative(DenseBitmap):
-    """Layout for mostly zero cuts with the fewest bits of all codes without adaptive state.
+    """Layout for mostly zero cuts; it needs the fewest bits of all layouts without adaptive state.
 
     First, ceil(log2(width + 1)) bits per row state the number n of its non-zero values. Then
     ceil(log2 C(width, n)) bits per row identify these values: their rank among all sets of n
@@ -179,7 +179,7 @@ def _require_head(body: memoryview, wanted_bytes: int, what: str) -> None:
 
 
 def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
-    """Return the indices and codes of all values, for given bits of the non-zero codes."""
+    """Decode the bits of the non-zero codes; return the indices and codes of all values."""
     codes = np.zeros(used.shape, np.int64)
     codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
     if (codes[used] == 0).any():
@@ -194,9 +194,10 @@ def _marks_a_zero() -> CorruptFrameError:
 class Range(Layout):
     """Layout with range coding, which writes frequent symbols with fewer bits.
 
-    If k values per row are sent, the layout writes the k indices, each coded given the previous
-    index, and then the k codes. Otherwise it writes a code for every value, with separate counts
-    for each unit, so that a value of a mostly zero unit takes only a fraction of a bit.
+    If k values per row are sent, the layout writes the k indices and then the k codes. The shares
+    for coding an index depend on the previous index. Otherwise it writes a code for every value,
+    with separate counts for each unit, so that a value of a mostly zero unit takes only a fraction
+    of a bit.
 
     Args:
         width: width of the cut.
@@ -290,7 +291,7 @@ class Range(Layout):
         }
 
     def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
-        """Return the table cells of a frame's symbols: first of its indices, then of its codes."""
+        """Return where a frame's symbols are in the tables of counts: indices, then codes."""
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before

@@ -13,11 +13,12 @@ import numpy as np
 
 from vfl.core.compiled import compiled
 
-#: Largest number of limbs in a rank, and number of bits in a limb; the lowest limb comes first.
+#: Largest number of limbs (parts of a rank, one per machine word), and number of bits in a limb;
+#: the lowest limb comes first.
 MOST_LIMBS, LIMB_BITS = 2, 62
 
-#: In the search for an index, long steps down and then short steps up are faster than halving,
-#: because adjacent indices are close together.
+#: Length of the long steps down in the search for an index. Long steps down and then short steps up
+#: are faster than binary search, because adjacent indices are close together.
 _STRIDE = 8
 _LIMB = (1 << LIMB_BITS) - 1
 
@@ -167,7 +168,7 @@ def _read(raw: Any, start: int, bits: int) -> int:
     return number
 
 
-#: From this number of indices per row on, torch finds the largest values faster.
+#: Largest number of indices per row for which `find_top` is faster than torch.
 MOST_INDICES = 32
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -212,7 +213,7 @@ def find_top(bits: Any, indices: Any, tied: Any) -> bool:
             if largest[at] >= least:
                 for i in range(at * block, min((at + 1) * block, width)):
                     size = bits[row, i] & _MAGNITUDE
-                    sizes[count], candidates[count] = size, i  # overwritten if it is too small
+                    sizes[count], candidates[count] = size, i  # overwritten next if size < least
                     count += size >= least
         least = _kth_largest(sizes, count, best)
         tied[row] = _keep(sizes, count, candidates, least, indices, row)
@@ -374,7 +375,7 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     """
     count = 0
     for i in range(len(numbers)):
-        found[count] = numbers[i]  # overwritten if it is not marked
+        found[count] = numbers[i]  # overwritten next if marks[i] is 0
         count += int(marks[i])
     return count
 

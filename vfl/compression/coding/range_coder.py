@@ -3,8 +3,8 @@
 The coder represents a symbol's probability as a share, a multiple of 1 / 2^15. Encoder and decoder
 have equal counts, which change only when both commit a step. So a repeated frame, or a frame from
 an abandoned attempt, was always coded with the counts of its own step. A byte at the start of each
-frame identifies the history of the counts. It reveals a party that lost a step, or one with another
-version of the coder.
+frame identifies the history of the counts. This byte reveals a party that lost a step, or that uses
+another version of the coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
 1402.3392). Interleaved states make consecutive symbols independent of each other, so that vector
@@ -33,15 +33,16 @@ from vfl.core.frame import Payload
 #: bits.
 TOTAL_BITS, _WORD_BITS, _LOW, _STATE_BYTES = 15, 16, 1 << 16, 4
 _MASK = (1 << TOTAL_BITS) - 1
-#: Each state costs 24 bits, so the coder uses one state for each of this many bits of symbols.
+#: Number of bits of symbols for each state, and largest number of states; a state itself takes 24
+#: bits.
 _BITS_A_STATE, _MOST_STATES = 2048, 256
 #: Smallest number of states if there are several; also the number of states in a vector.
 LANES = 16
-#: Number of symbols whose shares give the estimate of a cut's bits.
+#: Number of symbols from whose shares the coder estimates the bits of a whole cut.
 _SAMPLED = 2048
 #: If the counts of a context add up to more than this number, which is below 2^16, they are halved.
 _FORGET_ABOVE = 60_000
-#: Version of the coded bytes, which is also the initial history.
+#: Version of the coded format; the history of the counts starts with this number.
 _FORMAT = 3
 
 Cells = npt.NDArray[np.int32]
@@ -75,7 +76,7 @@ def encode_columns(table: Shares, codes: Symbols) -> bytes:
     For few columns the function uses one state and codes the columns one after another, as `encode`
     does. Otherwise it uses several states: it codes as many columns at once as there are states,
     row by row, and then the next columns. Then the first byte is the binary logarithm of the number
-    of states; the states and the words follow. Within a row, the last state takes its word first.
+    of states; the states and the words follow. Within a row, the last state reads its word first.
 
     Args:
         table: shares of all symbols in each column, axes (columns, symbols).
@@ -113,7 +114,7 @@ def state_count(table: Shares, codes: Symbols) -> int:
 
 
 def symbols_limit_bytes(symbols: int) -> int:
-    """Return the most bytes of some symbols: a word for each, the states, and the first byte."""
+    """Return the most bytes that symbols take: a word for each, the states, and the first byte."""
     states = max(1, min(_MOST_STATES, symbols * TOTAL_BITS // _BITS_A_STATE))
     return 2 * symbols + _STATE_BYTES * states + 1
 
@@ -184,7 +185,7 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
         return -1
     state = states[0]
     slot = state & _MASK
-    most = slot << 16 | 0xFFFF  # upper limit of the entries that start at or before the slot
+    most = slot << 16 | 0xFFFF  # every entry that starts at or before the slot is at most this
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
@@ -259,9 +260,7 @@ def _decode_columns(
         first = column * choices
         for row in range(rows):
             slot = state & _MASK
-            most = (
-                slot << 16 | 0xFFFF
-            )  # upper limit of the entries that start at or before the slot
+            most = slot << 16 | 0xFFFF  # an entry that starts at or before the slot is at most this
             cell, step = first, choices >> 1
             while step > 0:  # the loop has no branch to mispredict
                 cell += step * int(table[cell + step] <= most)
@@ -302,7 +301,7 @@ def _decode_in_vectors(
 
 
 def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
-    """Add columns to fill whole vectors; their single symbol is certain and changes no state."""
+    """Add columns to fill vectors; coding their only, certain symbol changes no state."""
     if not (more := -len(table) % LANES):
         return table, codes
     certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
@@ -383,14 +382,14 @@ class AdaptiveCounts:
 
     @property
     def tag(self) -> bytes:
-        """Return one byte; if the counts differ, it differs with probability 255/256."""
+        """Return one byte; if two parties have different counts, it differs in 255 of 256 cases."""
         return bytes([self._history & 0xFF])
 
     @property
     def splits(self) -> npt.NDArray[np.uint16]:
         """Return, for each context, the starts of 15 evenly spaced symbols, axes (15, contexts).
 
-        Further contexts fill whole vectors; see `_whole_vectors`.
+        The array also has added contexts that fill whole vectors; see `_whole_vectors`.
         """
         if self._splits is None:
             contexts, choices = self.table.shape

@@ -76,7 +76,7 @@ class ValueCode(ABC):
 
     @abstractmethod
     def encode(self, values: Any, groups: int) -> Coded:
-        """Encode values of axes (rows, k); `groups` is the number of scales: rows, or 1 per batch.
+        """Encode values of axes (rows, k); `groups` is the number of scales: one per row, or 1.
 
         The values are a numpy array; `AffineValues` also accepts a GPU tensor.
         """
@@ -215,7 +215,7 @@ class WholeValues(ValueCode):
 class AffineValues(ValueCode):
     """Writes b bits per value, uniformly between range limits (thesis, equations 3-1 and 3-2).
 
-    A tensor's values become codes on the tensor's device, which can also decode them.
+    The class encodes a tensor on the tensor's device, and can also decode on this device.
     """
 
     scale_bytes = 4
@@ -350,7 +350,7 @@ class AgreedScale:
 
     @property
     def tag(self) -> bytes:
-        """Return one byte; if the means differ, it differs with probability 255/256."""
+        """Return one byte; if two parties have different means, it differs in 255 of 256 cases."""
         return bytes([self._history & 0xFF])
 
     def record(self, step: int, scale: Payload) -> None:
@@ -457,7 +457,7 @@ def _outer(grouped: Values) -> Values:
 
 
 def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
-    """Arrange numbers of axes (rows, k) so that each scale has one row."""
+    """Reshape numbers of axes (rows, k) to one row per scale."""
     return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
 
 
@@ -545,12 +545,12 @@ class GradientCode:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether all values are finite; NaN spreads to minimum and maximum, so this is fast."""
+    """Return whether all values are finite; minimum and maximum suffice, because NaN spreads."""
     return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
-    """Return uniform random numbers of the label party, or 1/2, which rounds to the nearest."""
+    """Return the label party's random numbers; 1/2 (rounding to nearest) outside training."""
     if not context.training or context.secret is None:
         return 0.5
     return context.secret.uniform(shape, "gradient", context.step)

@@ -20,8 +20,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Number of states in a vector, and number of halvings of a share's interval before the table is
-#: read.
+#: Number of states in a vector, and number of halvings by which `_split` narrows the symbols before
+#: a search reads the table.
 LANES, _SPLITS = 16, 4
 _TOTAL_BITS, _WORD_BITS = 15, 16
 #: Number of different codes of 8 bits.
@@ -366,7 +366,7 @@ def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: 
 
 
 def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
-    """Return the sixteenth of the symbols that contains each slot, and its start and end."""
+    """Return which sixteenth of the symbols contains each slot, with its start and end."""
     builder = slots.builder
     lines = [column]
     for _ in range(1, (1 << _SPLITS) - 1):
