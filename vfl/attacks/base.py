@@ -73,7 +73,7 @@ class Attack(ABC):
     def last_report(self) -> dict[str, Any] | None:
         """Return a report on how the last run worked; vfl stores it with the score.
 
-        The report is JSON without cell values, row ids or labels; None if the attack has none.
+        The report is JSON without cell values, row ids or labels; None if the attack has no report.
         """
         return None
 
@@ -91,14 +91,14 @@ def rarest(prior: Tensor) -> int:
 
 
 def require_two_classes(classes: int, instead: str) -> None:
-    """Refuse a task with another number of classes than two.
+    """Refuse a task that does not have exactly two classes.
 
     Args:
         classes: number of classes.
         instead: specs of attacks that work with any number of classes, for the error.
 
     Raises:
-        UserError: the task has another number of classes; the error states it.
+        UserError: the task does not have two classes; the error states the number of classes.
     """
     if classes != 2:
         raise UserError(
@@ -110,7 +110,7 @@ def require_two_classes(classes: int, instead: str) -> None:
 
 
 def require_at_least(least: float, **options: float) -> None:
-    """Refuse options below a bound, NaN and infinity; keywords are names for the error.
+    """Refuse option values below a bound, NaN and infinity; each keyword is an option's name.
 
     Raises:
         BadOptionError: an option is below its bound; the error names the first such option.
@@ -271,7 +271,7 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
         view: the attacker's view, which also provides the bottom.
         seen: the group of rows.
         layer: the layer that provides the features. "cut": the cut as it was sent. "bottom": the
-            bottom's output before noise and codec; the bottom's owner can compute it without both.
+            bottom's output before noise and codec; the bottom's owner can compute this output.
             "learned": the output of the learned part of an `anchored` bottom, without its fixed
             components; for another bottom, the same as "bottom". "before": the input of the
             bottom's last layer with weights (thesis 4.4.3). "inputs": the party's columns.
@@ -353,7 +353,7 @@ def untrained(view: View, draw: torch.Generator) -> nn.Module:
 Scale = Callable[[Tensor], Tensor]
 Scaler = Literal["none", "standard", "whiten", "shrink", "zca", "cosine", "batch", "rank"]
 _SHRINKAGE = 0.1
-_FEWEST = 32  # from this many rows, their own mean and deviation are meaningful
+_FEWEST = 32  # smallest number of rows whose own mean and deviation are meaningful
 
 
 def scale_by(kind: Scaler, reference: Tensor) -> Scale:

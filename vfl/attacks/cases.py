@@ -1,4 +1,4 @@
-"""Cases: what a trained victim, or a recorded training, gives an attacker, and the truth.
+"""Cases: an attacker's data from a trained victim or a recorded training, and the true values.
 
 Each function builds a `Case` from the experiment, the aligned rows, and the recorded messages or
 trained weights. A case consists of a view under a threat model, and the true values.
@@ -53,8 +53,8 @@ from vfl.transport.link import local_pair
 def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None = None) -> Tensor:
     """Draw k rows of each class; return their positions by ascending class, int64, (classes * k,).
 
-    With the same generator state, a larger k selects the same k rows first and adds further ones.
-    So a curve over k adds leaked rows and never replaces them.
+    With the same generator state, a larger k selects the rows of a smaller k first, and then
+    further rows. So a curve over k adds leaked rows and never replaces them.
 
     Args:
         labels: class codes 0..C-1 of the rows that may leak, int64, axes (rows,).
@@ -195,10 +195,10 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """Split all messages into the first rows and the other rows, with each row's last cut.
+    """Split messages into evidence about the first rows and the other rows, with last cuts.
 
-    A schedule leaves out a last batch of one row. If a row therefore has no cut, the evidence has
-    messages but no last cuts.
+    A schedule leaves out a last batch that has only one row. If a row therefore has no cut, the
+    evidence has messages but no last cuts.
     """
     cuts, missing = _latest(messages, first + second)
 
@@ -855,7 +855,7 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
         received: case of `received_case` or `recalled_case`, with rows and cuts.
         known: the victim's training rows, axes (rows, ...), which determine the mean.
         column: position of the column in a row, from 0. None selects the column that divides the
-            training rows most evenly; the first one of ties.
+            training rows most evenly; in a tie, the first such column.
 
     Raises:
         ConfigError: the victim does not have this column.

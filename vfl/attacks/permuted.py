@@ -1,4 +1,4 @@
-"""Attacks by P2 of a private network, which receives permuted inputs of all nonlinear functions.
+"""Attacks by party P2, which gets permuted inputs of a private network's nonlinear functions.
 
 >>> import torch
 >>> twice = seen_twice(torch.tensor([0.5, 3.0, -1.0]), torch.tensor([2.0, -0.25, 3.0]))
@@ -69,7 +69,7 @@ def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool =
 
 
 def labels_by_place(logits: Tensor) -> Tensor:
-    """Return whether each row has class 1, as if nothing were permuted; bool, axes (rows,).
+    """Return whether each row has class 1, read as if rows were not permuted; bool, (rows,).
 
     >>> labels_by_place(torch.tensor([-1.5, 0.5])).tolist()
     [False, True]

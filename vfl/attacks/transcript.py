@@ -1,8 +1,9 @@
 """The transcript of one connection: all messages, and the values collected for each row.
 
 Each epoch, or each repeated query, contains a row at most once. A `Transcript` contains all epochs
-or queries. It shows which values were sent about a row each time, in which message, and so together
-with which other rows. The recorded cuts are outputs of the sender's bottom at the time of sending.
+or queries. A transcript shows which values were sent about a row each time, in which message, and
+so together with which other rows. The recorded cuts are outputs of the sender's bottom at the time
+of sending.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Transcript(Generic[Message]):
         return self.of_epochs(self.epochs[:count] if count else self.epochs)
 
     def last(self, count: int) -> Transcript[Message]:
-        """Return the transcript of its last `count` epoch numbers; 0 selects all."""
+        """Return the epochs numbered above the newest epoch minus `count`; 0 selects all."""
         newest = max(self.epochs, default=0)
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 

@@ -463,7 +463,7 @@ class View:
         return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
 
     def withholding(self, hidden: Tensor) -> View:
-        """Return a view without some leaked labels, whose rows become the last targets.
+        """Return a view without some leaked labels; these labels' rows become the last targets.
 
         An attack uses it to validate candidates on rows whose labels it knows.
 
@@ -520,7 +520,8 @@ class View:
         """Refuse an attacker that has none of these grants.
 
         Raises:
-            NotGrantedError: the attacker has none of them; the error lists the grants that it has.
+            NotGrantedError: the attacker has none of these grants; the error lists the grants that
+                it has.
         """
         if self.threat.grants.isdisjoint(any_of):
             raise NotGrantedError(

@@ -174,7 +174,7 @@ class Subtraction(Wrapper):
 
     A secure sum discloses the sum of all cuts to the label party. If all feature parties except one
     collude with the label party, the label party learns the cut of this one party exactly. If fewer
-    collude, it learns the sum of the other parties' cuts.
+    parties collude, the label party learns the sum of the other parties' cuts.
 
     Args:
         of: the other attack: a name, or a spec with one option.

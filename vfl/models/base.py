@@ -1,7 +1,8 @@
 """The contracts of a split network's bottom, merger and top, and functions that models share.
 
 Hyper-parameters are the constructor's arguments; `build` receives sizes that depend on data.
-Initial weights are drawn from torch's global generator, so callers build inside `seeds.scoped`.
+Initial weights are drawn from torch's global generator, so callers must call `build` within
+`seeds.scoped`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class FixedBottom(Bottom):
         """
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Compute the outputs, axes (rows, columns), for rows of axes (rows, *shape), in parts."""
+        """Return the outputs, axes (rows, columns), of rows (rows, *shape), some rows at a time."""
         shape = tuple(inputs.shape[1:])
         module = self.build(shape, self.columns(shape))
         with torch.no_grad():
@@ -87,14 +88,14 @@ class Merger(ABC):
             widths: widths of the parties' cuts, in merge order.
 
         Returns:
-            One width for each party, in merge order; only the total width if a column mixes
-            parties.
+            One width for each party, in merge order; only the total width if a column of the merged
+            cut mixes parties.
         """
         return [self.width(widths)]
 
     @abstractmethod
     def build(self, widths: Sequence[int]) -> nn.Module:
-        """Build a new module with untrained weights, if it has any; they train with the top.
+        """Build a new module; its weights, if it has any, are untrained and train with the top.
 
         Returns:
             A module with one argument for each party's cut, in merge order, each of axes (rows,
@@ -135,8 +136,8 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 _SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
-#: Largest number of layers in a stack, and of units in a layer; a larger number is a mistake or an
-#: attack.
+#: Largest number of layers in a stack, and of units in a layer. A larger number is a mistake, or
+#: comes from an attacker.
 MOST_LAYERS = 32
 MOST_UNITS = 2**20
 #: Number of integers that float32 represents exactly, and largest width of an integer's embedding.
@@ -216,7 +217,7 @@ def picture_axes(shape: Shape, name: str) -> tuple[int, int, int]:
 
 
 def sequence_steps(shape: Shape, name: str) -> int:
-    """Return the number of steps in one row's sequence.
+    """Return the number of elements (steps) in one row's sequence.
 
     Raises:
         SpecError: the rows are pictures.

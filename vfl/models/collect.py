@@ -113,7 +113,7 @@ _WANTED = "a folder, a .gguf, .zip, .txt, .vec or .npy file, package:NAME or hub
 
 
 def _of_archive(path: Path, folder: Path) -> None:
-    """Extract a model's files from any folders of an archive, and keep their names."""
+    """Extract a model's files from any folders of an archive; the files keep their names."""
     try:
         with zipfile.ZipFile(path) as archive:
             configs = [each for each in archive.namelist() if PurePosixPath(each).name == CONFIG]
@@ -172,7 +172,7 @@ def _of_hub(name: str, folder: Path) -> None:
 
 
 def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read one word per line and its numbers; word2vec's files begin with both sizes."""
+    """Read a word and its vector from each line; word2vec files first state both sizes."""
     words: list[str] = []
     rows: list[np.ndarray] = []
     with path.open(encoding="utf-8") as lines:

@@ -69,14 +69,14 @@ class BlockShape:
             "gated_gelu_tanh" (GEGLU).
         bias: whether linear layers have a bias.
         causal: whether a token attends only to itself and earlier tokens.
-        epsilon: epsilon of the norms.
+        epsilon: constant added to the variance in the norms.
         scale: factor of attention scores; 0 means head_width ** -0.5.
         cap: limit c of attention scores s, which become c tanh(s / c) (Gemma 2); 0 sets no limit.
         windows: for each block, the number of tokens that a token attends to, including itself; 0
             means all tokens. If empty, every block has the value 0.
         theta: base of the rotary positions.
-        window_theta: base in blocks with a window (Gemma 3), without stretch; 0 uses `theta` and
-            `stretch`.
+        window_theta: base of the rotary positions in blocks with a window, which are not stretched
+            (Gemma 3); 0 uses `theta` and `stretch` in these blocks too.
         rotated: share of a head's entries that rotary positions change.
         stretch: factor by which rotary positions are stretched beyond the context of the training
             (Llama 3.1); 1 means no stretch.
@@ -275,14 +275,14 @@ def half_turn(heads: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeyValues:
-    """Keys and values of a block's earlier steps; axes (texts, heads, steps, head width)."""
+    """A block's keys and values of earlier tokens; axes (texts, heads, steps, head width)."""
 
     keys: Tensor | None = field(default=None, repr=False)
     values: Tensor | None = field(default=None, repr=False)
 
     @property
     def steps(self) -> int:
-        """Return the number of stored steps."""
+        """Return the number of stored tokens."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     def rows(self, rows: Tensor) -> KeyValues:
@@ -292,7 +292,7 @@ class KeyValues:
         return KeyValues(self.keys[rows], self.values[rows])
 
     def add(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new steps; return the keys and values of all steps."""
+        """Append keys and values of new tokens; return the keys and values of all tokens."""
         if self.keys is not None and self.values is not None:
             keys, values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         self.keys, self.values = keys, values
@@ -307,7 +307,7 @@ class DecoderLayer(nn.Module):
         index: index of this block in the model.
 
     Attributes:
-        cache: keys and values of earlier steps; set only within `cached`.
+        cache: keys and values of earlier tokens; set only within `cached`.
         checkpointed: whether the backward pass computes the block's forward pass again; see
             `checkpointed`.
     """
@@ -337,10 +337,10 @@ class DecoderLayer(nn.Module):
         """Return the block's output, axes (texts, steps, width).
 
         Args:
-            x: vectors of the steps; axes (texts, steps, width).
-            cache: keys and values of earlier steps, which the function changes in place; None uses
+            x: vectors of the tokens; axes (texts, steps, width).
+            cache: keys and values of earlier tokens, which the function changes in place; None uses
                 the block's own `cache`.
-            real: mask that is False for padding steps, to which no step attends; axes (texts,
+            real: mask that is False for padding tokens, to which no token attends; axes (texts,
                 steps).
         """
         cache = self.cache if cache is None else cache
@@ -368,7 +368,7 @@ class DecoderLayer(nn.Module):
     def attention(
         self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Return the attention output of each step; for the arguments see `forward`."""
+        """Return the attention output of each token; for the arguments see `forward`."""
         shape, (texts, steps, _) = self._shape, x.shape
         start = 0 if cache is None else cache.steps
         parts = self.attention_in(x).split([shape.queries, shape.keys, shape.keys], -1)
@@ -391,7 +391,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Return the feed-forward output of each step."""
+        """Return the feed-forward output of each token."""
         act, gated = _MLPS[self._shape.mlp]
         inner = self.mlp_in(x)
         if gated:
@@ -403,7 +403,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def _mask(self, start: int, steps: int, seen: int, device: torch.device) -> Tensor:
-        """Return a mask that is True where a step attends to another; axes (steps, seen)."""
+        """Return a mask that is True where a token attends to another token; axes (steps, seen)."""
         mask = torch.ones(steps, seen, dtype=torch.bool, device=device)
         if self._shape.causal:
             mask = mask.tril(start)
@@ -538,7 +538,7 @@ def checkpointed(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
-    """Let every block of a model store keys and values, so that each step is computed only once.
+    """Let every block of a model store keys and values, so that each token is computed once.
 
     In a split model, the party that computes a block stores the block's keys and values. Yields the
     list of the blocks' caches.
@@ -606,8 +606,8 @@ class EncoderShape(DecoderShape):
             no segment vectors.
         classes: number of classes of the head; 0 means no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
-        padding: id of the padding token, up to which the position table has unused rows (RoBERTa);
-            -1 means none.
+        padding: id of the padding token; the position table has unused rows up to this number
+            (RoBERTa). -1 means no such token.
     """
 
     norms_at: Literal["before", "after", "both"] = "after"
@@ -628,7 +628,7 @@ class EncoderShape(DecoderShape):
 class Encoder(_Stack):
     """BERT for classification (Devlin et al. 2019): maps token ids to logits of the classes.
 
-    Every step attends to all steps, and norms follow the residual sum instead of preceding each
+    Every token attends to all tokens, and norms follow the residual sum instead of preceding each
     block.
 
     Args:

@@ -93,7 +93,7 @@ class Question:
 
 
 class PretrainedBottom(Bottom):
-    """Returns hidden states of a pretrained model after one of its blocks, then a linear layer.
+    """A pretrained model up to one of its blocks, and a linear layer from there to the cut.
 
     If the width of the cut is the number of features, there is no linear layer.
 
@@ -334,7 +334,7 @@ def _record(key: bytes, features: Tensor) -> bytes:
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
-    """Yield a file's intact records and where each ends, until a damaged record."""
+    """Yield key, features and end position of a file's records, until a damaged record."""
     content = path.read_bytes() if path.is_file() else b""
     at = 0
     while at + 4 <= len(content):
@@ -366,7 +366,7 @@ class Features(nn.Module):
         model: the model without its head.
         layer: see `PretrainedBottom`; None means all blocks and the final norm (-1 there).
         pool: see `PretrainedBottom`.
-        shift: number that rows add to the tokenizer's token ids.
+        shift: offset between the numbers in rows and the tokenizer's token ids.
         frozen: whether the model is frozen, so that this module's weights do not include it.
         question: question appended to each text.
         bfloat16: whether a frozen model computes in automatic mixed precision.
@@ -403,7 +403,7 @@ class Features(nn.Module):
             assert self.model is not None, "one of both"
             return self._computed(self.model, rows)
         kept = self._kept
-        if rows.is_meta or torch.compiler.is_exporting():  # an exported program computes again
+        if rows.is_meta or torch.compiler.is_exporting():  # an exported program has no cache
             return self._computed(kept.model, rows)
         keys = [hashlib.blake2b(each.numpy().tobytes(), digest_size=16).digest()
                 for each in rows.detach().cpu().contiguous()]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Computes the memory that a model would need before any allocation.
+"""Computes, before any allocation, the memory that a model would need.
 
 The module builds the model on torch's meta device, and runs it there on the real number of rows. It
 counts every allocation of an operation, in layers and in functions, including attention weights
@@ -19,7 +19,8 @@ A query needs this many bytes:
     4 P + b + 2 L(Q) + 128 Q W
 
 The following defenses add bytes to a training at a feature party. F is the number of features in
-their option `features` (c if it is 0), and M the number of rows outside all sessions:
+their option `features` (c if it is 0). M is the number of the party's unaligned rows, which are in
+no session:
 
     nopeek                               32 R^2 + 12 R (c + W);
     label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c;
@@ -31,7 +32,8 @@ their option `features` (c if it is 0), and M the number of rows outside all ses
     mixup                                8 R c.
 
 The bytes of ``passport``, ``layer_norm`` and ``potential`` count as bytes of the bottom; other
-defenses add nothing. First layers that parties compute on shares count as ring elements.
+defenses add nothing. For first layers that parties compute on additive shares, the bytes of ring
+elements count.
 """
 
 from __future__ import annotations

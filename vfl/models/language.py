@@ -153,7 +153,7 @@ class _Parts:
             else:
                 table[start : start + len(some)] = some
             start += len(some)
-        # The annotation is that of the module it replaces, because both return vectors.
+        # The annotation also covers the quantised table, because both modules return vectors.
         return quantised or nn.Embedding(words, width, _weight=table)  # type: ignore[return-value]
 
     def begun(self, part: nn.Module) -> nn.Module:
@@ -180,7 +180,8 @@ class _Parts:
 class DecoderFront(_Parts, Bottom):
     """Runs word vectors through the first blocks; the cut joins the vectors of all words.
 
-    If the cut has fewer vectors than a row has words, it contains those of the row's first words.
+    If the cut has fewer vectors than a row has words, it contains only the vectors of the row's
+    first words.
 
     >>> module = DecoderFront(words=50, tokens=8, layers=3, heads=2, front=1).build((5,), 40)
     >>> import torch

@@ -27,8 +27,8 @@ from vfl.models.decoder import (
 OWN = "vfl-decoder"
 #: The family name of folders with word vectors.
 VECTORS = "vfl-vectors"
-#: vfl's names of activations, by their names in these files: for an MLP without a gate, and for an
-#: MLP with a gate.
+#: vfl's names of activations, by their names in `config.json`: for an MLP without a gate, and for
+#: an MLP with a gate.
 _PLAIN = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -453,7 +453,7 @@ def _rotary(
     rope = _rope(config)
     default = config.get("partial_rotary_factor", 1.0) if part is None else part
     turned = rope.get("partial_rotary_factor", default)
-    if part is None and turned != 1:  # transformers ignores it, or fails
+    if part is None and turned != 1:  # the package transformers ignores this or fails
         raise Refused(
             f"partial_rotary_factor = {turned!r}", "1, as heads of this family turn whole"
         )
@@ -605,7 +605,7 @@ _DISTILBERT = Names(
 
 
 def _side(config: Config, name: str) -> int:
-    """Return a square's side, which a configuration states once or as height and width."""
+    """Return the side of a square, which is stated once or as height and width."""
     found = config[name]
     sides = found if isinstance(found, list) else [found]
     if len(set(sides)) != 1:

@@ -26,7 +26,7 @@ class Loss(ABC):
 
     Attributes:
         task: "classification" or "regression".
-        power: the exponent p for which labels that are c times as large give a loss that is c^p
+        power: exponent p of the loss: if labels and outputs are c times as large, the loss is c^p
             times as large.
     """
 
@@ -135,7 +135,7 @@ class Huber(Loss):
     """
 
     task = "regression"
-    power = 2  # of labels and of delta
+    power = 2  # if labels, outputs and delta grow together
 
     def __init__(self, delta: float = 1.0) -> None:
         require_range("delta", delta, 1e-6, 1e6)

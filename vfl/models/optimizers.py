@@ -49,12 +49,12 @@ _KINDS: Mapping[str, Any] = {
 
 
 class TorchRegistry(Registry[Member]):
-    """A registry of torch classes, which are built from options and one more argument.
+    """A registry of torch classes, built from their options and from the weights or an optimiser.
 
     Args:
         elsewhere: constructor arguments that no spec may set: "name" for all classes, "member.name"
             for one class.
-        refused: for some names, the reason why split training cannot use this class.
+        refused: reasons, by name of the class, why split training cannot use this class.
         kind, contract, members, group, aliases: see `Registry`.
     """
 
@@ -85,7 +85,7 @@ class TorchRegistry(Registry[Member]):
         return super().member(name)
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the options that a spec may set, which excludes functions."""
+        """Return the options that a spec may set; options with functions as values are excluded."""
         found = inspect.signature(self.member(name)).parameters
         apart = {*self._elsewhere, *(one.removeprefix(f"{name}.") for one in self._elsewhere)}
         kinds = {key: _kind_of(one) for key, one in found.items() if key not in apart}
@@ -231,7 +231,7 @@ class Optimization:
         if name == "sgd":
             options["momentum"] = settings.momentum
         self._kind, self._options = unhooked(kind), options
-        self._move = inspect.unwrap(kind.step)  # without hooks that others registered
+        self._move = inspect.unwrap(kind.step)  # without hooks that other code registered
         self._made: list[Mapping[str, Any]] = []
         self._built: optim.Optimizer | None = None
         self._schedule: lr_scheduler.LRScheduler | None = None
@@ -242,7 +242,7 @@ class Optimization:
             self._now(settings.epochs)
 
     def build(self, weights: Iterable[nn.Parameter]) -> optim.Optimizer:
-        """Build the optimiser of a party's weights; from now on `begin` changes it.
+        """Build the optimiser of a party's weights; later calls of `begin` change this optimiser.
 
         Raises:
             BadOptionError: the optimiser rejects its options.
@@ -292,7 +292,7 @@ class Optimization:
 
     @cached_property
     def copies(self) -> int:
-        """Return the number of values that the optimiser keeps for each weight, without gradient.
+        """Return how many values the optimiser keeps for each weight, besides the gradient.
 
         Raises:
             BadOptionError: the optimiser rejects its options, or cannot update a weight.
@@ -333,7 +333,7 @@ class Optimization:
         if len(self._made) < epoch:
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # this optimiser makes no steps
+                    warnings.simplefilter("ignore")  # warnings that the optimiser made no step
                     self._make(self._schedule, epoch)
             except (ValueError, ZeroDivisionError, OverflowError) as problem:
                 raise _no_options("train.schedule", problem) from None

@@ -164,7 +164,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return the block's output, axes (rows, channels, height, width), as the input's axes."""
+        """Return the block's output; input and output have axes (rows, channels, height, width)."""
         shortcut = pictures[:, :, :: self.stride, :: self.stride]
         if self.new_channels:
             before = self.new_channels // 2

@@ -61,7 +61,7 @@ _NO_WEIGHT = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
 )
 
-#: Suggested fix for a model that vfl's models cannot compute.
+#: Suggested fix for a model that vfl's classes cannot compute.
 _ELSEWHERE = (
     "load it with the package `transformers` (AutoModel.from_pretrained): vfl.split cuts its models"
 )
@@ -223,7 +223,7 @@ def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Itera
 
 @contextmanager
 def _refusing(folder: Path, family: str) -> Iterator[None]:
-    """Turn errors within the block into one that says what the folder lacks or has wrong."""
+    """Turn errors within the block into an error that names the folder's missing or wrong part."""
     try:
         yield
     except KeyError as missing:
@@ -371,7 +371,7 @@ def _tied(shape: BlockShape) -> bool:
 
 
 def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) -> Tensor:
-    """Return a weight of vfl's model, made from weights that the folder names differently."""
+    """Return a weight of vfl's model, made from weights that the family names differently."""
     if names is None:
         return weights.take(key)
     module, _, kind = key.rpartition(".") if "." in key else (key, "", "weight")

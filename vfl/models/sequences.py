@@ -89,7 +89,7 @@ class LastState(nn.Module):
 
     @staticmethod
     def _lengths(steps: Tensor, most: int) -> Tensor:
-        """Return each row's number of items, on the CPU; for meta tensors, the largest number."""
+        """Return each row's number of items, on the CPU; meta tensors get the largest number."""
         if steps.is_meta:
             return torch.full(steps.shape, max(1, most), device="cpu")
         return steps.clamp(min=1).cpu()

@@ -34,9 +34,9 @@ class InferredReplacement(Backdoor):
 
     Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
     learning" (IEEE S&P), sections on label inference and on the saliency map. The paper also has a
-    loss that moves the embeddings of triggered rows towards the target class. This class leaves it
-    out, because the label party's gradient has the same effect. All other classes use the same
-    trigger.
+    loss that moves the embeddings of triggered rows towards the target class. This class leaves
+    this loss out, because the label party's gradient has the same effect. Rows of all other classes
+    get the same trigger.
 
     Args:
         target: the target class, as which triggered rows shall be predicted.

@@ -153,7 +153,7 @@ class Hijacking(Bending):
         return networks | {"coding": self._coding, "judging": self._judging}
 
     def _train(self, cuts: Tensor) -> None:
-        """Train the autoencoder for one step and the critic for some, on the attacker's rows."""
+        """Train the autoencoder for one step and the critic for several, on the attacker's rows."""
         assert self._decoder is not None
         rows = torch.randint(len(self._public), (len(cuts),), generator=self._draw)
         inputs = self._public[rows]

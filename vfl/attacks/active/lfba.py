@@ -27,8 +27,8 @@ class LabelFree(Backdoor):
     One row, the anchor, represents the target class; the party need not know which class that is.
     After `warmup` epochs, the party selects the `share` of its rows whose last gradients have the
     highest cosine with the anchor's gradient. Most of these rows have the anchor's class. From then
-    on, it replaces each selected row's columns by another row's columns with the trigger. So the
-    network associates only the trigger with the class.
+    on, the party replaces each selected row's columns by another row's columns with the trigger. So
+    the network associates only the trigger with the class.
 
     Source: Shen, Huang, Wan, Ye 2025, "Label-free backdoor attacks in vertical federated learning"
     (AAAI): similar gradients select the rows to poison, and these rows exchange features with other

@@ -22,8 +22,9 @@ class MaliciousOptimizer(ActiveAdversary):
     the second part is model completion on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
-    model completion). The paper scales the gradients of stochastic gradient descent. Scaling the
-    steps is equivalent there, and also works for Adam, which would cancel scaled gradients.
+    model completion). The paper scales the gradients of stochastic gradient descent. For stochastic
+    gradient descent, scaling the steps is equivalent. It also works for Adam, which would cancel
+    scaled gradients.
 
     Args:
         gain: weight of the ratio of the current gradient to the previous gradient.

@@ -91,7 +91,7 @@ class SplitSpy(Hijacking):
         return super()._parts() | {"shadow": self._shadow, "learning": self._learning}
 
     def _looks_false(self, cuts: Tensor) -> bool:
-        """Return whether the shadow model finds a batch false; regular batches train it."""
+        """Return whether the shadow model finds a batch false; otherwise train it on the batch."""
         with scoped(key_of(self._draw)):
             answers = self._shadow(cuts)
             agreed = (answers.detach().argmax(1) == self._labels).float().mean()

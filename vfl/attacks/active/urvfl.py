@@ -21,7 +21,7 @@ _BATCH_SIZE = 64
 
 
 class URVFL(Bending):
-    """Sends gradients of a discriminator that also classifies, so that they depend on labels.
+    """Sends gradients of a discriminator that also classifies, so the gradients depend on labels.
 
     The discriminator has two outputs for each class: one for codes of the attacker's encoder, and
     one for the victim's cuts. Before the training, the attacker fits three networks on its own

@@ -30,10 +30,10 @@ class Villain(Backdoor):
     norm of the batch's other gradients. If the norm is at most `ratio` times one of these two
     norms, the row counts as a row of the known rows' class. After `inferring` such epochs, the
     party adds the trigger to the cuts of these rows. The trigger changes a `share` of the units,
-    the units that vary most over these rows. Its pattern repeats two units up and two units down,
-    each by `strength` times the mean standard deviation of these units. For each training row, the
-    party leaves out random units of the trigger and scales the others, so that incomplete triggers
-    work too.
+    the units that vary most over these rows. Its pattern repeatedly raises two units and lowers two
+    units, each by `strength` times the mean standard deviation of these units. For each training
+    row, the party leaves out random units of the trigger and scales the others, so that incomplete
+    triggers work too.
 
     Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical split learning" (USENIX
     Security), sections on label inference by embedding swapping, trigger fabrication and backdoor

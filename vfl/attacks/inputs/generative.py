@@ -1,4 +1,4 @@
-"""GRNA: a generator maps the attacker's columns to the victim's columns; predictions train it."""
+"""GRNA: predictions train a generator from the attacker's columns to the victim's columns."""
 
 from __future__ import annotations
 

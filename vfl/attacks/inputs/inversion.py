@@ -18,7 +18,7 @@ _BATCH_SIZE = 64
 
 
 class PictureDecoder(nn.Module):
-    """Decoder from cuts to pictures: a linear layer, then convolutions that double each side.
+    """Decoder from cuts to pictures: a linear layer, then convolutions that double side lengths.
 
     The layers follow the thesis (section 3.4.4): 4 channels at half the side lengths, then 16, then
     32 at the full side lengths, then the picture's channels, with LeakyReLU between them.

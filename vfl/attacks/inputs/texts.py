@@ -35,9 +35,9 @@ def closer_vectors(
 ) -> tuple[Tensor, int]:
     """Search word vectors that produce the given cuts; return them and the number of steps.
 
-    It minimises ||T_b(H') - h||^2 over H' by Adam from `start` (thesis eq 6-2), for each row
-    separately. The squared error is ill-conditioned, because a decoder's blocks change a cut more
-    than its words do. Two settings therefore find twice the words: a short memory of squared
+    The search minimises ||T_b(H') - h||^2 over H' by Adam from `start` (thesis eq 6-2), for each
+    row separately. The squared error is ill-conditioned, because a decoder's blocks change a cut
+    more than its words do. Two settings therefore find twice the words: a short memory of squared
     gradients, and a learning rate that falls to 0 along a cosine.
 
     Args:
@@ -109,8 +109,8 @@ def search(
         cuts: the given cuts, axes (rows, words x tokens).
         candidates: candidate words for each position, int64, axes (rows, words, candidates); None
             tries all words.
-        beam: number of partial texts to keep at each position; with noise, the nearest one may be
-            wrong.
+        beam: number of partial texts to keep at each position; with noise, the partial text with
+            the nearest cut may be wrong.
         prior: weight of `followers`; for noise of deviation sigma, 2 sigma^2 gives the maximum a
             posteriori.
         followers: log probability of each word (second axis) after another word (first axis), axes
@@ -273,8 +273,8 @@ class TokenSearch(Attack):
     """Tries words at one position after another, and keeps the words whose cuts are nearest.
 
     With `candidates=0` and without noise it finds every text exactly, because a decoder's words
-    read only earlier words. It is the strongest attack on texts here, but takes vocabulary x words
-    forward passes for each text. With `candidates` above 0 it refines the result of
+    read only earlier words. It is the strongest of the attacks on texts here, but takes vocabulary
+    x words forward passes for each text. With `candidates` above 0 it refines the result of
     `text_inversion`. It supports only a `decoder_front`, without layers that a defense or codec
     adds.
 
@@ -342,7 +342,7 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
 
 
 class TwoStageInversion(TextInversion):
-    """Runs `text_inversion` from the words that a trained network predicts from the cuts.
+    """Runs `text_inversion`, starting at words that a trained network predicts from the cuts.
 
     The network (`token_network`) finds nearly the right words even for a deep front. The gradient
     search then fits the words to the cut.
@@ -391,7 +391,8 @@ class TwoStageInversion(TextInversion):
 class TokenNetwork(Attack):
     """Trains a network that maps a word's vector in the cut, and preceding vectors, to the word.
 
-    It trains on leaked texts and needs no party's weights. So it also works with noise and codecs.
+    The network trains on leaked texts, and the attack needs no party's weights. So it also works
+    with noise and codecs.
 
     Source: thesis 6.2.2, following its reference 52 (an inversion model trained on pairs).
 

@@ -17,9 +17,9 @@ class UnSplit(Attack):
     """Alternates two fits: of inputs that a clone maps to the cuts, and of the clone's weights.
 
     The attack succeeds if the architecture leaves little freedom, as a few convolutions with
-    nonlinear layers between them do. With a linear layer it fails, because another linear layer can
-    replace it. The inputs must change more slowly than the clone learns; otherwise both end at a
-    wrong scale.
+    nonlinear layers between them do. If the bottom has a linear layer, the attack fails, because
+    other weights of this layer with other inputs give the same cuts. The inputs must change more
+    slowly than the clone learns; otherwise inputs and clone end at a wrong scale.
 
     Source: Erdogan et al. 2022, "UnSplit: data-oblivious model inversion, model stealing, and
     label inference attacks against split learning".

@@ -14,7 +14,8 @@ def closer_inputs(
 ) -> Tensor:
     """Move `start` by Adam towards inputs that produce the given cuts, and return the result.
 
-    Each row separately minimises ||M(x) - h||^2 + smooth * TV(x) (thesis eq 2-3; He et al. 2019).
+    The search minimises ||M(x) - h||^2 + smooth * TV(x) for each row separately (thesis eq 2-3; He
+    et al. 2019).
 
     Args:
         bottom: the bottom M, whose weights stay fixed.

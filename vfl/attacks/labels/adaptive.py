@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def validation(self) -> float:
-        """Return the mean of `right`, a share of right guesses or an AUC; 0 without such rows."""
+        """Return the mean of `right`: share of right guesses, or AUC; 0 without held-out rows."""
         return sum(self.right) / len(self.right) if self.right else 0.0
 
 
@@ -95,9 +95,9 @@ class Adaptive(Attack):
 
     To compare the candidates, the attack holds out some of the leaked labels. It counts right
     guesses, or computes the AUC if classes have unequal numbers of leaked rows. With one leaked
-    label per class it can hold out none. Then the best candidates are those whose guesses about
-    unlabelled rows agree most with the guesses of other candidates. With `at=inputs` the same
-    attack runs without the trained model, as a baseline.
+    label per class, the attack cannot hold out any label. Then the best candidates are those whose
+    guesses about unlabelled rows agree most with the guesses of other candidates. With `at=inputs`
+    the same attack runs without the trained model, as a baseline.
 
     Attributes:
         report: report of the last run.
@@ -202,7 +202,7 @@ class _Search:
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
 
     def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
-        """Return whether one more trial, as long as similar ones, leaves time for the vote."""
+        """Return whether one more trial leaves time for the vote, judged by similar trials."""
         assert self._budget is not None
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)
@@ -254,7 +254,7 @@ class _Search:
         trial.folds += 1
 
     def _whole(self, made: Attack, view: View) -> Tensor:
-        """Return an attack's scores without the effect of class frequencies; it reads all rows.
+        """Return an attack's scores of all rows, without the effect of class frequencies.
 
         The leaked rows contain equally many rows of each class. So scores of an attack that uses
         the class frequencies are divided by these frequencies again.
@@ -283,7 +283,7 @@ class _Search:
 
 def _trust(trial: Trial) -> float:
     """Return the weight of a composition's vote; if no row is held out, all weights are 1."""
-    power = _TRUST * max(1.0, len(trial.right) / _MANY)  # more rows compare more exactly
+    power = _TRUST * max(1.0, len(trial.right) / _MANY)  # more rows give a more exact validation
     return max(trial.validation, 1e-3) ** power if trial.right else 1.0
 
 
@@ -299,7 +299,8 @@ def compositions(layers: Sequence[str], draw: torch.Generator, many: bool = Fals
     Args:
         layers: layers to read.
         draw: generator of the compositions after the winners.
-        many: whether many rows leaked, or many more of one class; see `shrunken`.
+        many: whether many rows leaked, or many more rows of one class than of another; see
+            `shrunken`.
     """
     given: set[str] = set()
     for spec in [
@@ -344,7 +345,7 @@ def shrunken(layers: Sequence[str]) -> list[str]:
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
-    """Yield compositions that often won on digits (other victims than in our published results)."""
+    """Yield frequent winners of searches on digits, with victims outside our published results."""
     models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
     if "inputs" in layers:
         yield "label_propagation:at=inputs,neighbours=5"
@@ -426,8 +427,8 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 def ordered(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the share of rows of other classes that score lower in a row's class, axes (rows,).
 
-    The mean over the rows of a class is the AUC of this class against the rest. A frequent class
-    raises the share of right guesses of a learner that always guesses it, and not this AUC.
+    The mean over the rows of a class is the AUC of this class against the rest. A learner that
+    always guesses a frequent class has a high share of right guesses, but no high AUC.
 
     >>> ordered(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 0, 1]))
     tensor([1.0000, 0.0000, 0.5000])

@@ -144,7 +144,7 @@ class Equations:
     def shared(self) -> sparse.csr_array:
         """Return the weight of the rows that two groups share, axes (groups, groups).
 
-        Two groups of the same single row have a 1. The diagonal is 0.
+        Two groups that both consist of the same single row have weight 1. The diagonal is 0.
         """
         weighed = sparse.diags_array(self.sizes.sqrt().numpy()) @ self.groups
         found = sparse.csr_array(weighed @ weighed.T)
@@ -182,7 +182,7 @@ class Equations:
         """
         own, error = self.in_common(self.values)
         variances, axes = torch.linalg.eigh(own)
-        by_chance = np.sqrt(2 * len(own)) + _CERTAIN  # of the largest of so many directions
+        by_chance = np.sqrt(2 * len(own)) + _CERTAIN  # for the largest of len(own) variances
         if float(variances[-count:].min()) < by_chance * error:
             explained = columns @ self.slopes(columns)
             _, axes = torch.linalg.eigh(explained.T @ explained)
@@ -209,10 +209,10 @@ class Equations:
         return ridge(means, root * self.values)
 
     def penalty(self, explained: Tensor) -> float:
-        """Return the noise of an equation of one row, divided by the variance of rows' residuals.
+        """Return the noise variance of a one-row equation, divided by the variance of residuals.
 
-        If groups share too few rows for an estimate of the variance, its upper bound counts, at
-        most half of an equation.
+        If groups share too few rows for an estimate of the residuals' variance, the method uses an
+        upper bound, at most half of a one-row equation's variance.
 
         Args:
             explained: axes (rows, dimensions).

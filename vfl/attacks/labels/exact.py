@@ -1,4 +1,4 @@
-"""EXACT: chooses the class whose gradient through the label party's top is the received one."""
+"""EXACT: chooses the class whose gradient through the label party's top is nearest."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class Unfreeze(Attack):
 
     A linear top starts at the class means of the bottom's outputs, other tops at random weights.
     The attack reads the bottom's output without noise and codec, because the bottom's owner can
-    leave them out. Batch normalisation keeps the statistics of the victim's training, because
-    statistics of a few leaked rows are worse.
+    leave out noise and codec. Batch normalisation keeps the statistics of the victim's training,
+    because statistics of a few leaked rows are worse.
 
     Args:
         steps: number of Adam steps on all leaked rows.

@@ -95,7 +95,7 @@ class GradientMixture(GradientAttack):
 
 
 def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return projected gradients by row and epoch, a mask of the present ones, and log odds.
+    """Return projected gradients by row and epoch, a mask of existing gradients, and log odds.
 
     Returns:
         The points, float64, axes (rows, epochs, dimensions). The mask, bool, axes (rows, epochs).
@@ -121,10 +121,10 @@ def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, 
 def _first_guess(
     points: Tensor, seen: Tensor, known: Tensor, prior: Tensor, columns: Tensor, drift: float
 ) -> Tensor:
-    """Return first class probabilities for the fit.
+    """Return the class probabilities with which the fit starts.
 
-    With two classes, the prior gives the number of rows in each class. With more, each row gets the
-    class of the nearest mean of leaked rows.
+    With two classes, the prior gives the number of rows in each class. With more classes, each row
+    gets the class of the nearest mean of leaked rows.
 
     Args:
         points: the points of `_points`.

@@ -112,9 +112,9 @@ class GradientDirection(GradientAttack):
 
     Gradients of rows of one class have nearly the same direction; gradients of the other class have
     nearly the opposite direction. The attack compares gradients of the same epoch, in which the top
-    changes little, and averages the cosines over the epochs. With few leaked rows, noise may turn
-    their mean direction around. The attack therefore finds the principal direction, which depends
-    on no label, and orients it by all leaked rows and by the first gradients.
+    changes little, and averages the cosines over the epochs. With few leaked rows, noise may
+    reverse the mean direction of these rows. The attack therefore finds the principal direction,
+    which depends on no label, and orients it by all leaked rows and by the first gradients.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
@@ -146,10 +146,10 @@ class GradientDirection(GradientAttack):
         return scores[:rows] * self._side(view, epochs, scores, is_sought)
 
     def _side(self, view: View, epochs: list[Tensor], scores: Tensor, is_sought: Tensor) -> float:
-        """Return -1 if the leaked rows of the sought class probably have the other's direction.
+        """Return the sign, 1 or -1, that the scores need so that high scores mean the sought class.
 
-        The principal direction of each epoch depends on no label; scores only give it a side. All
-        leaked rows and the first gradients say whether it is the right one.
+        The principal direction of each epoch depends on no label; scores only choose its sign. All
+        leaked rows and the first gradients show whether this sign is right.
 
         Args:
             view: the attacker's view.

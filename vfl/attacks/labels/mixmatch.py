@@ -86,7 +86,7 @@ def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]
 
 
 def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) -> Tensor:
-    """Return the cross-entropy of labelled rows plus squared error of the others (eq 2-5).
+    """Return cross-entropy of labelled rows plus squared error of unlabelled rows (eq 2-5).
 
     Args:
         logits: axes (rows, classes).

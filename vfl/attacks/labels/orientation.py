@@ -70,9 +70,10 @@ def by_shares(
     The gradient of a cross-entropy is (predicted probability - label) times a direction. A new
     network predicts a probability near 1/2 for class 1. So the mean of its first gradients points
     to the side of the more frequent class, until the network has learned the class shares. A mean
-    over whole batches contains little noise of single rows. The prior assumes such a drift in four
-    of five trainings. With class shares of 1/2, the mean is no evidence. A top turns while it
-    learns, so a mean that points across the axis is little evidence.
+    over whole batches contains little noise of single rows. The prior assumes that four of five
+    trainings have such a drift of the mean. With class shares of 1/2, the mean is no evidence. A
+    top's direction changes while it learns, so a mean that is nearly orthogonal to the axis is
+    little evidence.
 
     Args:
         seen: messages of a training, starting with its first exchange.
@@ -98,7 +99,7 @@ def by_shares(
 
 
 def _alignment(means: Tensor, axis: Tensor) -> float:
-    """Return the squared cosine of the mean of some vectors and an axis, without their noise.
+    """Return the squared cosine of some vectors' mean and an axis, corrected for their noise.
 
     Args:
         means: axes (vectors, width).

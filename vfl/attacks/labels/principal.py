@@ -18,8 +18,8 @@ class Principal(EmbeddingAttack):
     gives this tail high scores.
 
     Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
-    federated learning" (following Tran et al. 2018). The attack `spectral` is another one: it
-    clusters.
+    federated learning" (following Tran et al. 2018). The attack `spectral` is a different attack,
+    which clusters the targets.
 
     Args:
         at: the layer that the attack reads.

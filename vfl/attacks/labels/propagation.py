@@ -47,8 +47,8 @@ def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr
         (weights.ravel().astype(np.float64), near.ravel(), starts), shape=(len(rows), len(rows))
     )
     graph = graph.maximum(graph.T)
-    # If all neighbours of a row are copies of each other, all edges of the row are zero and it gets
-    # no label from others.
+    # If all neighbours of a row are copies of each other, all edges of the row are zero, and the
+    # row gets no label from other rows.
     root = sparse.diags_array(1 / np.sqrt(np.maximum(graph.sum(axis=1), np.finfo(float).tiny)))
     return sparse.csr_array(root @ graph @ root)
 

@@ -16,7 +16,8 @@ _BATCH = 128  # batch size of trainings on thousands of rows
 class Scratch(Attack):
     """Trains an untrained bottom and top on the leaked rows: a baseline without the trained model.
 
-    An attack that does not do better has gained nothing from the trained bottom (thesis eq 4-2).
+    An attack with no better guesses than this baseline has gained nothing from the trained bottom
+    (thesis eq 4-2).
 
     Args:
         steps: Adam steps.

@@ -11,12 +11,12 @@ from vfl.attacks.view import Grant, View
 from vfl.core.errors import TooFewRowsError
 from vfl.core.registry import require_range
 
-#: Fewest labelled rows: half of them are still two rows.
+#: Smallest number of labelled rows; a shadow trains on half of these rows, and needs two.
 _LEAST = 4
 
 
 class LikelihoodRatio(Attack):
-    """LiRA, offline and light: compares the victim with shadow networks not trained on the row.
+    """Offline LiRA: compares the victim with a few shadow networks not trained on the row.
 
     Each shadow is trained on a random half of the attacker's own labelled rows. A row's score is
     the victim's scaled confidence in the row's label, minus the shadows' mean confidence, in units
