@@ -218,7 +218,7 @@ def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
 def _run_supernode(party_file: Path) -> None:
     """Run the SuperNode, and restart it when it ends.
 
-    An error that cannot go away by waiting is raised.
+    If waiting cannot remove an error, the function raises this error.
     """
     from vfl.config import read_party_file
     from vfl.core.processes import supervise

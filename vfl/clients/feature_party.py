@@ -152,7 +152,7 @@ class FeatureParty:
     def finish(self, exchange: Exchange) -> None:
         """Receive the gradient of a cut, or the receipt for it.
 
-        With m cuts in flight, this is the cut of m - 1 steps before.
+        With m cuts in flight, this gradient belongs to the cut of m - 1 steps before.
 
         Cut t is therefore always sent right after gradient t - m was applied, whatever the
         network's delay. No cut is in flight at the end of an epoch's training, or if the party has

@@ -203,7 +203,7 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Remove from the alignment the rows that other parties erased; note own erasures."""
+        """Remove from the alignment the rows that other parties erased; collect own erased rows."""
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):
@@ -315,8 +315,8 @@ class _PartySession:
     def _learn(self, link: Link, own: Own, meter: Meter) -> PartyReport:
         """Run an additional label party, which learns its own task from the cuts.
 
-        Metrics and predictions are stored in its own part of the run, and not disclosed to other
-        parties.
+        Metrics and predictions are stored in this party's own part of the run, and not disclosed to
+        other parties.
         """
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has labels"

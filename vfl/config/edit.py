@@ -114,7 +114,7 @@ def below(text: str, table: str, new: Sequence[str]) -> str:
 def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]) -> str:
     """Set some settings of a table in a TOML text; other settings stay unchanged.
 
-    The lines of a setting stay unchanged if its value does; comments are always kept.
+    The lines of a setting stay unchanged if the setting keeps its value; comments are always kept.
     """
     now: Any = tomllib.loads(text)
     for part in table:

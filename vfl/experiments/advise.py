@@ -1,8 +1,8 @@
 """Advice on defenses for an experiment: who sees what, and what measurements support.
 
 `advice.toml`, next to this file, is the only source of `vfl advise` and of the table in
-docs/defenses.md. Privacy guarantees with an epsilon come from the statements of the defenses
-themselves.
+docs/defenses.md. Privacy guarantees with an epsilon come from the privacy statements of the
+defenses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A grid of attacks: its cells, trainings of victims, and attacks on these or on a single run.
 
 A victim is trained with the recordings that its attacks need; it is trained again only if a
-recording is missing. A repeated training gives the same weights, so earlier scores stay valid. To
-keep them, the old run folder is moved aside, and its scores are moved to the new folder after the
+recording is missing. A repeated training gives the same weights, so earlier scores stay valid. For
+this, the old run folder is moved aside, and its scores are moved to the new run folder after the
 training.
 """
 
@@ -303,7 +303,7 @@ def attack_finished_run(
         on_end: callback that receives each attack when it ends.
 
     Returns:
-        Records of these attacks at these numbers of leaked labels.
+        Records of the attacks in `settings`, for the numbers of leaked labels in `settings`.
 
     Raises:
         RunFolderError: the run is not finished; or it was trained in a federation, where weights

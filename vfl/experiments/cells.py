@@ -338,8 +338,8 @@ def code_of(*parts: str | type | FunctionType) -> str:
     """Return a digest of vfl's version, the source of modules, and plug-in code they import.
 
     Plug-in code is: code of attacks, codecs, defenses and models; other code in the module's vfl
-    package; and code in the author's package or folder. A change to a different attack does not
-    change the digest.
+    package; and code in the author's package or folder. A change to the code of another attack does
+    not change the digest.
 
     A class or function from a notebook cell has no source file; then its compiled code counts.
 

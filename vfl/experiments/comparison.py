@@ -231,7 +231,7 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
     """Return the spec with the largest number for which frames need at most `level` % of float32.
 
-    Frames must grow with the number; a codec for which that is not certain is rejected.
+    Frames must grow with the number; a codec for which this growth is not certain is rejected.
 
     >>> shape = CutShape((128,), 256)
     >>> fitted_spec("topk:k=?", 2.86, shape), fitted_spec("size:k=?", 0.5, shape)

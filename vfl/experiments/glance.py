@@ -163,7 +163,7 @@ def of_comparison(
 ) -> Glance:
     """Return a comparison's summary: the reference, and the smallest codec not shown to be worse.
 
-    That is no proof of being as good: "Not shown worse" is no proof of being as good, because few
+    That is no proof of being as good: "Not shown to be worse" does not mean "as good", because few
     repeats are weak evidence; the text states the possible difference.
 
     Args:

@@ -39,7 +39,8 @@ def latex_table(
 
     Mean and sample standard deviation are over repeats, after averaging the draws of each repeat.
     Shares are shown in percent. Next to each value, the table shows the best guess and the best
-    baseline without the model. Values whose data or code has changed since are left out.
+    baseline without the model. Values whose data or code has changed since their computation are
+    left out.
 
     Args:
         grid: the study.

@@ -146,7 +146,7 @@ class LoadedRun:
     def scored(self) -> Mapping[str, Scored]:
         """Counts of validation and test rows of two classes, by predicted probability.
 
-        The entry `uncalibrated` has the test rows before calibration.
+        The entry `uncalibrated` has the counts of test rows before calibration.
         """
         from vfl.session.label.scored import Scored
 

@@ -455,7 +455,7 @@ def _middle_of(model: Crossings, party: str, like: _Columns) -> nn.Module | None
         like: the party's inputs in some batch; the model takes no other inputs.
 
     Returns:
-        None if there is no server, or if the server reads or sends more than one cut.
+        The result is None if there is no server, or if the server reads or sends more than one cut.
     """
     server = server_of(model)
     if not isinstance(model, CutModel) or list(model.experiment.parties) != [party, server]:

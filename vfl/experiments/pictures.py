@@ -50,8 +50,8 @@ def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
     """Return the images of a score as PNG files in base64; None if no images were stored.
 
     Returns:
-        Entries `true`, `found` and `mean`. The last one is the mean image, which an attacker
-        without evidence would guess for each target.
+        Entries `true`, `found` and `mean`. `mean` is the mean image, which an attacker without
+        evidence would guess for each target.
 
     Raises:
         RunFolderError: the file is damaged, or has another format.

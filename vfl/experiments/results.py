@@ -2,9 +2,9 @@
 
 There are four evaluators: There are four evaluators: "quality" of predictions, "cost" of the
 training, "codec" on the cuts of the test rows, and "attack". Each value has a guess and the best
-value without the model, if these exist, and a mark if its code or data has changed since. Tables,
-pages, plots and notebooks use only this table, except for curves; `LoadedGrid` and `LoadedRun` read
-the source files, each file once.
+value without the model, if these exist, and a mark if the code or data behind the value has changed
+since the measurement. Tables, pages, plots and notebooks use only this table, except for curves;
+`LoadedGrid` and `LoadedRun` read the source files, each file once.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ class LoadedGrid:
     def attacks(self) -> list[Record]:
         """All attacks on finished victims of a grid, in the order of the settings.
 
-        Results from a cell's earlier settings are left out, and so are cells that have failed
-        since.
+        Results from a cell's earlier settings are left out, and so are the results of cells that
+        failed later.
         """
         settings = grid_settings_of(self.experiment)
         attackers = read_attackers(self.path)

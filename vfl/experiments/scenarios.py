@@ -285,7 +285,7 @@ def setting_of(settings: GridSettings) -> Setting:
 class Cases:
     """The attack cases of one victim; recorded frames are decoded once.
 
-    Products have subclasses for their models.
+    Products, such as `vfl.trees`, have subclasses for their models.
 
     Args:
         experiment: experiment that the victim was trained with.

@@ -136,10 +136,10 @@ def advantage(attack: Values, baseline: Values) -> Estimate | None:
 def chance_below(found: Estimate | None, bound: float) -> float:
     """Return the one-sided p-value of the hypothesis that the mean is at least `bound`.
 
-    It is P(T <= (mean - bound) / standard error) for Student's T with n - 1 degrees of freedom. It
-    is 1 for fewer than two victims, which show no spread. It is also 1 if all victims have exactly
-    the same value, because equal values (shares of a few rows, for example) do not prove a small
-    variance.
+    The p-value is P(T <= (mean - bound) / standard error) for Student's T with n - 1 degrees of
+    freedom. The p-value is 1 for fewer than two victims, which show no spread. It is also 1 if all
+    victims have exactly the same value, because equal values (shares of a few rows, for example) do
+    not prove a small variance.
 
     >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
     0.037
@@ -181,12 +181,12 @@ FALSE_CLAIMS = 0.05
 def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
     """Adjust the p-values of a page's claims, to bound the mean share of false claims.
 
-    The procedure controls the false discovery rate (Benjamini and Hochberg 1995). It multiplies the
-    i-th smallest of m p-values by m / i, and then lowers it to the smallest of the values after it.
-    A page makes the claims whose adjusted p-value is at most `FALSE_CLAIMS` or a lower level.
-    Claims about several defenses use the same baselines, so their p-values depend positively on
-    each other. The bound also holds under this dependence (Benjamini and Yekutieli 2001, theorem
-    1.2).
+    The procedure controls the false discovery rate (Benjamini and Hochberg 1995). The procedure
+    multiplies the i-th smallest of m p-values by m / i, and then lowers it to the smallest of the
+    values after it. A page makes the claims whose adjusted p-value is at most `FALSE_CLAIMS` or a
+    lower level. Claims about several defenses use the same baselines, so their p-values depend
+    positively on each other. The bound also holds under this dependence (Benjamini and Yekutieli
+    2001, theorem 1.2).
 
     >>> found = claims({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
     >>> {key: round(chance, 4) for key, chance in found.items()}
@@ -318,8 +318,8 @@ class Judgement:
         """Largest share of victims that may differ from all trained ones, at 95 % confidence.
 
         The value 1 - 0.05^(1 / n) is the exact bound if none of n victims differs (Clopper and
-        Pearson 1934). No rule can detect a leak of fewer victims, because a sample without such a
-        victim looks like a sample without any leak.
+        Pearson 1934). No rule can detect a leak in a smaller share of victims, because a sample
+        without such a victim looks like a sample without any leak.
         """
         return float(1 - _MISSED ** (1 / self.victims))
 
@@ -398,9 +398,9 @@ def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[f
     """Return a two-sided 95 % interval of the mean that is also valid for skewed values.
 
     Student's interval covers only 88 % for five exponentially distributed victims, because their
-    sample deviation is small whenever their mean is small. Here each end is wrong in at most 5 % of
-    cases for exponential and in 0.45 % for normal distributions; for two-point distributions see
-    `Judgement.unseen`.
+    sample deviation is small whenever their mean is small. Each end of this interval is wrong in at
+    most 5 % of cases for exponential and in 0.45 % for normal distributions; for two-point
+    distributions see `Judgement.unseen`.
 
     Args:
         values: value of each victim.

@@ -186,7 +186,7 @@ def train_alone(
 ) -> list[FinishedCell]:
     """Train each party's network alone, on the data of a run or study.
 
-    The trainings are stored there, and earlier trainings are kept.
+    The trainings are stored below `path`, and earlier trainings are kept.
 
     Args:
         path: the folder.
@@ -366,7 +366,7 @@ def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
 
-    An empty list is given too: An option replaces the setting that the file has.
+    An empty list is given too: An option replaces the value that the file has for the same setting.
 
     >>> overrides_of("grid", {"defenses": []})
     ['grid.defenses=[]']

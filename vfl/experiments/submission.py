@@ -197,9 +197,9 @@ def verify(
 
     A figure matches if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
     its n repeats in the submission. This bound is limited to between 1 and 5 % of the repeated
-    figure, or of 1 if that is larger. Differences occur because protective noise is drawn again
-    each time. Without such noise, figures from the same machine and versions are equal. A figure
-    that the submission lacks counts as not matching.
+    figure, or of 1 if the figure is below 1. Differences occur because each training draws its
+    protective noise again. Without such noise, figures from the same machine and versions are
+    equal. A figure that the submission lacks counts as not matching.
 
     Args:
         path: the submission.

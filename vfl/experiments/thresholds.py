@@ -1,7 +1,7 @@
 """Quality of a two-class model at a threshold, and calibration of its probabilities.
 
-All functions take a `Scored` whose values are probabilities. It contains single rows for up to a
-thousand rows, and groups of neighbouring probabilities for more rows.
+All functions take a `Scored` whose values are probabilities. A `Scored` contains single rows for up
+to a thousand rows, and groups of neighbouring probabilities for more rows.
 """
 
 from __future__ import annotations

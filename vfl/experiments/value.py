@@ -1,7 +1,7 @@
 """Value of a federation: quality of each party alone and of all together; cost of protection.
 
 Every cell is trained and tested on the rows that all parties have. So cells differ only in the
-columns, the place of the training, or its protection.
+columns, in the place of the training, or in the protection of the training.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 def for_trees(data: PartyData) -> Tensor | None:
     """Return a party's inputs, in which the bins of a number are joined into one column again.
 
-    The sum of the bins increases with the number, and trees need only the order of values.
+    The sum of a number's bin inputs increases with the number, and trees need only the order of
+    values.
     """
     import torch
 
@@ -351,7 +352,7 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
         label: data of the label party, with the same split as in the training.
 
     Returns:
-        Whether the result was stored; this needs columns in memory and few classes.
+        Whether the result was stored; it is stored only for columns in memory and few classes.
     """
     import numpy as np
     import torch

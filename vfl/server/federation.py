@@ -247,7 +247,7 @@ class Federation:
     def _rejoin_window_s(self) -> float:
         """Largest number of seconds for restoring a broken stream.
 
-        A service restarts soon instead, because it loses nothing.
+        For a service the time is short, because a restarted service loses no progress.
         """
         most = _SERVING_REJOIN_S if self.terms.mode == "serve" else math.inf
         return min(self.settings.rejoin_window_s, most)
@@ -419,7 +419,7 @@ class Federation:
         return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
-        """Read Flower's replies at intervals, and invite each node that has returned again."""
+        """Read Flower's replies at intervals; send a returned node a new invitation."""
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()

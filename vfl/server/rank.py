@@ -1,8 +1,9 @@
 """A further rank of the label party: processes its share of every batch of the session.
 
-It listens at its own port for the same rank of every feature party, with the session's certificate.
-On another machine, it makes its own certificate, so that no private key has to be sent. It stores
-and reports nothing, because rank 0 does so. It does not import Flower, which only rank 0 needs.
+The rank listens at its own port for the same rank of every feature party, with the session's
+certificate. On another machine, the rank makes its own certificate, so that no private key has to
+be sent. The rank stores and reports nothing, because rank 0 does so. The rank does not import
+Flower, which only rank 0 needs.
 """
 
 from __future__ import annotations

@@ -354,7 +354,7 @@ class Budgets:
         return _DAY_S - int(self._now() % _DAY_S)
 
     def close(self) -> None:
-        """Return unused rows and requests, which were recorded in advance, to the budgets."""
+        """Give unused rows and requests, which were recorded in advance, back to the budgets."""
         if self._counts and self._day == self._today:
             with self._noted() as spent:
                 for name, count in self._counts.items():

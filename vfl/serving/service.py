@@ -70,7 +70,7 @@ _HELP = {
 class Unavailable(Exception):
     """Error that states that rows cannot be answered now.
 
-    It has the `party` that is missing, the HTTP `status`, and the reason `why`.
+    The error has the `party` that is missing, the HTTP `status`, and the reason `why`.
     """
 
     def __init__(self, party: str, why: str, status: int = 503) -> None:
@@ -241,7 +241,7 @@ class Service:
     def show(self, model: Served, parties: list[str], drift: Drift | None = None) -> None:
         """Serve this model from the next session on; called between two sessions.
 
-        If rows could be answered before, this is the same run with other rows, and the service
+        If rows could be answered before, `model` is the same run with other rows, and the service
         still waits for lost parties.
         """
         self._drift = drift or Drift(None, None)

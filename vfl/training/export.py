@@ -3,7 +3,7 @@
 Models other than neural networks have their own export formats, see `SecureMode.exports`.
 
 The export needs no files of other parties. The exported file computes what the party computes at
-inference. For a feature party it leaves out the codec, which would convert the cut to bytes.
+inference. For a feature party, the file leaves out the codec, which would convert the cut to bytes.
 """
 
 from __future__ import annotations

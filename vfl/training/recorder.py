@@ -2,7 +2,7 @@
 
 Frames are stored as the sent bytes, as in the trace of a run. A row is identified by a digest of
 its party's inputs, so the order of batches does not matter. If inputs change in each pass, as with
-augmented images, the caller's positions `rows` identify it. A new epoch begins when rows repeat.
+augmented images, the caller's positions `rows` identify a row. A new epoch begins when rows repeat.
 """
 
 from __future__ import annotations

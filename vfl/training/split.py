@@ -1,7 +1,8 @@
 """A split network as one torch module, for your own training loop.
 
 `SplitModule` joins bottom models and a top model to one module. `vfl.split` splits an existing
-model (`vfl.training.cutting`). Both send cuts and gradients as frames, by the class `Crossings`.
+model (`vfl.training.cutting`). Both modules send cuts and gradients as frames, by the class
+`Crossings`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Export of a run's metrics to TensorBoard and MLflow.
 
-Both write only to the disk of this machine. They write settings, metrics of epochs and bytes of
-parties, all of which the run's folder already contains. They write no data of single rows.
+Both writers write only to the disk of this machine. They write settings, metrics of epochs and
+bytes of parties, all of which the run's folder already contains. They write no data of single rows.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class TensorBoard(RunWriter):
 class MLflow(RunWriter):
     """Writes to an SQLite store, by default `mlflow.db` next to the run folders.
 
-    MLflow no longer maintains its file store and refuses to open one. Its telemetry is switched off
-    before it is imported.
+    MLflow no longer maintains its file store and refuses to open one. MLflow's telemetry is
+    switched off before the import.
 
     Args:
         store: path of the store's file.

@@ -286,7 +286,7 @@ class Booster:
 
         XGBoost uses float32 as well.
 
-        The arrays are separate, so that the memory of each is freed after its tree has grown.
+        The arrays are separate, so that the memory of each array is freed after its tree has grown.
         """
         labels, weights = self._labels, self._weights
         found = [np.empty((len(labels), 2), np.float32) for _ in range(self._objective.outputs)]

@@ -295,7 +295,7 @@ class CellsEnd(WholeNetwork):
     def _asked_for(self, exchange: Exchange) -> np.ndarray:
         """Return the positions of an exchange's rows among the aligned rows.
 
-        In a service, the rows of the exchange already are such positions.
+        In a service, the rows of the exchange already are positions among the aligned rows.
         """
         return (
             self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows

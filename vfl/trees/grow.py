@@ -410,8 +410,8 @@ class Search:
     ) -> list[_Found | None]:
         """Return each node's split with the largest gain; None if no split has enough gain.
 
-        Between equal gains, the lower column wins; then the split that sends missing cells right;
-        then the lower bin (the higher bin if missing cells go left).
+        Between equal gains, the column with the lower number wins; then the split that sends
+        missing cells right; then the lower bin (the higher bin if missing cells go left).
 
         Args:
             histograms: gradient sums over bins, axes (nodes, columns, width, 2).
@@ -498,7 +498,8 @@ class Search:
     ) -> _Found | None:
         """Find the best division of one column's categories, sorted by their leaf weights.
 
-        The best of all divisions into two groups keeps this order (Fisher 1958).
+        With this order, the best of all divisions into two groups is a cut of the sorted list
+        (Fisher 1958).
         """
         part, missing = histogram[column, :-1], histogram[column, -1]
         present = np.flatnonzero(part[:, 1] > 0)

@@ -3,7 +3,7 @@
 A model has margins X b and a mean for each margin (McCullagh and Nelder 1989, section 2.2); column
 0 of X is the constant 1. Newton's method equals Fisher scoring for the canonical links used here.
 It needs only X^T mu, X^T W X and one number, at coefficients that the method chooses. The fit is
-the same whether these sums are computed in one place or on additive shares.
+the same whether these sums are computed from all columns directly or on additive shares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Losses for boosting, with first and second derivatives by each row's margins.
 
 Margins have axes (rows, outputs): there is one output for two classes and for regression, and
-otherwise one output per class. Formulas and bounds are those of XGBoost, so that both grow the same
-trees.
+otherwise one output per class. Formulas and bounds are those of XGBoost, so that vfl and XGBoost
+grow the same trees.
 """
 
 from __future__ import annotations

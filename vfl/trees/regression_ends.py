@@ -565,7 +565,7 @@ class LabelEnd(LabelCellsEnd):
     ) -> Tensor:
         """Return the outputs of rows, from the answers of all other parties.
 
-        For an absent party, the mean of its training rows is used.
+        For an absent party, the mean of its part over the training rows is used, which is 0.
         """
         rows = len(exchange.rows)
         cells = None if inputs is None else inputs.flatten(1).numpy()

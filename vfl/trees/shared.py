@@ -14,8 +14,8 @@ up their shares bin by bin; the label party adds the two sums.
 
 With `nodes = "known"`, the feature party and the helper know which rows are in which node, as in
 SecureBoost (Cheng et al. 2021). With `nodes = "hidden"`, the shares of rows outside a node are
-shares of zero. So neither party learns a node's rows, but the helper receives a share of every row
-for each node.
+shares of zero. So neither the feature party nor the helper learns a node's rows, but the helper
+receives a share of every row for each node.
 
 The label party sends every request as a letter followed by the content, on a network link without
 other traffic; row numbers are positions among training and validation rows.

@@ -19,9 +19,10 @@ cancel out in the sum. The helper sends 8 n (k + 2) + 8 k (k + 1) bytes of share
 party, for n rows and k columns. The other holders derive their shares from a seed.
 
 Sums of the label party's integers over the bins of another holder's columns (`bin_sums`) are
-computed like the sums of boosted trees (`vfl.trees.shared`). That holder draws one share of the n
-numbers, the helper receives the other share, and both sum their shares bin by bin. The helper also
-receives the bins, in an order of rows that it does not know and that differs between holders.
+computed like the sums of boosted trees (`vfl.trees.shared`). The holder of these columns draws one
+share of the n numbers, the helper receives the other share, and both sum their shares bin by bin.
+The helper also receives the bins, in an order of rows that it does not know and that differs
+between holders.
 
 Numbers are fixed-point numbers in the ring 2^64, with as many fraction bits as sums over this many
 rows allow. X has `fine_bits` fraction bits in X^T X, X^T y and X^T m. In X^T w X it has
@@ -144,8 +145,8 @@ class Summing(Engine):
     ) -> list[np.ndarray] | None:
         """Return, at the label party, sums of its integers over the rows in each holder's bins.
 
-        Each other holder sends the helper one or two bytes per cell; the label party sends it 8
-        bytes per row.
+        Each other holder sends the helper one or two bytes per cell; the label party sends the
+        helper 8 bytes per row.
 
         Args:
             sizes: for each other holder, its number of columns and the number of bins per column.
@@ -154,7 +155,7 @@ class Summing(Engine):
             numbers: at the label party, the integers to sum, int64, axes (rows,).
 
         Returns:
-            One array per other holder, int64, axes (columns, bins).
+            One array per holder without labels, int64, axes (columns, bins).
 
         Raises:
             ProtocolError: a cell has a bin number that is too large.

@@ -40,7 +40,7 @@ _TEXT_LIMIT = 1_000_000  # largest number of characters of one text, such as a c
 def _shown(value: object) -> object:
     """Remove invisible characters from a text; the template engine escapes the text later.
 
-    Charts are markup and stay unchanged.
+    Charts are markup, and not texts, so they stay unchanged.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable_lines(value, _TEXT_LIMIT)

@@ -217,7 +217,7 @@ def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
-    """Return, by bytes, each codec with a higher score than all codecs with at most its bytes."""
+    """Return codecs that score higher than all codecs of at most their bytes, ordered by bytes."""
     best: list[CodecPoint] = []
     for one in sorted(placed, key=lambda one: (one.share, -one.score)):
         if not best or one.score > best[-1].score:

@@ -5,7 +5,7 @@ of each split on its columns. These sides are the cut-layer activations of a que
 training, the cut-layer activations are the bins of the cells. The gradient of a row is its path of
 nodes, if the mode discloses nodes to feature parties. All of this follows from the trained model,
 the rows, and secrets that simulated parties draw from the grid's seed, so no recording is needed.
-The test `tests/trees/test_attacks.py` compares it with the frames of a session.
+The test `tests/trees/test_attacks.py` compares this knowledge with the frames of a session.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Sides(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return 1 if a row goes left, else 0; axes (rows, splits).
 
-        The result is float32. Without splits, each row has a single zero.
+        The result is float32. If there are no splits, each row has a single zero.
         """
         return self.of_cells(self._ranks.cells(inputs))
 

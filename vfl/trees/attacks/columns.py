@@ -17,7 +17,7 @@ class Ranks:
     """Encodes cells as ranks, rank groups and one-hot categories, and decodes them without loss.
 
     An ordered column becomes its rank among the party's cells, and one number for each of at most
-    16 groups with equally many training rows. It is the same encoding as `data.bins = 16` for a
+    16 groups with equally many training rows. This encoding is the same as `data.bins = 16` for a
     neural network (Gorishniy, Rubachev and Babenko 2022, equation 1). A category is encoded
     one-hot. A column with missing cells has one more number, which is 1 where a cell is missing.
 
@@ -119,7 +119,7 @@ def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarr
 def categories_of(layout: Layout) -> tuple[int, ...]:
     """Return the number of categories of each column of received bins; 0 if ordered.
 
-    The layout is all that a receiver of bins needs for this.
+    A receiver of bins can compute this number from the layout alone.
     """
     return tuple(
         count if kind else 0 for count, kind in zip(layout.bins, layout.categorical, strict=True)

@@ -16,9 +16,9 @@ class Nodes(Attack):
     """Infers labels from the tree nodes of training rows, with a few known labels for fitting.
 
     A feature party of SecureBoost (Cheng et al. 2021) learns which rows are in which node, and so
-    the outcome of splits on all parties' columns for these rows. A logistic regression uses them as
-    inputs, and scales the nodes of round n by n^-decay. The numbers that the attack `splits`
-    computes from the party's own columns are inputs as well, with weight 1.
+    the outcome of splits on all parties' columns for these rows. A logistic regression uses the
+    nodes as inputs, and scales the nodes of round n by n^-decay. The numbers that the attack
+    `splits` computes from the party's own columns are inputs as well, with weight 1.
 
     Args:
         decay: exponent by which the weight of later rounds falls; 0 gives all rounds the same

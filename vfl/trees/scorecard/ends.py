@@ -6,9 +6,9 @@
       keeps its bins' weights and points <----     groups, weights of evidence and points;
       points of queried rows             ---->     scores of queried rows.
 
-Bins are sent as for boosted trees (`vfl.trees.cells`), so the label party learns the same about
-cells. A feature party learns the weight of evidence of each merged bin of its own columns, except
-of bins with fewer rows than the floor.
+Bins are sent as for boosted trees (`vfl.trees.cells`), so the label party learns the same facts
+about cells as in a training of boosted trees. A feature party learns the weight of evidence of each
+merged bin of its own columns, except of bins with fewer rows than the floor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fit of a scorecard from counts and sums: bins, weights of evidence, regression, points.
 
 A `Source` returns the number of rows of either class in each fine bin, and sums over rows of
-columns of weights of evidence: Sources are `Local` if all bins are in one place, and
-`vfl.trees.scorecard.shared` on shares.
+columns of weights of evidence: The source is `Local` if one party has all bins;
+`vfl.trees.scorecard.shared` has the source on additive shares.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Source(Protocol):
     def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
         """Return the population stability index of each column's later rows.
 
-        It is NaN without later rows.
+        The index is NaN without later rows.
         """
 
     def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
         """Return Pearson's correlation between columns' weights of evidence; see `correlations`.
 
-        The caller calls it once, before `regression`.
+        The caller calls this method once, before `regression`.
         """
 
     def regression(

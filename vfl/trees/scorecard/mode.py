@@ -25,8 +25,8 @@ class Scorecard(CellsMode):
     """A scorecard over the columns of all parties (Siddiqi 2006).
 
     Each party divides its columns into fine bins. The label party merges these bins by their
-    numbers of good and bad rows. It fits a logistic regression of the good class on weights of
-    evidence, and converts the coefficients to points.
+    numbers of good and bad rows. The label party fits a logistic regression of the good class on
+    weights of evidence, and converts the coefficients to points.
 
     Args:
         protect: with "order", the label party receives the bin of each cell; with "shared", it

@@ -17,8 +17,8 @@ def evidence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each bin's weight of evidence and information-value term; axes (bins,) each.
 
-    The weight is ln(share of goods / share of bads), and the term is its product with the
-    difference of the shares (Siddiqi 2006).
+    The weight is ln(share of goods / share of bads), and the term is this weight times the
+    difference of both shares (Siddiqi 2006).
 
     Args:
         counts: number of good and of bad rows in each bin, axes (bins, 2).
