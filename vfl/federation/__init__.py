@@ -1,1 +1,1 @@
-"""Flower as vfl uses it: its guarded services and programs, projects, processes, the doctor."""
+"""Flower as vfl uses it: guarded services and programs, projects, processes, and `vfl doctor`."""

@@ -1,8 +1,8 @@
-"""The app bundle that Flower carries: vfl's own content, and the check of a received bundle.
+"""The app bundle that Flower carries: its content in vfl, and the check of a received bundle.
 
-Flower runs any bundle that it receives, with the rights of the user of its SuperLink or SuperNode.
-The programs of `vfl.federation.programs` check the bundle's bytes before any of them is unpacked or
-imported, and refuse bundles that the party's own file does not accept.
+Flower runs any bundle that it receives, with the rights of the user who started its SuperLink or
+SuperNode. The programs of `vfl.federation.programs` check a bundle's bytes before any of the bundle
+is unpacked or imported, and refuse bundles that the party's own file does not accept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from vfl.core.version import VERSION
 
 SHIM = "vfl_app.py"
 SETTINGS = "pyproject.toml"
-#: Value of `consent.bundles` for vfl's own bundle, whose only code calls the installed vfl.
+#: Value in `consent.bundles` that accepts vfl's own bundle, whose only code calls the installed
+#: vfl.
 OWN = "vfl"
 _FILES = {SHIM, SETTINGS, "experiment.toml", ".info/CONTENT"}
 _TEMPLATES = resources.files("vfl.federation").joinpath("templates")
@@ -29,12 +30,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def shim() -> str:
-    """Return the code of vfl's own bundle: ten lines that call the installed package."""
+    """Return the code of vfl's own bundle: ten lines that call the installed vfl package."""
     return _TEMPLATES.joinpath(SHIM).read_text(encoding="utf-8")
 
 
 def settings(name: str) -> str:
-    """Return the pyproject.toml of vfl's bundle for an experiment of that name."""
+    """Return the pyproject.toml of vfl's own bundle, for an experiment with this name."""
     template = _TEMPLATES.joinpath("app_pyproject.toml")
     return template.read_text(encoding="utf-8").format(name=name, version=VERSION)
 
@@ -43,7 +44,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
     """Refuse a bundle that the party does not accept.
 
     Args:
-        content: the bundle from Flower, a zip archive.
+        content: the bundle that Flower carries, a zip archive.
         accepted: bundles that the party accepts: "vfl" for vfl's own bundle, or the SHA-256 of
             another bundle, as 64 hexadecimal digits.
 

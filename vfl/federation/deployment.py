@@ -34,25 +34,27 @@ from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, fingerprint, public_key_bytes
 
 _DATABASE, _LOG = "superlink.db", "superlink.log"
-#: File with Flower's node id and the digest of the registered key of each party, by name.
+#: File with Flower's node id and the digest of the registered key for each party's name.
 _NODES = "nodes.json"
-#: Output of a SuperNode when the SuperLink does not know its key; the SuperNode then tries again.
+#: Text in a SuperNode's output if the SuperLink does not know the SuperNode's key; the SuperNode
+#: then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-#: Output of a SuperNode whose key was withdrawn; another attempt to connect would fail too.
+#: Text in a SuperNode's output if the SuperNode's key was withdrawn; another attempt to connect
+#: would fail too.
 _TAKEN_BACK = "410 Gone"
-#: Interval between two checks for the SuperLink, in seconds.
+#: Interval between two checks whether the SuperLink runs, in seconds.
 _LOOK_S = 0.2
 _START_SUPERLINK = "check that the SuperLink is running start it with: vfl up PROJECT"
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:
-    """Start the SuperLink of a label party; returns when it is ready for SuperNodes.
+    """Start the SuperLink of a label party; return when SuperNodes can connect to it.
 
     Raises:
         UserError: the SuperLink's certificate has expired.
         RunFolderError: another process is starting the SuperLink.
         LostPeerError: the SuperLink did not start.
-        MissingPackageError: the engine of the simulation is not installed.
+        MissingPackageError: Ray, the engine of Flower's simulation, is not installed.
     """
     if simulation and find_spec("ray") is None:
         raise MissingPackageError(
@@ -71,7 +73,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
-    if simulation:  # a simulation's ports are open only on the loopback
+    if simulation:  # in a simulation, other machines cannot reach the ports
         command += ["--insecure", "--simulation"]
     else:
         check_not_expired(folder.certificates / "server.pem")
@@ -80,21 +82,21 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
-        for file in (_NODES, programs.RETIRED):  # a new SuperLink has no keys yet
+        for file in (_NODES, programs.RETIRED):  # a new SuperLink has registered no keys yet
             (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
-    with locked(folder.state):  # `wait_for_superlink` sees that it is starting
+    with locked(folder.state):  # `wait_for_superlink` sees this lock while the SuperLink starts
         service = Service("the SuperLink", command, environment, folder.state / _LOG)
         try:
             service.wait_for(programs.READY)
-        except BaseException:  # includes Ctrl+C, which would leave the process running
+        except BaseException:  # also Ctrl+C: otherwise the process would go on
             service.stop()
             raise
     return service
 
 
 def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Callable[[], None]]:
-    """Keep the standing worker of a party running; see `programs.kept_worker`."""
+    """Keep a party's standing worker running until the block ends; see `programs.kept_worker`."""
     if isinstance(whose, PartyFile):
         home = whose.store_path / "flower"
         environment = programs.supernode_environment(home, whose.path)
@@ -106,19 +108,19 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under its name; return the names that are new.
 
-    A party's earlier key is withdrawn if the party has a new key or no key any more. A key that the
-    label party has not accepted is not registered yet; see `waiting_keys`.
+    If a party has a new key or no key any more, its earlier key is withdrawn. A key whose
+    fingerprint the label party has not compared yet is not registered; see `waiting_keys`.
 
     Raises:
-        UserError: a file in keys/ has the name of no party, contains no key, or repeats another
-            party's key; the error names all such files, and no key is registered.
+        UserError: a file in keys/ has a name that is no party's, contains no key, or repeats
+            another party's key; the error names all such files, and no key is registered.
     """
     messages, new = upstream.CONTROL_MESSAGES.load(), []
     nodes_file = folder.state / _NODES
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     keys, waiting = _party_keys(folder), waiting_keys(folder)
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
-    for name in sorted(nodes):  # withdrawals come first, so that no later failure prevents them
+    for name in sorted(nodes):  # first the withdrawals, so that no failure prevents them
         if nodes[name]["key"] != digests.get(name) and name not in waiting:
             old = nodes.pop(name)
             request = messages.UnregisterNodeRequest(node_id=int(old["node"]))
@@ -147,7 +149,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
 
 
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
-    """Record the withdrawn key of a SuperNode, because Flower cannot register a key twice."""
+    """Record that a SuperNode's key was withdrawn, because Flower cannot register a key twice."""
     file = folder.state / programs.RETIRED
     known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
@@ -155,14 +157,14 @@ def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
 
 
 def was_registered(folder: LabelFolder, content: bytes) -> bool:
-    """Return whether a SuperNode's key was withdrawn from a party before."""
+    """Return whether a SuperNode's key was registered for a party earlier and then withdrawn."""
     file, public = folder.state / programs.RETIRED, public_key_bytes(content) or b""
     known = read_json(file)["keys"] if file.exists() else []
     return hashlib.sha256(public).hexdigest() in known
 
 
 def waiting_keys(folder: LabelFolder) -> list[str]:
-    """Return the parties with a key in keys/ whose fingerprint has not been compared yet."""
+    """Return the parties whose key is in keys/ and has a fingerprint that was not compared yet."""
     nodes_file, accepted = folder.state / _NODES, folder.accepted_keys()
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     waiting = []
@@ -175,7 +177,7 @@ def waiting_keys(folder: LabelFolder) -> list[str]:
 
 
 def _party_keys(folder: LabelFolder) -> dict[str, Path]:
-    """Return the key files in keys/ by party; the name of a file is the party's name."""
+    """Return the key files in keys/ by party; a file's name is the party's name and a suffix."""
     known = set(node_parties(folder.experiment()))
     keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
     wrong, owners = [], dict[bytes, str]()
@@ -225,13 +227,13 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
 
 
 def start_supernode(party: PartyFile, file: Path) -> Service:
-    """Start a feature party's SuperNode; returns when it is connected.
+    """Start a feature party's SuperNode; return when it is connected to the SuperLink.
 
     Raises:
-        AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink does not
-            accept this party's key any more.
+        AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink has
+            withdrawn this party's key.
         ClockError: the clocks of the SuperLink and of this machine differ too much.
-        LostPeerError: the SuperLink cannot be reached, or refuses this party's key.
+        LostPeerError: the SuperLink cannot be reached, or does not know this party's key.
     """
     tidy_store(party.store_path)
     sweep(party.beside("."), {file.name, *map(_name, (party.node.key, party.identity.key))})
@@ -246,7 +248,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     )
     try:
         service.wait_for("SuperNode ID", refusals=(_UNKNOWN_KEY, _TAKEN_BACK))
-    except BaseException as problem:  # includes Ctrl+C, which would leave the process running
+    except BaseException as problem:  # also Ctrl+C: otherwise the process would go on
         service.stop()
         if not isinstance(problem, LostPeerError):
             raise
@@ -295,7 +297,7 @@ def submit(
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> int:
-    """Submit a run to the SuperLink; return Flower's id of the run."""
+    """Submit a run to the SuperLink; return the id that Flower gives to the run."""
     with upstream.no_deprecations():
         bundle = upstream.BUNDLE.load().build_fab_from_disk(folder.app)
     request = upstream.CONTROL_MESSAGES.load().StartRunRequest()
@@ -317,15 +319,15 @@ def submit(
 
 
 def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[str], None]) -> None:
-    """Wait for a SuperLink that starts late; a command that is starting it has its own time limit.
+    """Wait for a SuperLink that starts late; a command that starts it has its own time limit.
 
     Args:
         folder: folder of the label party.
-        patience_s: time limit while no command starts it.
-        say: receives one line that says what the caller waits for, and how long.
+        patience_s: time limit while no command is starting the SuperLink.
+        say: function that receives one line, which says what the caller waits for, and how long.
 
     Raises:
-        LostPeerError: no SuperLink runs, and none starts in time.
+        LostPeerError: no SuperLink runs, and no SuperLink starts in time.
     """
     said, deadline = "", time.monotonic() + patience_s
     while True:
@@ -346,7 +348,7 @@ def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[st
 
 
 def connected(folder: LabelFolder) -> dict[str, bool]:
-    """Return whether the SuperNode of each party is online, by party.
+    """Return for each party whether its SuperNode is online.
 
     Raises:
         LostPeerError: no SuperLink runs.
@@ -365,18 +367,18 @@ def run_state(folder: LabelFolder, run_id: int) -> str:
 
 
 def run_log(folder: LabelFolder, run_id: int) -> str:
-    """Return the output of a run's ServerApp."""
+    """Return the log output of a run's ServerApp, the label party's program."""
     messages = upstream.CONTROL_MESSAGES.load()
     request = messages.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
     return str(_ask(folder, "StreamLogs", request).log_output)
 
 
 def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
-    """Send a request to the Control API of a folder's SuperLink; return the first answer.
+    """Send a request to the Control API of the folder's SuperLink; return the first answer.
 
     Raises:
         LostPeerError: the SuperLink of this folder does not run.
-        PeerFailedError: the SuperLink refuses the request; the error contains its text.
+        PeerFailedError: the SuperLink refuses the request; the error contains the SuperLink's text.
     """
     import httpx
 
@@ -397,7 +399,7 @@ def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
 
 
 def _check_superlink(folder: LabelFolder) -> None:
-    """Check that the SuperLink of this folder runs, before it receives any secret.
+    """Check that the SuperLink of this folder runs, before any secret is sent to it.
 
     Raises:
         LostPeerError: the SuperLink does not run.

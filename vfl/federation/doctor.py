@@ -1,8 +1,8 @@
-"""Checks of a party's machine, files and network, for ``vfl doctor``. No check changes anything.
+"""Checks of a party's machine, files and network, for ``vfl doctor``; they change nothing.
 
-The path decides which checks run: checks of the machine only, of a label party's project, or of
-another party. Versions are read without importing the packages, and only the addresses in the
-user's own files are contacted.
+The path decides which checks run: checks of the machine only, checks of a label party's project, or
+checks of another party. Versions are read without importing the packages, and only the addresses in
+the user's own files are contacted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vfl.transport.router import router_port
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
 _CLOCK_WARNING_S = 30
-#: Spent share of `consent.max_epsilon` from which the doctor warns.
+#: The doctor warns if at least this share of `consent.max_epsilon` is spent.
 _NEARLY_SPENT = 0.8
 
 State = Literal["OK", "WARN", "FAIL"]
@@ -50,13 +50,13 @@ State = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check and its result.
+    """Result of one check.
 
     Attributes:
         name: name of the check, one or two words.
         state: OK, WARN if trouble is possible later, or FAIL if vfl will not work.
-        found: text of the finding; it contains names, counts and paths only.
-        fix: command or change that solves the problem.
+        found: text about the result; it contains names, counts and paths only.
+        fix: command or change that solves the problem; empty without a problem.
     """
 
     name: str
@@ -69,7 +69,7 @@ def examine(path: Path | None = None) -> Iterator[Check]:
     """Run the checks that fit a path; yield their results.
 
     Args:
-        path: a project or its label folder, a party's own file, or None for the machine only.
+        path: a project or its label folder, a party's own file, or None to check the machine only.
 
     Raises:
         ConfigError, RunFolderError: the path is neither a project, a label folder nor a party's
@@ -137,7 +137,7 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
 
 
 def versions() -> Iterator[Check]:
-    """Compare the versions of vfl, Python and every required package to vfl's requirements."""
+    """Compare the versions of vfl, Python and every required package with the requirements."""
     try:
         about = metadata.metadata("vfl")
     except metadata.PackageNotFoundError:
@@ -200,7 +200,7 @@ def room(folder: Path) -> Check:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder itself if it exists, otherwise its nearest existing parent."""
+    """Return the folder itself if it exists, or else its nearest existing parent."""
     return next(path for path in (folder, *folder.resolve().parents) if path.exists())
 
 
@@ -220,7 +220,7 @@ def data_file(source: Path | str) -> Check:
 
 
 def store(folder: Path) -> Check:
-    """Check that the store of weights and run records can be written."""
+    """Check that vfl can write to the store of weights and run records."""
     existing = _existing(folder)
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return Check("store", "FAIL", f"{existing} cannot be written", f"chmod u+rwx {existing}")
@@ -233,7 +233,8 @@ def private(name: str, path: Path, missing: str) -> Check:
     Args:
         name: name of the check.
         path: the file.
-        missing: fix to print if the file does not exist; empty if vfl makes the file when needed.
+        missing: remedy to print if the file does not exist; empty if vfl makes the file when it is
+            needed.
     """
     if not path.exists():
         if not missing:
@@ -247,7 +248,7 @@ def private(name: str, path: Path, missing: str) -> Check:
 
 
 def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
-    """Check that a certificate is readable, valid today, and issued for all its host names."""
+    """Check that a certificate is readable, valid today, and issued for all these host names."""
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as problem:
@@ -274,7 +275,7 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
 
 
 def signed_by(certificate: Path, authority: Path) -> Check:
-    """Check that the parties' authority has signed the server's certificate."""
+    """Check that the project's certificate authority has signed the SuperLink's certificate."""
     try:
         server = x509.load_pem_x509_certificate(certificate.read_bytes())
         server.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.read_bytes()))
@@ -289,7 +290,7 @@ def signed_by(certificate: Path, authority: Path) -> Check:
 
 
 def node_key(path: Path) -> Check:
-    """Check that a SuperNode's private key has Flower's format."""
+    """Check that a SuperNode's private key has the format that Flower needs."""
     there = private("node key", path, f"vfl join {path.parent} makes one")
     if there.state == "FAIL":
         return there
@@ -304,7 +305,7 @@ def node_key(path: Path) -> Check:
 
 
 def public_key(party: str, path: Path, accepted: str) -> Check:
-    """Check a feature party's public key at the label party: its format and its acceptance.
+    """Check a party's public key in the label party's folder: its format and its acceptance.
 
     Args:
         party: name of the party.
@@ -338,7 +339,7 @@ def _names(found: x509.Certificate) -> list[str]:
 
 def epsilon(party: PartyFile) -> Check:
     """Check how much of `consent.max_epsilon` is spent."""
-    from vfl.federation.monitor import Epsilon  # the ledger imports torch
+    from vfl.federation.monitor import Epsilon  # imported here because the ledger imports torch
 
     try:
         known = Epsilon.of(party)
@@ -356,7 +357,7 @@ def epsilon(party: PartyFile) -> Check:
 
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
-    """Check a feature party's connection to the SuperLink: TCP, TLS with the project's CA, time."""
+    """Check a feature party's way to the SuperLink: TCP, TLS with the project's CA, and clocks."""
     try:
         answer = probe_https("the SuperLink", parse_address(address), ca.read_text())
     except PeerError as problem:
@@ -369,7 +370,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
 
 
 def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
-    """Check the label party's SuperLink: its port is free, or vfl's own SuperLink listens there."""
+    """Check the label party's port for the SuperLink: free, or in use by vfl's own SuperLink."""
     host, port = parse_address(address)
     if port_is_free(bind_host or host, port):
         yield Check("superlink port", "OK", f"{port} is free; vfl up will listen there")
@@ -386,7 +387,7 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
 
 
 def stream_port(host: str, port: int, router: Path) -> Check:
-    """Check the SuperLink's port for the streams of sessions."""
+    """Check the label party's port for the streams of sessions."""
     if port == 0:
         found = "0: a free port at each start"
         cure = "set federation.stream_port if a firewall must allow it"

@@ -1,21 +1,21 @@
-"""Guards before Flower's HTTP application: an allow-list of routes, size limits, authentication.
+"""Guards around Flower's HTTP application: allowed routes, size limits, authentication.
 
 Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command
-line, and Runtime for the processes that it starts. Only Fleet authenticates its callers. vfl
-therefore puts two guards before the application, each with its own listening socket:
+line, and Runtime for the processes that the SuperLink starts. Only Fleet authenticates its callers.
+vfl therefore puts two guards in front of the application, each with its own listening socket:
 
 - the network's guard (`network_guard`) allows the routes of Fleet that a registered SuperNode
   needs, for registered keys;
 - the machine's own guard (`local_guard`), on the loopback, allows Control and Runtime, for callers
   that send the secret made at the service's start. A SuperNode's local API has such a guard too.
 
-No decision depends on the address of the caller, so a proxy in front, a forwarded-for header or an
-IPv4 address in IPv6 form have no effect. Requests are refused before their body is read.
-`vfl.transport.front` limits the number and the waiting time of connections without an authenticated
-caller.
+No decision depends on the address of the caller, so neither a proxy in front, a forwarded-for
+header nor an IPv4 address in IPv6 form changes a decision. A guard refuses a request before it
+reads the request's body. `vfl.transport.front` limits how many connections wait without an
+authenticated caller, and how long.
 
-Flower's programs poll for work every few seconds, which would delay a session in several places. A
-guard therefore holds a request for work until there may be work, see `Bell`.
+Flower's programs ask for work every few seconds, which would delay a session several times. A guard
+therefore answers a request for work only when there may be work; see `Bell`.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ from vfl.transport.http import (
 )
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-#: Function that returns whether a SuperNode with this public key (PEM) is registered.
+#: Function that takes a public key (PEM), and returns whether a SuperNode with this key is
+#: registered.
 IsRegistered = Callable[[bytes], Awaitable[bool]]
-#: Function of a path and a fully read body that returns whether the body may reach the application.
+#: Function that takes a path and a whole body, and returns whether the body may reach the
+#: application.
 Acceptable = Callable[[str, bytes], bool]
 
-#: Header with the secret that a service makes at its start; a local guard requires it.
+#: Header for the secret that a service makes at its start; a local guard requires this header.
 SECRET_HEADER = "vfl-local-secret"
-#: Allowed age of a signature in seconds, as in Flower; a negative age means that the signer's clock
-#: is fast.
+#: Least and largest accepted age of a signature in seconds, as in Flower; a negative age means that
+#: the signer's clock is fast.
 _SIGNED_WITHIN_S = (-5.0, 305.0)
 
 _FLEET = (
@@ -95,45 +97,48 @@ _RUNTIME = (
 )
 #: Routes that a registered SuperNode may call.
 FLEET_ROUTES = frozenset(f"/v1/fleet/{name}" for name in _FLEET)
-#: Routes that `vfl` calls, and routes that the processes of a run call.
+#: Routes that the command `vfl` calls, and routes that the processes of a run call.
 CONTROL_ROUTES = frozenset(f"/v1/control/{name}" for name in _CONTROL)
 RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 
-#: A reply of a party has a few kilobytes: its report, or the reason of its failure.
+#: Size limit of a body from a SuperNode; a reply has a few kilobytes: a party's report, or the
+#: reason of its failure.
 FLEET_BODY_BYTES = 1024 * 1024
-#: An app bundle has at most 10 MB, an object of a message has at most 5 MB.
+#: Size limit of a body on the local port; an app bundle has at most 10 MB, an object of a message
+#: has at most 5 MB.
 LOCAL_BODY_BYTES = 16 * 1024 * 1024
-#: Time limit for one request body, and limit of bodies that one party sends simultaneously; a
-#: SuperNode sends two.
+#: Time limit for one request body, and limit of the bodies that one SuperNode sends at the same
+#: time; a SuperNode sends two.
 BODY_TIMEOUT_S = 30.0
 FLEET_BODIES_AT_ONCE = 8
-#: Routes of requests for work, and routes of requests after which new work may exist.
+#: Routes for requests for work, and routes whose requests may bring new work.
 _ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
 _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
-#: Longest wait of a request for work, and extra wait after the bell for the remaining parts of a
-#: message, in seconds.
+#: Longest time that a request for work is held, and extra time after the bell for the remaining
+#: parts of a message, in seconds.
 HOLD_S = 2.0
 _PIECES_S = 0.03
-#: A live SuperNode asks for work again immediately, so a longer silence means that it has died.
+#: A running SuperNode asks for work again immediately, so a SuperNode that is silent for longer has
+#: died.
 SILENT_S = HOLD_S + 1.0
 _ARRIVING = "/v1/fleet/activate-node"
-#: Function that receives the key of a returning SuperNode, before its request reaches the
+#: Function that receives the key of a SuperNode that connects again, before its request reaches the
 #: application.
 Arrives = Callable[[bytes], Awaitable[None]]
-#: Function that authenticates a caller from the headers only; None if the caller may not pass. It
-#: raises `FormerCallerError` for a caller whose key was registered earlier.
+#: Function that authenticates a caller by the headers only, and returns None if the caller may not
+#: pass. It raises `FormerCallerError` for a caller whose key was registered earlier.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
 
 
 class FormerCallerError(Exception):
-    """Error raised when the key of a SuperNode was registered earlier, and is not any more."""
+    """Error raised when the key of a SuperNode was registered earlier, but was withdrawn."""
 
 
 class Bell:
     """Signals that new work may exist; all guards of a service share one bell.
 
-    A caller waits until the bell rings, at most `HOLD_S`, and not at all if the bell has rung since
-    the caller's last request.
+    A caller waits until the bell rings, at most `HOLD_S`; if the bell has rung since the caller's
+    last request, the caller does not wait.
     """
 
     def __init__(self) -> None:
@@ -143,7 +148,7 @@ class Bell:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ring(self) -> None:
-        """Release all waiting requests; any thread may call this."""
+        """Let all waiting requests continue; any thread may call this."""
         self._rings += 1
         if self._loop:
             with suppress(RuntimeError):  # the server has ended
@@ -172,17 +177,18 @@ class Bell:
 
 
 class Guard:
-    """Passes requests for listed routes to an application, and limits the size of their bodies.
+    """Passes requests for allowed routes to an application, and limits the size of their bodies.
 
     Args:
         application: application behind the guard.
         routes: exact paths of the allowed routes; only POST is allowed.
         limit_bytes: largest size of a body in bytes, whatever its transfer encoding.
-        caller: function that authenticates the sender of a request.
-        acceptable: function that returns whether the sender may send this body.
-        bodies_at_once: number of bodies that one caller may send simultaneously.
-        bell: signal of new work, for which requests for work wait; with None they are answered at
-            once.
+        caller: function that authenticates the sender of a request; see `Caller`.
+        acceptable: function that returns whether a body may reach the application; see
+            `Acceptable`.
+        bodies_at_once: number of bodies that one caller may send at the same time.
+        bell: signal of new work, until which requests for work are held; with None they are
+            answered at once.
         arrives: see `Arrives`.
         clock: monotonic clock in seconds.
     """
@@ -211,7 +217,7 @@ class Guard:
         self._bell = bell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, a web socket or the start and end of the server (ASGI)."""
+        """Handle a request, a web socket, or the start and end of the server (ASGI)."""
         if scope["type"] == "lifespan":
             return await self._application(scope, receive, send)
         if scope["type"] != "http":  # a web socket, which no route accepts
@@ -221,7 +227,7 @@ class Guard:
         except FormerCallerError:
             return await _refuse(send, 410)
         if caller is None:
-            # The status is not 401, because a SuperNode would then end without any message.
+            # The status is not 401, because a SuperNode that receives 401 ends without any message.
             return await _refuse(send, 403)
         welcome(scope)
         if not announces_at_most(scope, self._limit_bytes):
@@ -237,7 +243,7 @@ class Guard:
             return await _refuse(send, 408)
         finally:
             self._reading -= Counter((caller,))
-        if body is None:  # the caller disconnected before the end of its request
+        if body is None:  # the caller disconnected before the request was complete
             return None
         if not self._acceptable(scope["path"], body):
             return await _refuse(send, 403)
@@ -255,7 +261,8 @@ class Guard:
         return None
 
     def _has_route(self, scope: Scope) -> bool:
-        # The raw path must match too, because our routes contain no encoded characters.
+        # The raw path must match too; a path with encoded characters is refused, because no allowed
+        # route has any.
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         return plain and scope["path"] in self._routes and scope["method"] == "POST"
 
@@ -270,18 +277,19 @@ def network_guard(
 ) -> Guard:
     """Make the guard of the network port, which lets registered SuperNodes use Fleet.
 
-    A caller signs the time with its key, and sends the signature in the headers. The guard
-    therefore reads no body of a stranger, nor of a client that only knows a party's public key.
+    A caller signs the present time with its key, and sends the signature in the headers. The guard
+    therefore reads no body from a stranger, nor from a client that only knows a party's public key.
 
     Args:
         application: Flower's application.
-        is_registered: function that returns whether a SuperNode with a public key is registered.
+        is_registered: function that returns whether a SuperNode with a given public key is
+            registered.
         acceptable: function that returns whether the body of a request may reach the application.
         bell: see `Guard`.
         arrives: see `Guard`.
-        was_registered: function that returns whether an unregistered key was registered earlier. A
-            SuperNode with such a key then receives 410 Gone, and need not try again; without this
-            function it receives 403, like a stranger.
+        was_registered: function that returns whether a key that is not registered was registered
+            earlier. A SuperNode with such a key then receives the status 410 Gone, and need not try
+            again; without this function, it receives 403, like an unknown SuperNode.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -305,11 +313,11 @@ def network_guard(
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
-    """Return whether a text is a current time stamp, signed by the owner of a public key (PEM)."""
+    """Return whether a text is a current time stamp that the owner of a public key (PEM) signed."""
     try:
         age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
         public = load_pem_public_key(key)
-        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower registers only such keys
+        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower registers no other keys
         public.verify(signature, signed, ec.ECDSA(SHA256()))
     except (ValueError, TypeError, InvalidSignature):
         return False
@@ -343,7 +351,7 @@ def local_guard(
 
 
 def _header(scope: Scope, name: str) -> bytes:
-    """Return the value of a header that occurs exactly once, or an empty text."""
+    """Return the value of a header that occurs exactly once; otherwise return an empty text."""
     values = [value for key, value in scope["headers"] if key == name.encode()]
     return bytes(values[0]) if len(values) == 1 else b""
 

@@ -1,7 +1,7 @@
-"""Joining a project: a party adds its table to the received folder, and makes its keys there.
+"""Joining a project: a party adds its table to the received folder, and makes its keys in it.
 
-The folder comes from the label party. The joining party therefore sees the unusual settings of the
-folder's party.toml, and no key is written outside of the folder.
+The folder comes from the label party. The joining party therefore sees which settings in the
+folder's party.toml are unusual, and no key is written outside of the folder.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """Public keys of a party's SuperNode and of its identity, one line each.
+    """Public keys of a party, one per line: the SuperNode's key and the identity key.
 
     Attributes:
-        file: path of NAME.pub, which the party sends to the others.
-        whose: origin of the keys; "new", "own" if an earlier command made them here, or "foreign"
-            if they came with the folder, without a NAME.pub.
-        fingerprint: fingerprint of the keys, which the two owners compare by telephone.
+        file: path of NAME.pub, which the party sends to the other parties.
+        whose: origin of the keys: "new" if they were just made, "own" if an earlier command made
+            them here, or "foreign" if they came with the folder, which had no NAME.pub.
+        fingerprint: fingerprint of the keys; the sender and the receiver compare it by telephone.
     """
 
     file: Path
@@ -48,7 +48,7 @@ def folder_of(path: Path) -> Path:
     """Return the folder of a party, given the folder, its party.toml, or a label party's project.
 
     Raises:
-        ConfigError: party.toml does not exist.
+        ConfigError: the folder has no party.toml.
     """
     folder = path if path.is_dir() else path.parent
     for one in (folder, folder / "label"):
@@ -63,10 +63,10 @@ def folder_of(path: Path) -> Path:
 
 
 def require_no_way_out(folder: Path) -> None:
-    """Refuse a folder with a link that leads out of it.
+    """Refuse a folder that contains a symbolic link to a place outside of it.
 
     Raises:
-        ConfigError: the folder has such a link; the error names the link, whose target was not
+        ConfigError: the folder contains such a link; the error names the link, whose target is not
             opened.
     """
     whole = folder.resolve()
@@ -82,14 +82,15 @@ def require_no_way_out(folder: Path) -> None:
 
 
 def require_no_loader(party: PartyFile, table: str | None) -> None:
-    """Refuse a received file whose [data] names a function, before the function could run.
+    """Refuse a received file whose [data] names a Python function, before the function can run.
 
-    The sender of the folder chose that name. The joining party may name a function with --table.
+    The sender of the folder chose this function, so it could be harmful. The joining party itself
+    may name a function with --table.
 
     Args:
-        party: the received file.
-        table: the joining party's table, which replaces the source of the file; None keeps the
-            file's source.
+        party: the received party.toml.
+        table: table that the joining party names; it replaces the source in the file; None keeps
+            the file's source.
 
     Raises:
         ConfigError: a setting names a function; the error names the setting.
@@ -107,10 +108,10 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
 
 
 def checked_encoding(name: str | None) -> str | None:
-    """Return the encoding that the option --encoding names, in the spelling of [data].
+    """Return the encoding that the option --encoding names, spelled as [data] spells it.
 
     Raises:
-        ConfigError: the encoding is unknown; the error lists the encodings of tables.
+        ConfigError: the encoding is unknown; the error lists the encodings that vfl can read.
     """
     if name is None:
         return None
@@ -125,18 +126,18 @@ def merge_table(
     query: str | None,
     encoding: str | None = None,
 ) -> TableReport:
-    """Write a table's path and its detected settings into [data] of a party's file.
+    """Write the path and the detected settings of a table into [data] of a party's file.
 
-    Without `source`, this function describes the table that the file names, and keeps the file's
-    settings.
+    Without `source`, this function examines the table that the file names, and keeps the settings
+    in the file.
 
     Args:
         folder: folder of the party.
         source: path of the table, relative to the working directory.
-        id_column: name of its id column; with None, vfl finds the column.
-        label: name of its label column; None if the table has no label column, or the file names
-            it.
-        query: query to a database.
+        id_column: name of the table's id column; with None, vfl finds the column.
+        label: name of the table's label column; None if the table has no label column, or the file
+            names the column.
+        query: query, if the table is in a database.
         encoding: encoding of a CSV file; None keeps the encoding in the party's file, or detects
             it.
 
@@ -183,7 +184,7 @@ def merge_table(
 
 
 def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
-    """Make an edit that sets [data] in a party's file; the settings in `kept` stay unchanged."""
+    """Make an edit that sets [data] in a party's file; settings named in `kept` stay unchanged."""
     content: dict[str, Any] = wanted.model_dump(mode="json", exclude_unset=True, exclude_none=True)[
         "data"
     ]
@@ -200,14 +201,14 @@ def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
 
 
 def _seen_from(folder: Path, table: Path) -> str:
-    """Return a table's path as a party's file should contain it: relative if inside the folder."""
+    """Return a table's path as written in a party's file: relative if it is inside the folder."""
     table = table.resolve()
     inside = table.is_relative_to(folder.resolve())
     return str(table.relative_to(folder.resolve()) if inside else table)
 
 
 def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
-    """Return the experiment, with the changed settings that the label party's new table needs."""
+    """Return the experiment with those settings changed that the label party's table requires."""
     experiment = label.experiment()
     own, said = experiment.label.party, dict[tuple[str, ...], dict[str, Any]]()
     if report.task is not None and report.task != experiment.label.task:
@@ -236,10 +237,10 @@ def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
 
 
 def make_keys(folder: Path) -> PublicKeys:
-    """Make a party's missing keys, and write their public halves as NAME.pub.
+    """Make those keys of a party that are missing, and write the public keys as NAME.pub.
 
     Raises:
-        ConfigError: a key's path in the file leads out of the folder.
+        ConfigError: the party's file names a path for a key outside of the folder.
     """
     party = read_party_file(folder / "party.toml")
     node, identity = party.beside(party.node.key), party.beside(party.identity.key)
@@ -265,7 +266,7 @@ def _public_file(party: PartyFile) -> Path:
 
 
 def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "new") -> PublicKeys:
-    """Write the public halves of a party's keys to NAME.pub in its folder.
+    """Write the public keys of a party to NAME.pub in the party's folder.
 
     Raises:
         DataError: a key file contains something other than a key.
@@ -279,7 +280,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
 
 
 def unusual(party: PartyFile) -> list[str]:
-    """Return the settings that differ from those of `vfl init`, for the file's owner to check."""
+    """Return settings that differ from those `vfl init` writes, for the file's owner to check."""
     said = party.model_dump(mode="json", exclude={"party", "role", "data"})
     node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
     whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}

@@ -1,7 +1,8 @@
 """Adds, removes and renames parties of an existing project.
 
 The label party changes the experiment, and every party changes its own file, with the same
-commands. No party changes another party's files. Files are edited as text, see `vfl.config.edit`.
+commands. No party changes another party's files. Files are edited as text, so that comments stay;
+see `vfl.config.edit`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.transport import fingerprint, renew_node_key
 
-#: Settings that a new feature party copies from the other feature parties if all of them agree.
+#: Settings that a new feature party gets from the other feature parties if these all have the same
+#: value.
 _LIKE_OTHERS = ("width", "bottom")
 #: Tables of experiment.toml whose keys are names of feature parties.
 _NAMED_IN = (("parties",), ("dp", "clips"))
@@ -51,12 +53,13 @@ _OLD_RUNS = "earlier runs continue among their own parties; a training begins an
 
 @dataclass(frozen=True)
 class Change:
-    """A completed change, and the next steps, which people have to do.
+    """A completed change of a project's parties, and the next steps, which people have to do.
 
     Attributes:
         done: sentences that describe the change.
-        then: next steps in order; each has a party's name, and a command line or a sentence.
-        stays: sentences that describe what happens to runs, alignments and files.
+        then: next steps in order; each has the name of the party that takes the step, and a command
+            line or a sentence.
+        stays: sentences that describe what happens to existing runs, alignments and files.
     """
 
     done: tuple[str, ...]
@@ -77,8 +80,8 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
         label: the label party's folder.
         name: name of the new party.
         table: the party's table, if it is on this machine.
-        serves: whether the new party's file consents to serving sessions; the party may change its
-            consent.
+        serves: whether the new party's file consents to serving sessions; the party may change this
+            later.
 
     Raises:
         ConfigError: the name is in use, or the changed experiment is invalid.
@@ -139,12 +142,12 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
 def _added_here(
     label: LabelFolder, experiment: Experiment, name: str, folder: Path, others: Sequence[str]
 ) -> Change:
-    """Make a new party's keys on this machine; return the change with the owners' next steps."""
+    """Make a new party's keys on this machine; return the change, with the next steps of people."""
     keys = make_keys(folder)
     label.accept_key(name, keys.file.read_bytes())
     project = label.path.parent
     for one in others:
-        with suppress(MissingDataError):  # a party that was moved to another host
+        with suppress(MissingDataError):  # the party was moved to another host
             own = Identity.kept_at(project / one / "identity.key")
             own.public.keep_at(folder / "peers" / f"{one}.pub")
     accept = f'vfl party accept {keys.file} {{}} --fingerprint "{keys.fingerprint}"'
@@ -158,7 +161,7 @@ def remove(label: LabelFolder, name: str) -> Change:
     """Remove a feature party's settings, key and alignment positions from a project.
 
     Raises:
-        ConfigError: the party is not a feature party, or is the only one.
+        ConfigError: the party is not a feature party, or is the only feature party.
     """
     experiment = label.experiment()
     _require_feature_party(experiment, name)
@@ -190,7 +193,8 @@ def remove(label: LabelFolder, name: str) -> Change:
 def rename(label: LabelFolder, old: str, new: str) -> Change:
     """Rename a feature party in the experiment; the party's SuperNode then needs a new key.
 
-    Flower binds a key to the name under which it was registered, and registers no key twice.
+    Flower binds a key to the name under which the key was registered, and registers no key a second
+    time.
 
     Raises:
         ConfigError: the party is not a feature party, or the new name is in use.
@@ -233,15 +237,15 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
 
 
 def accept(folder: Path, public: Path, read_out: str) -> Change:
-    """Accept another party's public keys by their fingerprint, and consent to sessions with it.
+    """Accept another party's keys after comparing fingerprints; consent to sessions with it.
 
     Args:
         folder: folder of the label party, or of any other party.
         public: NAME.pub of the new party.
-        read_out: the fingerprint that the party's owner reads out.
+        read_out: the fingerprint that the owner of the new party reads out by telephone.
 
     Raises:
-        ConfigError: the fingerprint differs, or no party has this name.
+        ConfigError: the fingerprint does not match the keys, or no party has this name.
         UserError: the file contains no key.
     """
     name = public.stem
@@ -292,8 +296,8 @@ def withdraw(folder: Path, name: str) -> Change:
     """Withdraw the consent to sessions with a party, and delete its pinned key.
 
     Raises:
-        ConfigError: the file of this party still consents to sessions with the named party, or that
-            is this party.
+        ConfigError: the own file of this party still names that party in its consent, or the named
+            party is this party itself.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
@@ -319,10 +323,10 @@ def withdraw(folder: Path, name: str) -> Change:
 
 
 def follow(folder: Path, old: str, new: str) -> Change:
-    """Apply the renaming of a party, at that party or at another one.
+    """Apply the renaming of a party at this party, which may be the renamed party itself.
 
-    The party's ledgers continue under the new name. Row positions of alignments are deleted,
-    because an alignment records the names of its parties.
+    Ledgers of the renamed party continue under the new name. Row positions of alignments are
+    deleted, because an alignment contains the names of its parties.
 
     Raises:
         ConfigError: the SuperNode of the party is running, or the new name is in use.
@@ -360,7 +364,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
             rename_sealed(sealed, old, new)
     for positions in party.store_path.glob("alignments/*/*/*.positions"):
         positions.unlink()
-    change.write()  # last: if a kill precedes it, the party can be renamed again
+    change.write()  # last step: if the process is killed before it, the renaming can be repeated
     (folder / f"{old}.pub").unlink(missing_ok=True)
     renamed = read_party_file(file)
     renew_node_key(renamed.beside(renamed.node.key))
@@ -382,7 +386,7 @@ def _in_lists(
     meant: Callable[[list[str]], list[str]],
     lists: Sequence[tuple[str, str]],
 ) -> Edit:
-    """Make an edit of the lists of names in a party's own file."""
+    """Make an edit that changes lists of party names in a party's own file."""
 
     def edit(content: str) -> str:
         for key in lists:
@@ -440,14 +444,14 @@ def _renamed_in_experiment(old: str, new: str) -> Edit:
 
     def meant(content: dict[str, Any]) -> None:
         for table in (content["parties"], content.get("dp", {}).get("clips", {})):
-            for key in [*table]:  # keeps the order of parties, which orders their cuts
+            for key in [*table]:  # the order of the parties stays, which is the order of their cuts
                 table[new if key == old else key] = table.pop(key)
 
     return Edit(edit, meant)
 
 
 def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
-    """Return the same edit of the project's one-process experiment, if the project has one."""
+    """Return the same edit for the experiment trial.toml, if the project has this file."""
     path = label.path.parent / "trial.toml"
     return [edit.of(path, Experiment)] if path.exists() else []
 
@@ -478,7 +482,7 @@ def _require_feature_party(experiment: Experiment, name: str) -> None:
 
 
 def _like_the_others(experiment: Experiment) -> dict[str, Any]:
-    """Return a new party's settings in the experiment: those that all other parties have."""
+    """Return settings for a new party in the experiment: those in which all other parties agree."""
     others = [experiment.parties[name].model_dump() for name in experiment.feature_parties]
     return {
         key: others[0][key] for key in _LIKE_OTHERS if all(one[key] == others[0][key]
@@ -487,15 +491,16 @@ def _like_the_others(experiment: Experiment) -> dict[str, Any]:
 
 
 def _api_port(label: LabelFolder, name: str) -> int:
-    """Return the local port of a party's SuperNode; a new party's port must be above all others."""
+    """Return the local port of a party's SuperNode; without a party.toml, the first port - 1."""
     file = label.path.parent / name / "party.toml"
     return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
 
 
 def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
-    """Delete a party's row positions; return how many alignment versions were deleted and kept.
+    """Delete a party's row positions; return the numbers of deleted and kept alignment versions.
 
-    A version that permits missing rows is kept, and records that this party lacks all rows.
+    A version that permits missing rows is kept, and then states that this party has none of the
+    rows.
     """
     dropped = kept = 0
     for folder in party.store_path.glob("alignments/*/*"):
@@ -513,12 +518,12 @@ def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
 
 
 def _note(file: Path, event: Any, *parties: str) -> None:
-    """Append a line to the signed log of the party that owns this file."""
+    """Append a line to the signed session log of the party that owns this file."""
     own_ledger(read_party_file(file)).note(event, parties=parties)
 
 
 def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
-    """Return the steps that the label party takes once all parties are present."""
+    """Return the steps that the label party has to take when all parties are present again."""
     aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
     return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
 

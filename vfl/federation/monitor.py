@@ -1,8 +1,8 @@
-"""A party's own metrics for Prometheus, from its store, certificates and disk.
+"""A party's own metrics for Prometheus, read from its store, its certificates and its disk.
 
-`vfl up` serves the metrics only if the party's own file has `[monitor]`, and only at the address
-set there. The metrics are counts, sums and names of parties and runs; never a row, an id, a cell or
-a secret. A scrape reads files on disk and contacts no other party.
+`vfl up` serves the metrics only if the party's own file has `[monitor]`, and only at the address in
+`[monitor]`. The metrics are counts, sums, and names of parties and runs; they contain no row, id,
+cell value or secret. A request for the metrics reads files on disk and contacts no other party.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
 
 @dataclass(frozen=True, slots=True)
 class Epsilon:
-    """Privacy spending for one row, summed over the store of a party.
+    """Epsilon spent on one row, summed over all runs in a party's store.
 
     Attributes:
-        spent: epsilon of all run names together, by basic composition.
+        spent: epsilon that all run names have spent together, by basic composition.
         most: value of `consent.max_epsilon`; None means no limit.
     """
 
@@ -63,7 +63,7 @@ class Epsilon:
 
     @property
     def left(self) -> float | None:
-        """Epsilon that sessions may still spend; None without a limit."""
+        """Epsilon that sessions may still spend; None if there is no limit."""
         return None if self.most is None else max(0.0, self.most - self.spent)
 
 
@@ -71,9 +71,9 @@ class PartyMetrics:
     """Collects one party's metrics; see `prometheus_client.registry.Collector`.
 
     Args:
-        party: the party's own file.
+        party: the party's own configuration file.
         certificates: certificates whose end dates are reported, by name.
-        is_up: function that returns whether the party's service of Flower runs.
+        is_up: function that returns whether the party's SuperLink or SuperNode runs.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PartyMetrics:
         yield GaugeMetricFamily("vfl_disk_bytes", "size of that disk in bytes", room.total)
 
     def _of_newest(self, entries: list[Entry]) -> Iterator[Metric]:
-        """Yield metrics of the last used run: its session's state, exchanges and progress."""
+        """Yield metrics of the run used last: the state, exchanges and progress of its session."""
         if not entries:
             return
         entry = entries[-1]
@@ -159,7 +159,7 @@ _PROGRESS = {
 
 
 def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
-    """Yield sums over all run names, by mode of the session."""
+    """Yield sums over all run names for each mode of a session."""
     runs = GaugeMetricFamily("vfl_runs", "number of run names, by state", labels=["state"])
     for state, count in sorted(Counter(entry.state for entry in entries).items()):
         runs.add_metric([state], count)
@@ -197,15 +197,16 @@ class Monitor:
     """Serves the metrics to Prometheus and other authorised readers.
 
     Args:
-        settings: address of the server, and its authorised readers.
-        metrics: metrics to serve.
+        settings: settings of [monitor]: the server's address, and who may read the metrics.
+        metrics: source of the metrics.
         certificate, key: PEM files for TLS, if any.
 
     Attributes:
         address: address of the metrics, as text for users.
 
     Raises:
-        UserError: the address cannot be listened on, or is open to others without TLS.
+        UserError: no process can listen at the address, or the address is open to other machines
+            without TLS.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ def monitored(
     is_up: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Serve the metrics of a party with `[monitor]` in its file, until the block ends.
+    """Serve the metrics until the block ends, if the party's own file has `[monitor]`.
 
     Raises:
         UserError: see `Monitor`.

@@ -1,15 +1,17 @@
-"""Flower's programs as vfl starts them: behind guards, and only with accepted app bundles.
+"""Flower's programs as vfl starts them: behind guards, and only for accepted app bundles.
 
-Flower starts its helper programs by name only. A folder with small scripts of these names therefore
-comes first on the PATH of a service. Each script calls a function of this module, which changes one
-detail of Flower and continues with Flower's own program:
+Flower starts its helper programs by their names, without a path. A folder with small scripts that
+have the same names therefore comes first in the PATH of a service. Each script calls a function of
+this module, which changes one behaviour of Flower and then runs Flower's own program:
 
 - `superlink`, `supernode`: a guard of `vfl.federation.guard` listens in place of Flower's server
 - `superexec`: requests carry the local secret, and sessions are forks of a standing worker
-- `serverapp`, `clientapp`, `simulation`: the same, and only an accepted bundle is unpacked
+- `serverapp`, `clientapp`, `simulation`: requests carry the secret, and only accepted bundles are
+  unpacked
 - `refuse`: refuses every other program by which Flower runs code
 
-A service and its own programs communicate through its local API, see `LocalApi`.
+A service and the programs that it starts communicate through the service's local API; see
+`LocalApi`.
 
 `vfl.federation.upstream` lists all names inside Flower that vfl uses.
 """
@@ -67,28 +69,32 @@ from vfl.transport.proxies import local_is_direct
 from vfl.transport.router import ROUTER_VARIABLE, OtherConnections
 from vfl.transport.stream import listen
 
-#: Environment variables of a service and of all its child processes.
+#: Environment variables that a service passes to all its child processes.
 PARTY_FILE_VARIABLE = "VFL_PARTY_FILE"
 LOCAL_API_VARIABLE = "VFL_LOCAL_API"
-#: host:port of the SuperLink's network port; empty for a simulation, which has none.
+#: host:port at which SuperNodes reach the SuperLink; empty for a simulation, which has no such
+#: port.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
 #: host:port at which the label party accepts the streams of all sessions; empty for a simulation.
 STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
-#: Flower program that a service's standing worker runs. Without this variable a service has no
-#: worker; a worker without it is shared, and runs the programs of every party.
+#: Name of the Flower program that a service's standing worker runs. If a service has no such
+#: variable, it has no worker; a worker without this variable is shared, and runs the programs of
+#: every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
 #: Process id of the command that started a service; the service and its sessions end with it.
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"
 #: Command that starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
-#: Name of a SuperLink's file with the digests of withdrawn keys.
+#: Name of the file with the digests of keys that a SuperLink has withdrawn.
 RETIRED = "retired.json"
-#: Output of a service when all its ports are open.
+#: Line that a service prints when all its ports are open.
 READY = "vfl: all ports are open"
 
-#: Largest number of simultaneous sessions of a SuperNode; further messages wait at the SuperLink.
+#: Largest number of sessions that a SuperNode runs at the same time; further messages wait at the
+#: SuperLink.
 SESSIONS_AT_ONCE = 16
-#: Interval of a program's requests for work, and of a SuperNode's checks for a reply, in seconds.
+#: Interval between a program's requests for work, and between a SuperNode's checks for a reply, in
+#: seconds.
 POLL_S = 0.1
 QUIET = {
     **upstream.SILENT,
@@ -96,20 +102,21 @@ QUIET = {
     # loopback.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # One thread for each process: several parties share a small machine, and weights are equal bit
+    # Each process uses one thread: several parties share a small machine, and weights are equal bit
     # for bit only if sums are added in the same order.
     "OMP_NUM_THREADS": "1",
-    # The guard delays requests for work until there is some, so requests may follow each other
+    # The guard holds requests for work until there is work, so the requests may follow each other
     # closely.
     upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
 _LISTENS_WITHIN_S = 120.0
-#: Time that a ServerApp waits at its end, so that the SuperLink receives the last lines of its log.
+#: Time that a ServerApp waits before it ends, so that the SuperLink receives the last lines of its
+#: log.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32
-#: Lifetime of a local certificate in days; a service restarts long before it ends.
+#: Lifetime of a local API's certificate in days; a service restarts long before this time is over.
 _DAYS = 3650.0
 _PROGRAMS = {
     "flower-superexec": "superexec",
@@ -122,11 +129,12 @@ _PROGRAMS = {
     "flwr-connector": "refuse",
     "flwr-model": "refuse",
 }
-#: Programs that run code of a bundle at a label party, and at a feature party; others are refused.
+#: Names of programs that run code of a bundle, at a label party and at a feature party; other such
+#: programs are refused.
 _OF_SUPERLINK = ("flwr-serverapp", "flwr-simulation")
 _OF_SUPERNODE = ("flwr-clientapp",)
-#: Script that is valid for a shell and for Python, because a `#!` line cannot name a long path or a
-#: path with spaces.
+#: Text of a script that is valid for a shell and for Python, because a `#!` line cannot contain a
+#: long path or a path with spaces.
 _SCRIPT = """\
 #!/bin/sh
 '''exec' "{python}" -P "$0" "$@"
@@ -141,9 +149,10 @@ def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment of every Flower process.
 
     Args:
-        home: folder of Flower's own files.
+        home: folder for Flower's own files.
     """
-    # Flower starts its helper programs by name only, so our interpreter's scripts come first.
+    # Flower starts its helper programs by their names, so the scripts of our Python installation
+    # come first.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     unguarded = upstream.UNGUARDED
     inherited = {name: value for name, value in os.environ.items() if name not in unguarded}
@@ -156,7 +165,7 @@ def superlink_environment(
     """Return the environment of a SuperLink.
 
     Args:
-        state: folder in which the label party keeps Flower's files.
+        state: folder in which Flower keeps its files at the label party.
         party_file: the label party's own file, which lists the bundles that it accepts.
         network_address: host:port for SuperNodes; empty for a simulation.
         stream_address: host:port for the streams of sessions; empty for a simulation.
@@ -181,7 +190,7 @@ def _worker_program(program: str) -> str:
 
 
 def _service_environment(state: Path) -> dict[str, str]:
-    """Return an environment in which a service finds vfl's programs first, and the local API."""
+    """Return an environment in which a service finds vfl's scripts first, and its local API."""
     environment = flower_environment(state)
     return environment | {
         "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
@@ -205,9 +214,9 @@ def _write_programs(state: Path, runs_code: Sequence[str]) -> None:
 class LocalApi:
     """Address and credentials of the local API of a SuperLink or SuperNode, for its own programs.
 
-    Each start of the service makes a new secret, and a new certificate, so that a program never
-    sends the secret to another process on that port. All files are in one folder that only the
-    owner can read, `folder`:
+    Each start of the service makes a new secret and a new certificate, so that a program never
+    sends the secret to another process that listens on the same port. All files are in one folder
+    that only the owner can read, `folder`:
 
         address     host and port on the loopback, written once the service listens
         secret      secret that each request must contain
@@ -226,7 +235,7 @@ class LocalApi:
 
     @classmethod
     def begin(cls, folder: Path) -> LocalApi:
-        """Make new secrets for a start of the service; earlier secrets become invalid."""
+        """Make new secrets at a start of the service; the secrets of earlier starts are invalid."""
         api = cls(folder)
         private_folder(folder)
         close_to_others(folder)
@@ -240,12 +249,12 @@ class LocalApi:
         return api
 
     def listens_on(self, port: int) -> None:
-        """Write the address at which the service's own programs reach it."""
+        """Write the address at which the service's own programs reach its local API."""
         write_text(self.folder / "address", f"{HOST}:{port}")
 
     @property
     def listens(self) -> bool:
-        """Return whether the service listens."""
+        """Return whether the service listens at its local API."""
         return (self.folder / "address").exists()
 
     @property
@@ -253,7 +262,7 @@ class LocalApi:
         """Host and port of the local API.
 
         Raises:
-            LostPeerError: the service does not run, or has not started yet.
+            LostPeerError: the service does not run, or does not listen yet.
         """
         try:
             return (self.folder / "address").read_text()
@@ -266,12 +275,12 @@ class LocalApi:
 
     @property
     def secret(self) -> str:
-        """Secret that a request must carry."""
+        """Secret that every request to the local API must contain."""
         return (self.folder / "secret").read_text()
 
 
 def local_api(state: Path) -> LocalApi:
-    """Return the local API of the service that keeps its files in this folder."""
+    """Return the local API of the service whose files are in this folder."""
     return LocalApi(state / "local")
 
 
@@ -279,14 +288,14 @@ def local_api(state: Path) -> LocalApi:
 
 
 def superlink() -> None:
-    """Run Flower's SuperLink, with Flower's arguments, behind filters of its requests."""
+    """Run Flower's SuperLink with a guard on each port; all command-line arguments are Flower's."""
     _end_with_starter()
     with _printed_errors():
         command = upstream.SUPERLINK.load()
         upstream.REGISTERED.load()
         network = os.environ[NETWORK_VARIABLE]
-        # The ports are opened first: if a port is in use, the running SuperLink's secret must not
-        # change.
+        # The ports are opened first: if a port is in use, a SuperLink is running, and its secret
+        # must not be replaced.
         router, streams = None, os.environ[STREAM_VARIABLE]
         others = OtherConnections() if network and network == streams else None
         listeners: list[Any] = []
@@ -312,7 +321,7 @@ def superlink() -> None:
 async def _serve_superlink(
     app: Any, options: Mapping[str, Any], api: LocalApi, listeners: Sequence[Any]
 ) -> None:
-    """Serve Flower's application at both ports until a signal arrives."""
+    """Serve Flower's application at the network port and the local port until a signal arrives."""
     routes, bell = CONTROL_ROUTES | RUNTIME_ROUTES, Bell()
     local = local_guard(app, routes, api.secret, _registers_by_name, bell)
     servers = [_server(local, options, api.certificate, api.key)]
@@ -328,7 +337,7 @@ async def _serve_superlink(
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
         while not server.started:
-            if tasks[-1].done():  # the server ended while starting, perhaps with an error
+            if tasks[-1].done():  # the server ended during its start, perhaps with an error
                 _stop(servers, bell)
                 await tasks[-1]
                 sys.exit(1)
@@ -337,7 +346,7 @@ async def _serve_superlink(
     _start_superexec(api, api.address)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    _stop(servers, bell)  # each server is useless without the other
+    _stop(servers, bell)  # if one server ends, the other one is useless
     await asyncio.gather(*tasks)
 
 
@@ -362,7 +371,7 @@ def _server(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    return HttpServer(config, signals=False)  # the caller handles signals
+    return HttpServer(config, signals=False)  # `_serve_superlink` handles signals
 
 
 def _stop(servers: Sequence[Any], bell: Bell) -> None:
@@ -382,7 +391,7 @@ def _registered(app: Any) -> Callable[[bytes], Any]:
 
 
 def _taken_back(retired: Path) -> Callable[[bytes], Any]:
-    """Make a function that returns whether a key was withdrawn, from the file of digests."""
+    """Make a function that looks up in the file of digests whether a key was withdrawn."""
 
     async def was_registered(key: bytes) -> bool:
         known = read_json(retired)["keys"] if retired.exists() else ()
@@ -392,7 +401,7 @@ def _taken_back(retired: Path) -> Callable[[bytes], Any]:
 
 
 def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
-    """Make a function that marks a killed SuperNode as offline; Flower needs a minute for this."""
+    """Make a function that marks a killed SuperNode as offline; Flower does so after a minute."""
 
     def forget(key: bytes) -> None:
         state = app.state.linkstate_factory.state()
@@ -406,7 +415,7 @@ def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
 
 
 def _names_its_sender(path: str, body: bytes) -> bool:
-    """Check that a reply names its caller as the sender; Flower checks only the caller's key."""
+    """Check that a reply names its caller as the sender; Flower only checks the caller's key."""
     if path != "/v1/fleet/push-messages":
         return True
     from google.protobuf.message import DecodeError
@@ -420,7 +429,7 @@ def _names_its_sender(path: str, body: bytes) -> bool:
 
 
 def _registers_by_name(path: str, body: bytes) -> bool:
-    """Check that a request to register a key contains the name of the key's party."""
+    """Check that a request to register a key contains the name of the party with the key."""
     if path != "/v1/control/register-node":
         return True
     from google.protobuf.message import DecodeError
@@ -428,15 +437,15 @@ def _registers_by_name(path: str, body: bytes) -> bool:
     try:
         return bool(upstream.CONTROL_MESSAGES.load().RegisterNodeRequest.FromString(body).name)
     except DecodeError:
-        return True  # Flower refuses malformed messages
+        return True  # Flower itself refuses malformed messages
 
 
 def supernode() -> None:
-    """Run Flower's SuperNode, with its local API behind a guard; the arguments are Flower's."""
+    """Run Flower's SuperNode with a guard on its local API; all arguments are Flower's."""
     _end_with_starter()
     with _printed_errors():
         port = int(sys.argv[sys.argv.index("--port") + 1])
-        try:  # otherwise Flower would run without its local API, and hide the reason
+        try:  # otherwise Flower would run without a local API and hide the reason
             listen(HOST, port).close()
         except UserError as refused:
             refused.what = "cannot listen for this SuperNode's own programs"
@@ -469,19 +478,19 @@ def supernode() -> None:
         command.flower_supernode()
     except Exception as problem:
         why = f" ({type(problem).__name__})"
-    # Only an error ends Flower's loop, such as a certificate that expires between two messages, and
-    # Flower logs some of them and returns. The thread of its local API would keep this process
-    # alive, and `vfl up` would not restart it.
+    # Flower's loop ends only after an error, such as a certificate that expires between two
+    # messages; Flower logs some of these errors and returns. The thread of the local API would keep
+    # this process alive, so `vfl up` would not restart the SuperNode.
     print(f"vfl: the SuperNode ended{why}", flush=True)
     os._exit(1)
 
 
 class SessionsAtOnce:
-    """Lets a SuperNode run several sessions; Flower's own loop waits for the end of each.
+    """Lets a SuperNode run several sessions; Flower's own loop waits for each session's end.
 
     Args:
-        push: Flower's function that waits for a reply, and sends it.
-        bell: bell to ring when a message has arrived for polling programs.
+        push: Flower's function that waits for a reply to a message, and sends the reply.
+        bell: bell that rings when a message has arrived for the programs that ask for work.
     """
 
     def __init__(self, push: Callable[..., None], bell: Bell) -> None:
@@ -490,7 +499,7 @@ class SessionsAtOnce:
         self._replying: threading.Thread | None = None
 
     def message_came(self, *, send: Callable[..., Any], **callbacks: Any) -> None:
-        """Start a session in place of `push`; another thread sends its reply when it is ready."""
+        """Start a session without waiting for its reply; another thread sends the reply later."""
 
         def send_and_free(*arguments: Any) -> Any:
             self._places.release()
@@ -501,21 +510,22 @@ class SessionsAtOnce:
             replies = partial(self._reply, send=send_and_free, **callbacks)
             self._replying = threading.Thread(target=replies, name="vfl-replies", daemon=True)
             self._replying.start()
-        self._places.acquire()  # the next message waits at the SuperLink until a place is free
+        self._places.acquire()  # the next message waits at the SuperLink until a session may start
 
     def _reply(self, **callbacks: Any) -> None:
         while True:
             try:
                 self._push(**callbacks)
-            except Exception as problem:  # a failed reply must not stop the other replies
+            except Exception as problem:  # if one reply fails, the other replies must still be sent
                 print(f"vfl: a reply was lost ({type(problem).__name__})", flush=True)
 
 
 def _end_with_starter() -> None:
-    """End this process, as after SIGTERM, once the command that started its service has ended.
+    """End this process, as SIGTERM would, when the command that started its service has ended.
 
-    A killed command cannot end its service itself. Without this function the service would keep its
-    ports, and its session would run beside the session of the next command.
+    If the command was killed, it could not end the service itself. Without this function, the
+    service would keep its ports, and its session would run at the same time as the session of the
+    next command.
     """
     if starter := os.environ.get(STARTER_VARIABLE):
         follow = partial(_follow, int(starter))
@@ -523,9 +533,9 @@ def _end_with_starter() -> None:
 
 
 def _follow(starter: int) -> None:
-    """End this process after the process `starter`, not necessarily its parent, has ended."""
+    """Wait until the process `starter`, perhaps not the parent, ends; then end this process."""
     with suppress(ProcessLookupError):
-        if sys.platform == "linux":  # os.kill finds an ended process until it is reaped
+        if sys.platform == "linux":  # os.kill finds an ended process until its parent waits for it
             ended = select.poll()
             ended.register(os.pidfd_open(starter), select.POLLIN)
             ended.poll()
@@ -536,14 +546,14 @@ def _follow(starter: int) -> None:
 
 
 def _start_superexec(api: LocalApi, address: str) -> None:
-    """Start the program that fetches work from a service and runs it; it ends with the service.
+    """Start the program that fetches and runs a service's work; it ends with the service.
 
-    The program may start before the service listens at the address.
+    The program may start before the service listens at this address.
 
     The program runs in a separate process session, as in Flower, so that a terminal's Ctrl+C
     reaches only the service. Linux also shares a busy machine between process sessions: in the
     caller's session, Ray's low-priority workers would get almost no time beside other programs. If
-    the program dies, this function starts it again.
+    the program dies, the function starts it again.
     """
     command = ["flower-superexec", "--runtime-api-address", address]
     command += ["--root-certificates", str(api.ca), "--parent-pid", str(os.getpid())]
@@ -566,9 +576,9 @@ def _start_superexec(api: LocalApi, address: str) -> None:
 
 
 def superexec() -> None:
-    """Run Flower's SuperExec, with the secret of its service and a standing worker.
+    """Run Flower's SuperExec, with the secret of its service, and with a standing worker.
 
-    The worker starts first, because it takes longest.
+    The worker is started first, because its imports take longest.
     """
     _end_with_starter()
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
@@ -589,7 +599,7 @@ def superexec() -> None:
 
 
 def _wait_for(api: LocalApi) -> None:
-    """Wait until a service listens or has ended."""
+    """Wait until a service listens at its local API, or has ended."""
     service = os.getppid()
     for _ in looks(_LISTENS_WITHIN_S):
         if api.listens or os.getppid() != service:
@@ -598,21 +608,22 @@ def _wait_for(api: LocalApi) -> None:
 
 @contextmanager
 def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[[], None]]:
-    """Run the standing worker of a service, from before its start until after its end.
+    """Run the standing worker of a service; it starts before the service and ends after it.
 
-    The worker takes longest to get ready, so it starts first, and a restarted service finds it
+    The worker's imports take longest, so it starts first, and a restarted service finds the worker
     ready.
 
     Args:
         environment: environment of the service.
-        log: log of the service, which gets the worker's output.
+        log: log file of the service, to which the worker's output is written too.
 
     Returns:
-        A function that restarts a dead worker; the caller has to call it regularly.
+        A function that restarts the worker if it has died; the caller has to call the function
+        regularly.
     """
     folder = Path(environment[LOCAL_API_VARIABLE])
     program = environment[WORKER_VARIABLE]
-    # Another command of this party is running and keeps the worker; this command will be refused.
+    # Another command of this party keeps the worker already; this command will be refused.
     if not program or SHARED_VARIABLE in os.environ or answers(folder):
         yield lambda: None
         return
@@ -654,14 +665,14 @@ def simulation() -> None:
 
 
 def refuse() -> None:
-    """Refuse the other programs through which Flower runs code."""
+    """Refuse to run: this replaces the other programs with which Flower runs code."""
     program = Path(sys.argv[0]).name
     print(ConsentError(f"a party of vfl does not run {program}"), flush=True)
     sys.exit(ConsentError.exit_code)
 
 
 def _show_secret() -> None:
-    """Add our service's secret to every request to its local API, and to no other request."""
+    """Add our service's secret to requests to its local API, but to no other request."""
     client = upstream.HTTP_CLIENT.load().ProtobufClient
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
     make = client.__init__
@@ -680,10 +691,10 @@ def _carry_secret(client: Any, api: LocalApi) -> None:
 
 
 def control_client(state: Path) -> Any:
-    """Return Flower's client of a SuperLink's Control API, with the secret; the caller closes it.
+    """Return a client of a SuperLink's Control API that sends the secret; the caller closes it.
 
     Args:
-        state: folder in which the label party keeps Flower's files.
+        state: folder in which Flower keeps its files at the label party.
     """
     api = local_api(state)
     os.environ |= local_is_direct()  # Flower's client reads this process's environment
@@ -694,7 +705,7 @@ def control_client(state: Path) -> Any:
 
 
 def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
-    """Run a program of Flower that unpacks a bundle, and check each bundle before."""
+    """Run a program of Flower that unpacks a bundle; check each bundle before it is unpacked."""
     _end_with_starter()
     with _printed_errors():
         module, program = runtime.load(), command.load()
@@ -725,7 +736,7 @@ def _accepted() -> Sequence[str]:
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """Print an error from before Flower's start in vfl's form, and end the program."""
+    """Print an error that occurs before Flower's start in vfl's format, and end the program."""
     try:
         yield
     except VFLError as problem:

@@ -1,4 +1,4 @@
-"""A project on disk: one folder for each party, to be copied to that party's machine.
+"""A project on disk: one folder per party; each folder is copied to the party's own machine.
 
     PROJECT/README.md           one command line for each party
     PROJECT/label/party.toml    the label party's own file
@@ -61,19 +61,19 @@ from vfl.transport import expiry_warning, fingerprint, write_trial_certificates
 #: Default ports: the SuperLink, its streams, the first SuperNode's local API, and the services of
 #: further label parties.
 _SUPERLINK_PORT, _STREAM_PORT, API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
-#: Host of a project with all parties on this machine; vfl then makes the keys of all parties.
+#: Host of a project whose parties are all on this machine; vfl then makes the keys of all parties.
 ONE_MACHINE = "127.0.0.1"
-#: File in the folder of keys that lists the fingerprints which the label party has compared.
+#: File in the folder of keys with the fingerprints that the label party has compared and accepted.
 _ACCEPTED = "accepted.json"
-#: Normalisation rules for ids if every described table has only whole numbers as ids.
+#: Normalisation rules for ids, used if all ids in every described table are whole numbers.
 RULES_OF_NUMBERS = "decimal+zeros"
-#: Placeholder for a party's table until its owner fills it in.
+#: Settings of a placeholder for a party's table, until the table's owner replaces them.
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
-#: Session modes that a party consents to if it answers prediction requests.
+#: Session modes to which a party consents if it answers prediction requests.
 SERVING_MODES = [*_CONSENT.modes, "serve"]
-#: Prefix of a line with a note about a table in a party's own file, and text below the file's table
-#: of ranges.
+#: Prefix of lines that are notes about a table in a party's own file, and text below the file's
+#: table of ranges.
 _NOTE = "#|"
 _RANGES = (
     "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
@@ -87,14 +87,14 @@ class Table:
     """Description of a table, with its settings for a party's file.
 
     Attributes:
-        source: source of the table, as the user gave it.
-        data: settings of [data].
-        features: names of the columns that become inputs.
-        lines: lines of a text table that describes the columns.
-        notes: lines with warnings, a part of `lines`.
-        task: learning task of the label.
+        source: path or address of the table, as the user gave it.
+        data: settings of the table for [data] in a party's file.
+        features: names of the columns that become inputs of the model.
+        lines: lines of a description of the columns, formatted as a text table.
+        notes: the warnings among these lines.
+        task: learning task that fits the label column.
         whole_ids: whether every id is a whole number.
-        left_out: lines that name each column from which no input is made, with the reason.
+        left_out: lines that name each column that is not used as an input, with the reason.
     """
 
     source: str
@@ -137,7 +137,7 @@ class LabelFolder:
         )
 
     def tidy(self) -> None:
-        """Remove the remains of killed writes, and make vfl's folders private."""
+        """Remove temporary files of killed processes, and make vfl's folders private."""
         for folder in (self.app, self.certificates, self.keys, self.state):
             close_to_others(folder)
             sweep(folder)
@@ -148,15 +148,15 @@ class LabelFolder:
     def experiment(
         self, overrides: Sequence[str] = (), more: MoreMistakes | None = None
     ) -> Experiment:
-        """Read the public experiment, with changed settings for one run."""
+        """Read the project's public experiment, with settings overridden for one run."""
         return read_experiment(self.app / "experiment.toml", overrides, more)
 
     def locations(self, overrides: Sequence[str] = ()) -> Locations:
-        """Return the line numbers of the experiment's settings in its file."""
+        """Return the line number of each setting in the experiment's file."""
         return Locations.of(self.app / "experiment.toml", overrides)
 
     def accept_key(self, name: str, content: bytes) -> None:
-        """Allow a party to connect with these public keys, after their fingerprint was compared."""
+        """Let a party connect with these public keys, because their fingerprint was compared."""
         write_bytes(self.keys / f"{name}.pub", content)
         write_json(self.keys / _ACCEPTED, self.accepted_keys() | {name: fingerprint(content)})
 
@@ -176,16 +176,16 @@ class LabelFolder:
 
 
 class Project:
-    """Builds a project from its parties, and holds the content of each party's file.
+    """Builds a project from its parties, and holds the contents of all parties' files.
 
-    Parties get ports in the order in which they are added. A party without a table gets a
-    placeholder, which its owner replaces by hand.
+    The parties' local ports are numbered in the order in which the parties are added. A party
+    without a table gets a placeholder, which the party's owner replaces by hand.
 
     Args:
         name: name of the experiment.
         label_party: name of the leading label party.
-        label: name of the label column; without it, the file contains "label".
-        host: name or address at which the other parties reach the label party's host.
+        label: name of the label column; if it is empty, the file contains "label".
+        host: host name or address at which the other parties reach the label party's machine.
 
     Raises:
         UserError: the host is invalid.
@@ -204,7 +204,7 @@ class Project:
             ) from None
         self._superlink = str(Address(host, _SUPERLINK_PORT))
         self._labels = {label_party: label}
-        #: Settings of the experiment.
+        #: Settings in the file of the experiment.
         self._public: dict[str, Any] = {
             "name": name,
             "parties": {},
@@ -219,7 +219,7 @@ class Project:
         #: Settings in the own files of all parties except the label party.
         self._own: dict[str, dict[str, Any]] = {}
         self._label_file: dict[str, Any] = {"data": _TABLE | {"label": label or "label"}}
-        #: Additional consent of every feature party, and of every party.
+        #: Additional consent settings: for every feature party, and for every party.
         self._of_features: dict[str, Any] = {}
         self._of_all: dict[str, Any] = {}
         self._tables: dict[str, Table] = {}
@@ -240,7 +240,7 @@ class Project:
         self._own[dealer] = {"role": "dealer"}
 
     def divide_rows(self, dealer: str) -> None:
-        """Give every party separate rows with all columns and labels; see docs/secure_dpsgd.md."""
+        """Give each party separate rows, with all columns and labels; see docs/secure_dpsgd.md."""
         ((label_party, label),) = self._labels.items()
         names = [label_party, *self._public["parties"]]
         self._public |= {
@@ -263,7 +263,7 @@ class Project:
         self._of_features = {"middle": [name]}
 
     def add_label_parties(self, labels: Mapping[str, str]) -> None:
-        """Add further label parties, each with its label column or an empty name to fill in."""
+        """Add further label parties; each has a label column, or an empty name to fill in later."""
         self._labels |= labels
         self._public["tasks"] = [{"party": name} for name in labels]
         for name, column in labels.items():
@@ -271,7 +271,7 @@ class Project:
         self._of_features = self._of_features or {"label_parties": list(labels)}
 
     def add_tables(self, tables: Mapping[str, Table]) -> None:
-        """Add the tables of some parties; an alignment will find their common rows."""
+        """Add the tables of some parties; an alignment will find the parties' common rows."""
         self._tables = dict(tables)
         self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
         if all(table.whole_ids for table in tables.values()):
@@ -287,28 +287,28 @@ class Project:
         self._public["parties"][self._public["label"]["party"]] = {}
 
     def consent_to_serving(self) -> None:
-        """Let every party consent to serving; further label parties get their own ports."""
+        """Let every party consent to serving; each further label party gets its own port."""
         self._of_all["modes"] = SERVING_MODES
         for position, task in enumerate(self._public.get("tasks", ())):
             self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
 
     def keep_gaps(self) -> None:
-        """Keep rows that some parties lack; an alignment will find which party lacks which rows."""
+        """Keep rows that some parties lack; an alignment will determine who lacks which rows."""
         self._public["data"] |= {"alignment": UNNAMED_ALIGNMENT, "missing_rows": "token"}
         self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
 
     def write(self, folder: Path) -> Path | None:
-        """Write the project into a new folder, as `write_project` does.
+        """Write the project into a new folder; see `write_project`.
 
         Returns:
-            Path of an experiment that runs all parties in one process, if every party's table was
-            given; otherwise None.
+            Path of an experiment that runs all parties in one process, if the table of every party
+            was given; otherwise None.
 
         Raises:
             ConfigError: the settings of the project contradict each other.
             RunFolderError, UserError: see `write_project`.
         """
-        if self.host != ONE_MACHINE and "dp" not in self._public:  # parties' tables have other rows
+        if self.host != ONE_MACHINE and "dp" not in self._public:  # the tables have different rows
             self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):
@@ -351,15 +351,15 @@ def write_project(
     host: str,
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> LabelFolder:
-    """Write a whole project, with the SuperLink's certificate.
+    """Write a whole project, and the certificate of its SuperLink.
 
     Args:
         folder: a new folder.
         experiment: public settings of the project.
         parties: own files of all parties, including the label party's.
-        host: name or address of the SuperLink; for `ONE_MACHINE` every party's keys are made too,
-            otherwise each party makes its own.
-        notes: lines about each party's table, for the top of its file.
+        host: host name or address of the SuperLink; for `ONE_MACHINE`, the keys of all parties are
+            made too, otherwise each party makes its own keys.
+        notes: for each party, lines about its table, which begin the party's file.
 
     Raises:
         RunFolderError: the folder is not empty.
@@ -408,15 +408,15 @@ def write_party(
     *,
     readme: bool,
 ) -> None:
-    """Write the folder of a party with a SuperNode; the folder contains no key.
+    """Write the folder of a party with a SuperNode; this function writes no key.
 
     Args:
         label: the label party's folder.
         experiment: public settings of the project.
         party: the party's own file.
         folder: folder of the party.
-        notes: lines about the party's table, for the top of its file.
-        readme: whether to write instructions for its owner.
+        notes: lines about the party's table, which begin the party's file.
+        readme: whether to write a README.md with instructions for the party's owner.
 
     Raises:
         RunFolderError: the folder is not empty.
@@ -429,12 +429,12 @@ def write_party(
 
 
 def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]) -> Path:
-    """Write an experiment in which one process runs every party of a project; return its path.
+    """Write an experiment that runs all parties of a project in one process; return its path.
 
     Args:
-        folder: folder of a project whose parties' files name tables of this machine.
+        folder: folder of a project in which each party's file names a table on this machine.
         experiment: experiment of the project.
-        columns: label column of each label party's table.
+        columns: name of the label column of each label party, by party.
     """
     sources = {
         name: f"{'label' if name == experiment.label.party else name}/party.toml"
@@ -485,23 +485,23 @@ def experiment_text(experiment: Experiment) -> str:
 
 
 def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> str:
-    """Return the text of a party's own file, with the findings about its table at the top."""
+    """Return the text of a party's own file, which begins with the notes about its table."""
     head = f"# Private settings of party '{party.party}': its data, its key, its consent.\n"
     leave_out: dict[str, Any] = {}
     if not has_node:
         leave_out = {"consent": True, "node": True, "identity": True}
-    if party.data is not None:  # missing settings are detected when the party joins
+    if party.data is not None:  # settings that are missing here are detected when the party joins
         leave_out["data"] = OwnData.model_fields.keys() - party.data.model_fields_set
     text = to_toml(party, leave_out).replace("[consent.ranges]\n", f"[consent.ranges]\n{_RANGES}")
     return with_notes(f"{head}# Paths start at this file's folder.\n\n{text}", notes)
 
 
 def with_notes(text: str, notes: Sequence[str]) -> str:
-    """Put notes about a party's table at the top of its own file, in place of earlier notes.
+    """Put notes about a party's table at the beginning of its own file; replace earlier notes.
 
     Args:
         text: text of the file.
-        notes: notes, one for each line; a prefix separates them from the owner's comments.
+        notes: notes, one per line; a prefix distinguishes them from the owner's comments.
     """
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_NOTE)]
     head = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -510,7 +510,7 @@ def with_notes(text: str, notes: Sequence[str]) -> str:
 
 
 def _readme(template: str, experiment: Experiment, **more: Any) -> str:
-    """Return the text of a README.md for a project, or for a party on another host."""
+    """Return the text of a README.md, for a whole project or for a party on another host."""
     environment = Environment(
         loader=PackageLoader("vfl.federation"),
         undefined=StrictUndefined,

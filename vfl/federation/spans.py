@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of a party's sessions, read from the party's own log.
+"""OpenTelemetry spans of a party's sessions, made from the party's own session log.
 
-`vfl up` sends the spans if the party's own file has `monitor.spans`. A span contains the same facts
-as a line of the log: counts, names and how the session ended; never a row, an id, a cell or a
+`vfl up` sends the spans if the party's own file sets `monitor.spans`. A span contains the same
+facts as a line of the log: counts, names and how the session ended; never a row, an id, a cell or a
 secret. All parties of a session compute the same trace id from its agreed terms, so a collector
 that several parties use shows one session as one trace.
 """
@@ -28,10 +28,10 @@ _DOMAIN = b"vfl trace\n"
 
 
 class SessionSpans:
-    """Turns log lines into spans: one for each session that ended or was refused.
+    """Turns log lines into spans: one span for each session that has ended or was refused.
 
     Args:
-        log: file of the log; lines already in it are not sent.
+        log: file of the session log; sessions in it before the start are not sent.
         exporter: an exporter of `opentelemetry.sdk.trace`, which receives each span.
 
     Raises:
@@ -64,10 +64,10 @@ class SessionSpans:
         self._place = lines_after(log, 0)[1]
 
     def send(self) -> int:
-        """Send a span for each session that ended since the last call.
+        """Send a span for each session that has ended since the last call of this method.
 
         Returns:
-            The number of spans.
+            The number of spans that were sent.
         """
         lines, self._place = lines_after(self._log, self._place)
         sent = 0
@@ -102,7 +102,7 @@ class SessionSpans:
 
 
 def _facts(line: Line) -> dict[str, Any]:
-    """Return the attributes of a line's span."""
+    """Return the attributes of the span that a log line becomes."""
     facts = {
         "party": line.party,
         "run": line.run,

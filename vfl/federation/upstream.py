@@ -1,9 +1,10 @@
 """All internal names of Flower that vfl uses, with the reasons.
 
-Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`, which
-other modules import directly. All other names may change in the next release. They are therefore
-listed only here; pyproject.toml limits the version, and `scripts/newest` tests the newest one. If
-Flower lacks a name, vfl ends with an error before it listens or runs anything.
+Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`; other
+modules of vfl import it directly. All other names of Flower may change in its next release. Such
+names are therefore listed only here; pyproject.toml limits Flower's version, and `scripts/newest`
+tests vfl with the newest version. If the installed Flower lacks one of these names, vfl ends with
+an error before it listens or runs anything.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from vfl.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Internal:
-    """A module inside Flower.
+    """A module of Flower that is not part of its public API.
 
     Attributes:
         module: full name of the module.
-        names: names in the module that vfl uses or replaces; an attribute of a class is written
-            with a dot.
-        why: purpose for which vfl uses or replaces these names.
+        names: names in the module that vfl calls or replaces; for an attribute of a class, the
+            class and the attribute with a dot between them.
+        why: text that states why vfl calls or replaces these names.
     """
 
     module: str
@@ -35,7 +36,7 @@ class Internal:
     why: str
 
     def load(self) -> Any:
-        """Import the module.
+        """Import the module, and check that all the names exist in it.
 
         Raises:
             ConfigError: the module or one of its names does not exist, so vfl cannot guard this
@@ -46,7 +47,7 @@ class Internal:
                 module = import_module(self.module)
         except ModuleNotFoundError as problem:
             if not self.module.startswith(problem.name or "?"):
-                raise  # a dependency of Flower is missing
+                raise  # a package that Flower needs is missing
             missing = [problem.name or self.module]
         else:
             missing = [name for name in self.names if not _has(module, name)]
@@ -70,14 +71,14 @@ def _has(module: Any, name: str) -> bool:
 
 @contextmanager
 def no_deprecations() -> Iterator[None]:
-    """Hide deprecations in Flower and its dependencies, which users cannot avoid."""
+    """Hide deprecation warnings of Flower and its dependencies; users cannot avoid them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-# Modules of services: Flower's own command starts each service, with a guard in place of Flower's
-# server.
+# Modules of services: a command of Flower starts each service, and vfl puts a guard in place of
+# Flower's server.
 SUPERLINK = Internal(
     "flwr.superlink.cli.flower_superlink",
     ("flower_superlink", "uvicorn"),
@@ -95,7 +96,7 @@ SUPERNODE_LOOP = Internal(
     "a thread that replies",
 )
 
-# Modules of programs that a service starts.
+# Modules of the programs that a service starts.
 SUPEREXEC = Internal(
     "flwr.supercore.cli", ("flower_superexec",), "takes work from a service, with its secret"
 )
@@ -122,7 +123,7 @@ SIMULATION = Internal(
     "runs the programs of a simulation, and unpacks a bundle, replaced in the same way",
 )
 
-# Modules for calls to a service.
+# Modules with which vfl sends requests to a service.
 HTTP_CLIENT = Internal(
     "flwr.supercore.protobuf.client",
     ("ProtobufClient.__init__",),
@@ -157,7 +158,7 @@ REGISTERED = Internal(
     "a guard asks it whether a key is registered, and reports a killed SuperNode to it",
 )
 
-# Modules for the bundle of a run and its settings.
+# Modules for the app bundle of a run, and for its settings.
 BUNDLE = Internal("flwr.cli.build", ("build_fab_from_disk",), "packs a bundle as flwr run does")
 FAB = Internal("flwr.supercore.fab", ("Fab",), "a bundle and its digest")
 MESSAGES = Internal(
@@ -178,7 +179,7 @@ INTERNALS = tuple(value for value in list(globals().values()) if isinstance(valu
 # Headers of a SuperNode's requests: its public key, the time, and its signature (in base64).
 KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER = "flwr-public-key", "flwr-timestamp", "flwr-signature"
 
-# Variables of the environment.
+# Names of environment variables.
 HOME = "FLWR_HOME"
 #: Environment of every Flower process: no telemetry, no update check, no installation of packages.
 SILENT = {
@@ -186,7 +187,7 @@ SILENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-#: Environment variable with the time between a program's requests for work, in seconds.
+#: Environment variable with the interval between a program's requests for work, in seconds.
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-#: Options that would open another port of Flower that no guard protects.
+#: Options that would open another port of Flower, which no guard protects.
 UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})

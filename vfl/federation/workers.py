@@ -1,4 +1,4 @@
-"""A party's standing worker: a fork server with all imports done, which forks for each session.
+"""A party's standing worker: a process that has made all imports, and forks for each session.
 
 Most of the time before a session's first exchange goes into starting processes and importing torch
 and Flower. Each service therefore has one standing worker: a process that has made these imports
@@ -6,22 +6,26 @@ already. To run a program, a client connects to the worker's socket, and the wor
 that runs the program. The clients are:
 
 - Flower's SuperExec, which starts the ClientApp or ServerApp of a session.
-- The service of a party, which starts SuperExec. `vfl up` keeps the worker of both
-  (`StandingWorker`) and starts it before them.
-- A command of the label party, which the worker runs for it (`hand_over`).
-- A command that starts every party on this machine, and lets one worker run the command itself and
-  all SuperExecs. Torch is then imported once and not in each process (`run_among_parties`).
+- The service of a party, which starts SuperExec. `vfl up` keeps the worker of the service and of
+  SuperExec (`StandingWorker`), and starts the worker before them.
+- A command of the label party; the worker runs the command in place of the calling process
+  (`hand_over`).
+- A command that starts every party on this machine; one worker then runs the command itself and the
+  SuperExecs of all parties. Torch is then imported once, and not once in each process
+  (`run_among_parties`).
 
-The socket is in the folder of the local API (0700), and processes of other users get no answer. The
-process that starts the worker chooses the programs that the worker may run. Each program makes its
-usual checks, so a bundle is checked before it is unpacked. A fork of a process with several threads
-may inherit a lock that is never released, so a worker with more than one thread ends: programs then
-start in the slow way, as they do without a worker. A worker runs under Linux only, because it needs
-the list of threads and a socket peer's credentials.
+The socket is in the folder of the local API (mode 0700), and the worker answers no process of
+another user. The process that starts the worker chooses the programs that the worker may run. Each
+program makes its usual checks, so that a bundle is checked before it is unpacked. A fork of a
+process with several threads may inherit a lock that is never released, so a worker with more than
+one thread ends: programs then start in the slow way, as they do without a worker. A worker runs
+only under Linux, because it needs the list of its threads, and the user of the process at the other
+end of the socket.
 
-A caller sends the length of its request, its three standard files, and the request. The first byte
-of the answer reports whether the worker accepts the request, and the second is the exit code. Each
-byte that the caller sends in between is the number of a signal for the program.
+A caller sends the length of its request, its three standard files (input, output, error), and the
+request. The first byte of the answer states whether the worker accepts the request, and the second
+byte is the program's exit code. Between these two bytes, each byte that the caller sends is the
+number of a signal for the program.
 """
 
 from __future__ import annotations
@@ -50,17 +54,19 @@ from vfl.transport.local_socket import connected_to, is_ours, listen_in
 
 Program = Callable[[], object]
 
-#: The worker's name in lists of processes; its children have the names of their programs.
+#: The worker's process name; its children have the names of their programs.
 NAME = "vfl-worker"
 _SOCKET = "worker"
 _ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
 _MAX_REQUEST_BYTES = 1 << 20
-#: Time to wait for an answer; a worker that has just started answers only after all its imports.
+#: Time limit for an answer, in seconds; a worker that has just started answers only after all its
+#: imports.
 _ANSWER_TIMEOUT_S = 30.0
-#: Pause between restarts, so that a worker that dies immediately does not keep a core busy.
+#: Pause between restarts in seconds, so that a worker that dies immediately does not keep a core
+#: busy.
 _RESTART_S = 5.0
-#: Modules of other packages that a session needs, so that no child imports them.
+#: Modules of other packages that a session needs; the worker imports them, so that no child has to.
 _APPS = (
     "pyarrow.dataset",
     "pyarrow.pandas_compat",
@@ -82,10 +88,10 @@ PRELOADED = {
         *_APPS,
     ),
 }
-#: Environment variable with the folder of a worker that several services share; without it each
-#: SuperExec starts its own worker.
+#: Environment variable with the folder of a worker that several services share; without this
+#: variable, each SuperExec starts its own worker.
 SHARED_VARIABLE = "VFL_SHARED_WORKER"
-#: Arrow's second allocator, which is unused, would start a thread.
+#: Arrow would start a thread for its second allocator, which vfl does not use.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _forked = False
 
@@ -94,11 +100,11 @@ _forked = False
 
 
 class WorkerClient:
-    """Starts programs through a worker that another process keeps.
+    """Starts programs through a worker that another process started and restarts.
 
     Args:
         folder: folder of the worker's socket.
-        program: name of the only Flower program that this client requests from the worker.
+        program: name of the only Flower program that this client asks the worker to run.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -108,11 +114,11 @@ class WorkerClient:
 
     @property
     def reachable(self) -> bool:
-        """Return True: only the worker's answer shows whether it runs."""
+        """Return True: whether the worker runs shows only in its answer to a request."""
         return True
 
     def supervise(self) -> None:
-        """Do nothing; the `StandingWorker` of another process restarts the worker."""
+        """Do nothing, because the process that started the worker restarts it."""
 
     def popen(self, command: Sequence[str], **options: Any) -> None:
         """Start a program without waiting for it; replaces `subprocess.Popen`."""
@@ -131,7 +137,8 @@ class WorkerClient:
         """Run a program to its end, no later than the end of this process.
 
         Returns:
-            The exit code, 1 if the program died; None if the worker does not accept the request.
+            The program's exit code, 1 if the program died; None if the worker does not accept the
+            request.
         """
         with connected_to(self._folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
             if not connection or not _request(connection, command, (0, 1, 2), follows=True):
@@ -141,12 +148,13 @@ class WorkerClient:
 
 
 class StandingWorker(WorkerClient):
-    """Keeps the worker of a service, and starts programs through it.
+    """Starts and restarts the worker of a service, and starts programs through it.
 
     Args:
         folder: folder of the service's local API.
         program: the only Flower program that the worker runs.
-        command: command that starts the worker; its standard input is the listening socket.
+        command: command that starts the worker; the command's standard input is the listening
+            socket.
         environment: environment of the worker; None takes the environment of this process.
         options: further options for starting the worker; see `subprocess.Popen`.
     """
@@ -173,12 +181,12 @@ class StandingWorker(WorkerClient):
         return self._process is not None and self._process.alive
 
     def supervise(self) -> None:
-        """Restart a dead worker, unless it ended because it cannot run here."""
+        """Restart the worker if it has died, unless it ended because no worker can run here."""
         if self._process is None or (code := self._process.exit_code) is None:
             return
         if code == 0:
             self._process = None
-            self._listener.close()  # a caller must not wait for a worker that has ended
+            self._listener.close()  # a caller must not wait for a worker that cannot run
         elif monotonic() > self._started + _RESTART_S:
             print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
             self._start()
@@ -189,7 +197,7 @@ class StandingWorker(WorkerClient):
         return self._process.pid if self._process else None
 
     def close(self) -> None:
-        """End the worker; wait for programs started without it. The worker's forks continue."""
+        """End the worker, but not its forks; wait for programs that were started without it."""
         self._listener.close()
         if self._lifeline is not None:
             os.close(self._lifeline)
@@ -211,7 +219,7 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
 
     Args:
         path: a project, its label folder, or a run in its store.
-        arguments: arguments of the command.
+        arguments: arguments of the `vfl` command.
 
     Returns:
         The exit code; None if no worker accepts the command, so that the caller has to run it
@@ -227,7 +235,7 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
 def run_among_parties(
     command: Sequence[str], environment: Mapping[str, str], arguments: Sequence[str]
 ) -> int | None:
-    """Let a new worker run a `vfl` command that starts parties, and their sessions too.
+    """Let a new worker run a `vfl` command that starts all parties, and run their sessions too.
 
     Args:
         command: command that starts the worker; see `StandingWorker`.
@@ -248,16 +256,16 @@ def run_among_parties(
         os.environ[SHARED_VARIABLE] = name
         try:
             with suppress(LostPeerError):
-                worker.receive()  # one line: the worker is ready, or why it ended
+                worker.receive()  # one line: the worker is ready, or the reason why it ended
             return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
             os.close(lifeline)
-            worker.stop()  # a busy machine may delay the end by the closed pipe
+            worker.stop()  # on a busy machine, the worker may end late after the pipe closes
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
-    """Run a `vfl` command in the worker; returns its exit code, or None if it was not accepted."""
+    """Run a `vfl` command in the worker; return its exit code, or None if it was not accepted."""
     if _forked:
         return None
     with connected_to(folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
@@ -268,7 +276,7 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
         connection.settimeout(None)
         while True:
             try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # pending signals are passed on
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # earlier signals are passed on
                 code = connection.recv(1)
                 break
             except (KeyboardInterrupt, SystemExit) as ended:
@@ -286,7 +294,7 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
 
 
 def answers(folder: Path) -> bool:
-    """Return whether a worker answers in a folder."""
+    """Return whether a worker answers at the socket in a folder."""
     with connected_to(folder, _SOCKET, 0.0) as connection:
         return connection is not None
 
@@ -294,7 +302,7 @@ def answers(folder: Path) -> bool:
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[Process, int]:
-    """Start a worker that ends when its pipe closes, at the latest with this process."""
+    """Start a worker that ends when its pipe closes, at the latest when this process ends."""
     read_end, lifeline = os.pipe()
     os.set_inheritable(read_end, True)
     worker = Process(
@@ -319,7 +327,7 @@ def _api_folder(path: Path) -> Path | None:
 def _request(
     connection: socket.socket, arguments: Sequence[str], files: Sequence[int], *, follows: bool
 ) -> bool:
-    """Request a program with these standard files; return whether the worker runs it."""
+    """Ask the worker to run a program with these standard files; return whether it accepts."""
     umask = os.umask(0o077)
     os.umask(umask)
     try:
@@ -340,7 +348,7 @@ def _request(
 
 
 def _identity() -> list[str]:
-    """Return values that identify this installation of vfl; client and worker compare them."""
+    """Return values that identify this vfl installation; worker and clients compare them."""
     return [VERSION, sys.executable, __file__]
 
 
@@ -356,25 +364,26 @@ def preload(program: str) -> None:
 def serve(
     programs: Mapping[str, Program], preloads: Iterable[Callable[[], object]], lifeline: int
 ) -> None:
-    """Run as a standing worker: import, then fork for each request until `lifeline` closes.
+    """Run as a standing worker: import modules, then fork for each request until `lifeline` closes.
 
     Args:
         programs: programs that a caller may request, by name.
-        preloads: functions that import modules; waiting callers are served between them.
-        lifeline: a pipe that closes with the worker's keeper.
+        preloads: functions that import modules; between two of them, the worker accepts callers
+            that wait.
+        lifeline: a pipe that closes when the process that started the worker ends.
     """
     listener = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     _set_process_name(NAME)
     connection = None
-    gc.disable()  # imported modules live until the end
+    gc.disable()  # imported modules stay in memory until the end
     for prepare in (*preloads, _warm_up, _settle):
         prepare()
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
             print(f"vfl: no worker can run here: it would have {threads} threads", flush=True)
             return
-        # SuperExec needs few modules, and a serving session needs no warm-up, so neither waits for
-        # the rest.
+        # SuperExec needs few modules, and a serving session needs no trial step, so neither has to
+        # wait for all imports.
         if connection := _asked(listener, lifeline, wait=False):
             break
     else:
@@ -398,9 +407,9 @@ def _settle() -> None:
 
 
 def _thaw() -> None:
-    """Return the objects that `_settle` froze to the garbage collector, at the process's end.
+    """At the process's end, give the objects that `_settle` excluded back to the garbage collector.
 
-    Triton, which torch imports in builds for CUDA, otherwise reports leaks on standard error.
+    Otherwise Triton, which torch imports in builds for CUDA, reports leaks on standard error.
     """
     if "triton" in sys.modules:
         gc.enable()
@@ -408,9 +417,9 @@ def _thaw() -> None:
 
 
 def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
-    """Accept a caller: return its connection in a new child, and None at the end of the worker.
+    """Accept a caller and fork: return its connection in the child, or None when the worker ends.
 
-    With `wait`, the worker waits for the next caller until `lifeline` closes.
+    With `wait`, the worker waits for the next caller, until `lifeline` closes.
     """
     while True:
         ready = select.select([listener.fileno(), lifeline], [], [], None if wait else 0)[0]
@@ -421,8 +430,8 @@ def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.sock
 
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
-    """Accept a caller and fork: return the connection in a new child, None in the worker."""
-    with suppress(OSError):  # no more files or processes are available: the caller gets no answer
+    """Accept a caller and fork; return its connection in the child, and None in the worker."""
+    with suppress(OSError):  # no more files or processes are possible: the caller gets no answer
         connection, _ = listener.accept()
         try:
             if is_ours(connection) and os.fork() == 0:
@@ -435,8 +444,8 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
 def _warm_up() -> None:
     """Import all modules that a first training step and the count of a model's memory need.
 
-    The step uses vfl's own optimiser, because torch's optimiser imports torch's compiler. Counting
-    on torch's meta device imports the compiler, too.
+    The training step uses vfl's own optimiser, because torch's optimiser imports torch's compiler.
+    Counting the model's memory on torch's meta device imports the compiler, too.
     """
     import torch
 
@@ -460,7 +469,7 @@ def _reset_child(listener: socket.socket, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import numpy as np
 
-    np.random.seed()  # after a fork, Python reseeds only `random`
+    np.random.seed()  # after a fork, Python gives a new seed only to `random`
 
 
 def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -> None:
@@ -483,7 +492,7 @@ def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -
     _set_process_name(sys.argv[0])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    connection.sendall(_ACCEPTED)  # a caller that has disconnected meanwhile starts nothing
+    connection.sendall(_ACCEPTED)  # for a caller that has disconnected, no program starts
     if not request["follows"]:
         connection.close()
         programs[sys.argv[0]]()
@@ -518,7 +527,7 @@ def _read(connection: socket.socket, length: int) -> Any:
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """Raise the caller's signals in this process, and SIGTERM after the caller has ended."""
+    """Raise the caller's signals in this process, and raise SIGTERM when the caller has ended."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM
