@@ -1,16 +1,17 @@
 """Two methods of the thesis that `vfl llm` does not use: float sharing, and a query under BFV.
 
-The methods are measured beside the usual form by `python -m benchmarks.decoder`.
+`python -m benchmarks.decoder` measures both methods beside the methods that `vfl llm` uses.
 
 # Float sharing
 
 **Insecure**: this role shares floats, as in the thesis (6.3.5.2), for measurements and attacks.
 
 A number x is shared as D and x - D, where D is normal with E D^2 = L^2 E x^2 (equations 6-11 and
-6-12; L is `SCALE`). Such a share is not uniform. A party that receives x - D n times for the same x
-can average the messages. The error is then L / sqrt(n) times the root mean square of x (equation
-6-13, with the factor E x^2 that it omits). For a product, both parties open x - U, where U is the
-sum of both parties' masks, so the error is sqrt(2) times as large.
+6-12; L is `SCALE`). Such a share is not uniform. A party that receives x - D n times, for the same
+x and new masks D, can average the messages. The error of the average is then L / sqrt(n) times the
+root mean square of x (equation 6-13, with the factor E x^2 that it omits). For a product, both
+parties open x - U, where U is the sum of both parties' masks, so the error is sqrt(2) times as
+large.
 
 The dealer does not know the size of the values. It assumes that activations have mean square 1, and
 that weights have mean square 1 / (number of inputs). A float takes 4 bytes in a message, as in
@@ -19,17 +20,18 @@ Tables 6.1 and 6.2.
 # An index, privately retrieved by homomorphic encryption: the query of algorithm 6.5 (thesis, 2025)
 
 **It does not hide the permutation from the user.** An answer is the sum of the query times the
-permutation, and the user knows the query. For up to 1,024 scores, one division reveals the whole
-permutation; for more scores, an attacker gets 1,024 equations per digit, and as many from the
-noise. SEAL does not flood the noise, and the printed protocol does not mention noise flooding.
-`Form.retrieval` is therefore "sets" by default, which also needs fewer bytes; the form here is only
-for measurements.
+permutation, and the user knows the query. For up to 1,024 scores, dividing the answer by the query
+reveals the whole permutation; for more scores, an attacker gets 1,024 equations per digit, and as
+many from the noise. SEAL does not flood the noise, and the printed protocol does not mention noise
+flooding. `Form.retrieval` is therefore "sets" by default, which also needs fewer bytes; the query
+under BFV is only for measurements.
 
-The user encrypts X^position with BFV (Fan and Vercauteren 2012) in parts of 1,024 coefficients; all
-parts but one are zero. The owner multiplies each part by a polynomial of its entries times X^-i,
-and sums the products, so that the constant coefficient is the wanted entry. The other coefficients
-would be other entries, so the owner adds uniform numbers to these coefficients. The owner learns
-nothing.
+To get the entry at a position, the user encrypts X^position with BFV (Fan and Vercauteren 2012).
+The polynomial has parts of 1,024 coefficients; all parts but one are zero. The owner multiplies
+each part by a polynomial, the sum of entry i of this part times X^-i, and adds the products, so
+that the constant coefficient is the wanted entry. The other coefficients would disclose other
+entries, so the owner adds uniform numbers to these coefficients. The owner learns nothing about the
+position.
 
 Messages are small, because a ciphertext of the user consists of one polynomial and the seed of the
 other polynomial (symmetric encryption). Entries are retrieved in digits of 5 bits. The products of
@@ -70,10 +72,11 @@ from vfl.mpc.ring import require_integer_bits
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import PadStream
 
-#: The value of L in the thesis' example.
+#: The value of L in the example of the thesis.
 SCALE = 100.0
 _FLOAT_BITS = 32
-#: Purposes of the pads that the query by sets needs; these pads are not floats (`Role.choose`).
+#: Purposes of the integer pads that the query by sets needs; all other pads are floats here
+#: (`Role.choose`).
 _WHOLE = ("set", "sum")
 _DEGREE, _MODULUS_BITS, _DIGIT_BITS = 1024, 24, 5
 #: Largest length of a permutation.
@@ -110,7 +113,7 @@ class FloatRole(Role):
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
     ) -> Shared:
-        """Run `Role.question` on floats; the other party's zeros are masked too."""
+        """Run `Role.question` on floats; the zeros that P0 holds as its share are masked too."""
         return super().question(shape, values, bits, ring, where).map(Tensor.double)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
@@ -181,7 +184,7 @@ class BfvRole(Role):
         if self.role == P2:
             return [0] * rows
         if self.offline:
-            package()  # checked here, before a question is asked
+            package()  # checked here, so that an error comes before a question
             return [0] * rows
         channel = self.channels[P1 - self.role]
         if self.role == P0:
@@ -244,7 +247,7 @@ class Keys:
 
 
 def answer(query: bytes, order: np.ndarray) -> bytes:
-    """Run the owner's part: return the entry at the encrypted position of each row's permutation.
+    """Run the owner's part: for each row, return the permutation's entry at the encrypted position.
 
     Args:
         query: query with the same number of rows as `order`.
@@ -271,7 +274,7 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
             loaded = [_loaded(each, file) for each in asked[own]]
             try:
                 found += [_saved(each, file) for each in _products(loaded, factors[own])]
-            except (ValueError, RuntimeError):  # a ciphertext that contains no secret
+            except (ValueError, RuntimeError):  # a ciphertext without a secret value
                 raise _no_ciphertexts() from None
     return _framed(found)
 

@@ -1,4 +1,4 @@
-"""Leakage of a private decoder: text to parties that know its weights, weights to frequent users.
+"""Attacks on a private decoder: infer text if weights are known, or weights by many questions.
 
 >>> found = layer_from_questions(torch.eye(2), torch.tensor([[1.0, 5.0], [2.0, 6.0]]), torch.eye(2))
 >>> found.tolist()  # each question's outputs in an order of their own
@@ -27,12 +27,12 @@ Seen = dict[str, Tensor]
 
 
 class Asker:
-    """P1 of a private decoder that stores all values it sees; a context manager.
+    """P1 of a private decoder, with a store of all values that P1 sees; a context manager.
 
     Args:
-        model: model of P0.
+        model: model whose weights P0 owns.
         form: form of the protocols.
-        watcher: role that stores its view: P1, or P0, which sees the user's text in thesis mode on
+        watcher: role whose view is stored: P1, or P0, which sees the user's text in thesis mode on
             floats.
     """
 
@@ -42,7 +42,7 @@ class Asker:
         self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """Return the view of one next token, by layer: axes (tokens, width), or one axis."""
+        """Ask for one next token; return the view by layer: axes (tokens, width), or one axis."""
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}
@@ -61,11 +61,12 @@ class Asker:
 
 
 def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
-    """Recover the text behind permuted vectors, as an attacker who knows the weights.
+    """Infer a text's words from a model's permuted vectors, as an attacker who knows the weights.
 
     The attack proceeds word by word: it chooses the word whose sorted vector is nearest to one of
-    the remaining sorted vectors, whatever their positions. Permuting the order inside vectors, or
-    the order of the vectors, does not prevent this (Thomas et al. 2025, arXiv 2505.18332).
+    the sorted vectors that no word has yet, whatever their positions. Permuting the order inside
+    vectors, or the order of the vectors, does not prevent this (Thomas et al. 2025, arXiv
+    2505.18332).
 
     Args:
         front: embedding, and the blocks that come before the observed values.
@@ -89,9 +90,9 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
 def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
     """Return the candidate whose sorted values are nearest to the observed sorted values.
 
-    An attacker with a list of texts or next words, and with weights near the owner's, can use this.
-    Every permuted vector is a fingerprint of its text, and so are the scores of all tokens and
-    attention scores.
+    An attacker with a list of possible texts or next words, and with weights near the owner's, can
+    use this function. A permuted vector identifies the text that produced it, and so do permuted
+    token scores and attention scores.
 
     Args:
         candidates: values that each candidate would produce, axes (candidates, values).
@@ -116,7 +117,7 @@ def layer_from_questions(
     were fine-tuned; from other weights it does not converge.
 
     Args:
-        inputs: inputs of the layer, axes (questions, inputs), in their order.
+        inputs: inputs of the layer, axes (questions, inputs), not permuted.
         seen: observed outputs, axes (questions, outputs); each row is permuted separately.
         start: weights to start from, axes (inputs, outputs).
         offset: vector that is added to the outputs (by a residual connection), axes (questions,
@@ -132,8 +133,8 @@ def layer_from_questions(
     for _ in range(rounds):
         predicted = inputs @ weight + added
         wanted = torch.empty_like(ranked).scatter_(1, predicted.argsort(1), ranked)
-        # Of all weights that fit, take those nearest to the start, because few questions determine
-        # little.
+        # Of all weights that fit, take the weights nearest to `start`, because few questions
+        # determine few of them.
         missing = wanted - added - inputs @ start.double()
         moved = start.double() + torch.linalg.lstsq(inputs, missing, driver="gelsd").solution
         if torch.equal(moved, weight):
@@ -143,7 +144,7 @@ def layer_from_questions(
 
 
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
-    """Repeat one question; return the means of all masked values that are opened to a party.
+    """Repeat one question; return the means of all masked values that a party receives.
 
     With float sharing (`vfl.llm.as_printed`), the means tend to the values themselves, each at its
     own position, even if other steps permute the values. The error is L / sqrt(times) times the
@@ -167,7 +168,7 @@ def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[T
 
 
 def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
-    """Permute each row separately, and round it as shares do, to imitate the values that P1 sees.
+    """Permute each row separately, and round it as shares are rounded, to imitate what P1 sees.
 
     Args:
         values: values, axes (rows, values).
@@ -179,10 +180,11 @@ def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
 
 
 def pairs_of(inputs: Tensor) -> Tensor:
-    """Return products of each two values of a row, in which attention scores of a word are linear.
+    """Return products of each two values of a row; a word's attention scores are linear in them.
 
-    A word alone has the score ``x @ A @ x`` with itself, where A is a head's product of query and
-    key weights. So `layer_from_questions` infers the symmetric part of A from scores that P1 sees.
+    A word alone has the score ``x @ A @ x`` with itself, where A is the product of a head's query
+    weights and key weights. So `layer_from_questions` infers the symmetric part of A from scores
+    that P1 sees.
 
     Args:
         inputs: axes (questions, width).
@@ -199,7 +201,7 @@ def pairs_of(inputs: Tensor) -> Tensor:
 
 
 def score_map(layer: DecoderLayer, shape: DecoderShape) -> Tensor:
-    """Return the map from `pairs_of` a normed word to its scores, axes (pairs, heads)."""
+    """Return the map from `pairs_of` (normed word vectors) to scores, axes (pairs, heads)."""
     made = layer.attention_in.weight.double().T.reshape(shape.width, -1, shape.head_width)
     q, k, _ = torch.split(made, [shape.heads, shape.groups, shape.groups], 1)
     k = k.repeat_interleave(shape.heads // shape.groups, 1)

@@ -85,8 +85,9 @@ def init(
 ) -> None:
     """Write a project: one folder each for model owner, user and dealer.
 
-    Each folder has an llm.toml with the terms, an identity key, and the others' addresses and
-    public keys. The owner consents to the limits. Move each folder to its party's machine.
+    Each folder has an llm.toml with the terms, an identity key, and the addresses and public keys
+    of the other parties. With these terms, the model owner consents to the limits. Move each folder
+    to its party's machine.
     """
     from vfl.llm.project import private_model, write_llm_project
 
@@ -131,9 +132,10 @@ def deal(
 ) -> None:
     """As the dealer, deal until interrupted; as the user, request material ahead of questions.
 
-    The options apply to the user's folder only: questions of exactly this length can later be asked
-    without dealing. A classifier generates no tokens. Meanwhile existing material answers
-    questions; a question that needs more waits only until the material in progress is dealt.
+    The options apply to the user's folder only: afterwards, the user can ask questions of exactly
+    this length without waiting for the dealer. A classifier generates no tokens. Meanwhile,
+    material dealt earlier answers questions; a question that needs new material waits only until
+    the material in progress is dealt.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import Dealer, User
@@ -183,8 +185,8 @@ def ask(
     """Ask as the user; the answer appears token by token, or as classes from a classifier.
 
     The command uses material that was dealt for questions of this length, or requests it now.
-    Several questions of one length share messages, as many as a single question needs. Only the
-    user knows how tokens are chosen.
+    Several questions of one length share messages, and need no more messages than a single
+    question. Only the user knows how tokens are chosen.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import User
@@ -208,8 +210,9 @@ def ask(
 def restored(folder: Folder) -> None:
     """Continue with a store that was restored from a copy, if no newer store is left.
 
-    All dealt material is removed, because the copy does not record what was used since; request new
-    material. At the model owner all of max_questions counts as answered with these weights.
+    All dealt material is removed, because the copy does not record which material was used since;
+    request new material. At the model owner, all questions that max_questions allows count as
+    answered with these weights.
     """
     from vfl.llm.file import read_llm_file
     from vfl.llm.parties import Dealer, User
@@ -241,9 +244,9 @@ def demo(
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
 
-    Without --model it uses the smallest language model in the folder of `vfl model add`, or the one
-    that examples/llm/train_decoder.py trains. Plain torch answers the same question, and a table
-    shows the bytes sent over the network.
+    Without --model, the command uses the smallest language model in the folder of `vfl model add`,
+    or the model that examples/llm/train_decoder.py trains. Plain torch answers the same question,
+    and a table shows the bytes sent over the network.
     """
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
@@ -380,7 +383,7 @@ class _Answer:
         tokens: tokens of the answer.
         logits: logits of a classifier, by class.
         labels: names of the classes.
-        reply: reply to all questions of the same batch.
+        reply: the user's `Reply` for the whole batch with this question.
     """
 
     question: str
@@ -402,7 +405,7 @@ class _Answer:
 def _asked(
     user: User, questions: list[str], max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
 ) -> list[_Answer]:
-    """Ask questions, those of equal length together; print a single answer while it grows."""
+    """Ask questions, those of equal length together; print a single answer while tokens arrive."""
     from vfl.llm.text import Streamed, read_tokenizer
 
     tokenizer = read_tokenizer(user.file.beside(user.file.tokenizer))
@@ -413,7 +416,7 @@ def _asked(
             for question, prompt in zip(questions, prompts, strict=True)
         ]
     lengths = [len(prompt) for prompt in prompts]
-    for length, texts in Counter(lengths).items():  # all texts are read before one is asked
+    for length, texts in Counter(lengths).items():  # check all questions before the first is asked
         user.require_askable(length, max_tokens, texts)
     found: dict[int, _Answer] = {}
     try:

@@ -31,7 +31,7 @@ _COUNTED = {
     "max_tokens": "tokens of questions and their answers",
     "max_dealt": "questions that are dealt",
 }
-#: Addresses that the file of each party has to name.
+#: Addresses that the settings file of each party has to name.
 _ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
     "owner": ("listen", "dealer"),
     "user": ("owner", "dealer"),
@@ -43,11 +43,12 @@ class LlmLimits(Settings):
     """Limits of the model owner's consent; a larger request is refused.
 
     Attributes:
-        max_questions: limit of questions answered with one set of weights, because a user could
-            solve for a layer with many questions.
-        questions_per_hour: limit of questions answered within an hour.
-        max_tokens: limit of the tokens of a question and its answer together, summed over a batch.
-        max_dealt: limit of dealt questions whose material is stored.
+        max_questions: largest number of questions answered with one set of weights; with many
+            answers, a user could solve for a layer's weights.
+        questions_per_hour: largest number of questions answered within an hour.
+        max_tokens: largest number of tokens of a question and its answer together, summed over a
+            batch.
+        max_dealt: largest number of dealt questions whose material is stored.
     """
 
     max_questions: _Count = 1000
@@ -92,8 +93,8 @@ def of_llm_file(file: LlmFile) -> Iterator[str]:
             yield f"the file of the {file.party} has no '{name}'"
 
 
-#: Settings of an architecture that computation on shares supports; all others must have their
-#: defaults.
+#: Settings of an architecture that computation on shares supports; all other settings must have
+#: their defaults.
 _COMPUTED = (
     "vocabulary", "width", "layers", "heads", "groups", "inner", "context", "positions", "norm",
     "mlp", "tied", "bias", "epsilon", "theta", "stretch", "stretch_low", "stretch_high", "trained",
@@ -147,8 +148,8 @@ class LlmTerms(Settings):
         mode, shown_bytes, first_bytes, integer_bits, inner_bits, protect, score_bits: see
             `vfl.llm.two_party.Form`.
         dealer_counts: whether the dealer takes part at the start of every question, and counts the
-            question's material as used. Owner and user can then not use material twice, even if
-            both were restored from a copy. `vfl llm init` writes true.
+            question's material as used. Owner and user can then not use material twice, even if the
+            stores of both were restored from a copy. `vfl llm init` writes true.
         limits: limits of the model owner's consent.
     """
 
@@ -201,7 +202,7 @@ class LlmFile(OwnFile):
         listen: addresses at which owner and dealer listen.
         owner, dealer: addresses at which other parties reach them.
         store: folder for shares, material and records.
-        patience_s: time limit for one message of another party, in seconds.
+        patience_s: longest time in seconds to wait for one message of another party.
         rejoin_s: time within which an interrupted stream must reconnect, in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Ledger of the questions that a model owner has answered with its weights; limits apply to it."""
+"""Ledger of the questions that a model owner has answered with its weights, to check limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vfl.llm.file import LlmFile, LlmLimits
 
 _HOUR_S = 3600.0
-#: Upper bound of the numbers in an entry; every limit is smaller.
+#: Upper bound of the numbers in an entry of the ledger; every limit is smaller.
 _ALL = 2**31
 #: File next to the ledger in which an earlier version of vfl recorded each answer as a line.
 _FORMER = "asked.jsonl"
@@ -28,7 +28,7 @@ class Questions(Settings):
     Attributes:
         run: SHA-256 of the weights.
         texts: number of texts answered so far.
-        recent: time of each answer of the last hour, with its number of texts.
+        recent: times of the answers of the last hour, each with its number of texts.
     """
 
     run: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -42,7 +42,7 @@ class Questions(Settings):
 
 
 class QuestionLedger(Spending[Questions]):
-    """Ledger of answered questions, by set of weights; empty except at the model owner."""
+    """Ledger of answered questions, by set of weights; only the model owner's has entries."""
 
     kind, form, restored_by = "questions about weights", Questions, "vfl llm restored FOLDER"
 
@@ -68,7 +68,7 @@ class QuestionLedger(Spending[Questions]):
             self._write(entry.model_copy(update={"texts": _ALL}))
 
     def _asked(self, weights: str) -> Questions:
-        """Return the recorded questions, and of their times only those of the last hour."""
+        """Return the recorded questions; of the answers' times, only those of the last hour."""
         known, hour = self._read(weights), time.time() - _HOUR_S
         if known is None:
             path = self._store / _FORMER

@@ -1,8 +1,8 @@
-"""A dealer's material for questions, on disk; each file is used once, even after a restart.
+"""A dealer's material for questions, on disk; each file is used only once, even after a restart.
 
 If a mask is used for two questions, it discloses the difference of the masked values. A file is
-therefore marked as used on disk, and its content removed from disk, before any code gets the
-content.
+therefore marked as used on disk, and its content is removed from the disk, before the program
+receives the content.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[a-z0-9-]{1,80}")
 _LEFT = ".material"
-#: Header of a tensor: the number of its type and the number of its axes; the length of each axis
-#: follows.
+#: Header of a stored tensor: the number of its type and the number of its axes; the length of each
+#: axis follows.
 _HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
 _TYPES = (torch.int64, torch.int32, torch.float64)
-#: Number of bytes that are read before their memory pages are released; a multiple of any page
-#: size.
+#: Number of bytes that are read before the memory pages of these bytes are released; a multiple of
+#: any page size.
 _DROPPED_BYTES = 1 << 22
 
 
@@ -53,7 +53,7 @@ class Used(Settings):
 class MaterialStore(Spending[Used]):
     """One party's offline material: one sealed file per question, in a private folder.
 
-    An entry of the ledger has the name of used material.
+    An entry of the ledger is the name of material that was used.
 
     Args:
         folder: folder of this party's material.
@@ -91,20 +91,20 @@ class MaterialStore(Spending[Used]):
         """Take the material of a question and mark it as used; tensors are read one by one.
 
         Raises:
-            ReusedPadError: the material was used before, or never dealt.
+            ReusedPadError: the material was used before, or no material with this name was dealt.
             RunFolderError: the file is damaged, or of another party or other weights; it counts as
                 used.
         """
         with self.locked():
             if self._path(name).exists():
-                self._left(name).unlink(missing_ok=True)  # the process that took it was killed
+                self._left(name).unlink(missing_ok=True)  # a killed process took this material
                 raise self._gone(name, "used before")
             if not self._left(name).exists():
                 raise self._gone(name, "never dealt")
             try:
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
-                self._use(name)  # otherwise every question would try this file first
+                self._use(name)  # otherwise every question would first try this file
                 damage.fix = "ask again: the next question uses other material"
                 raise
             with self._left(name).open("rb") as file:
@@ -123,7 +123,7 @@ class MaterialStore(Spending[Used]):
         self._left(name).unlink()
 
     def _read(self, run: str) -> Used | None:
-        """Check that the entry's file exists; an earlier version of vfl left the file empty."""
+        """Check that the entry's file exists; an earlier version of vfl left such files empty."""
         return Used(run=run) if self._path(run).exists() else None
 
     def _path(self, run: str) -> Path:

@@ -26,7 +26,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
-    """Pack `bits` bits of each element, without its `low` lowest bits; the lowest bit is first.
+    """Pack `bits` bits of each element, without its `low` lowest bits; low bits come first.
 
     >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
     '03c2b0'
@@ -85,7 +85,7 @@ def _unpacked(packed: np.ndarray, count: int, bits: int, low: int) -> np.ndarray
 def _words(
     packed: np.ndarray, groups: int, each: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the first words of element i, the bytes after them, and the shift, for all groups."""
+    """Return, for element i of all groups, its first word, the byte after it, and the shift."""
     first, shift = divmod(each * bits, 8)
     words = np.ndarray((groups,), "<u8", packed.data, first, (bits,))
     behind = min(first + 8, len(packed) - 1)

@@ -10,10 +10,11 @@ check the signatures with pinned identity keys.
 A party that takes material marks it as used, on its disk, before it sends a message that depends on
 it.
 
-Dealing and asking use separate streams, so that a question is answered while material for later
+Dealing and asking use separate streams, so that a question can be answered while material for later
 questions is dealt. Their handshakes exclude one another: the user holds its folder's lock from a
-request until all keys are checked and the material is marked. Owner and dealer do the same. All
-three parties therefore run handshakes in the same order, and every counter only grows.
+request until all keys are checked and the material is marked. Owner and dealer lock their folders
+for the same time. All three parties therefore run handshakes in the same order, and every store's
+counter only grows.
 """
 
 from __future__ import annotations
@@ -98,16 +99,16 @@ CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
 _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
-#: Time after the rejoin window in which a listening party may still refuse, because it waits for
-#: our earlier process, in seconds.
+#: Time in seconds, after the rejoin window, for which a listening party may still refuse a new
+#: process of a party, because it waits for that party's earlier process.
 _GRACE_S = 2.0
-#: Time for which a command waits for another command of its folder before it prints a message, in
-#: seconds.
+#: Time in seconds for which a command silently waits for another command of its folder; then it
+#: prints a message.
 _QUIET_S = 0.5
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
-#: Format of the files of shared weights. Files of an earlier format are replaced by a new sharing
-#: of the weights.
+#: Format of the files of shared weights. If stored weights have an earlier format, the weights are
+#: shared anew.
 _STORED = 2
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
@@ -121,7 +122,7 @@ class Talk(Settings):
 
     Attributes:
         version, terms: version of vfl, and digest of the agreed terms.
-        task: the user's request.
+        task: request of the user in this session.
         prompt_tokens, count: number of tokens of a question and of its answer; for a classifier,
             `count` is 1.
         texts: number of questions of this length in a batch.
@@ -129,9 +130,9 @@ class Talk(Settings):
         session: identifier of this session; each party contributes a part.
         setup: identifier of the sender's sharing of the weights; "" if it has none.
         fresh: whether the weights are to be shared again.
-        names: names of material.
+        names: names of the material to deal or to use.
         spent: bytes and messages that the receiver neither sent nor received, by phase.
-        known: the largest counter of the receiver's store that the sender has recorded; a restored
+        known: the largest counter that the sender has recorded for the receiver's store. A restored
             store refuses to continue until its counter is larger.
     """
 
@@ -194,7 +195,7 @@ class Account:
 
 
 class Wire:
-    """A link that counts its traffic, and whose next frame can be inspected before it is received.
+    """A link that counts its traffic, and can wait for its next frame without receiving it.
 
     Args:
         link: link to another party.
@@ -233,9 +234,9 @@ class Wire:
         return self._ahead[0].kind is Kind.DONE
 
     def watch(self, link: HubLink) -> None:
-        """Receive frames that have arrived, so that errors are noticed in time.
+        """Receive frames that have arrived on `link`, so that errors there are noticed in time.
 
-        The party awaits a frame of another party meanwhile.
+        Meanwhile, the party waits for a frame of a different party.
         """
         while len(self._ahead) < _WINDOW and (frame := link.poll()) is not None:
             self._count(frame)
@@ -252,8 +253,8 @@ class Wire:
 
         Raises:
             ProtocolError: another message was received than expected.
-            RolledBackError: the other party has recorded more sessions of this store than the store
-                itself has.
+            RolledBackError: the other party has recorded a larger counter for this store than the
+                store itself has.
         """
         frame = self.receive()
         if frame.kind is not kind:
@@ -286,7 +287,7 @@ class Wire:
 
 
 class _EnoughError(Exception):
-    """Raised when the answer ends before its material is used up."""
+    """Raised at P0 or P1 when the answer ends before its material is used up."""
 
 
 class _OverError(Exception):
@@ -301,7 +302,7 @@ def _stream_of(party: LlmParty, task: Task) -> str:
 def most_bytes(shape: DecoderShape, tokens: int, form: Form) -> int:
     """Return the size of the largest message about these tokens, or of a block of the weights."""
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
-    if form.protect == "scores":  # for each row, a number of at most 4 bytes for each level
+    if form.protect == "scores":  # every row has a number of at most 4 bytes for each score level
         widest = max(widest, shape.heads << form.score_bits - 1)
     return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
@@ -402,7 +403,7 @@ class Party:
                 self._over.set()
                 hub.close()
                 for wire in list(self._wires):
-                    wire.close()  # a dealing in progress ends, too
+                    wire.close()  # this ends a dealing in progress, too
                 dealing.join()
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
@@ -551,9 +552,9 @@ class Party:
         self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
-        """Sign fresh keys, and check the keys of all others.
+        """Sign fresh keys, and check the signed keys of all other parties.
 
-        The result is this party with the keys of its pairs.
+        The result is the role of this party, with a key for each of its pairs.
 
         Raises:
             AuthenticationError: a party's key differs from its pinned key.
@@ -608,7 +609,7 @@ class Party:
     # Files.
 
     def setup(self) -> dict[str, Any]:
-        """Return facts about the sharing of the weights on this disk; empty if it has none."""
+        """Return facts about the shared weights on this disk; empty if there are none."""
         path = self.folder / "setup.json"
         if not path.exists():
             return {}
@@ -616,7 +617,7 @@ class Party:
         return found if found.get("stored") == _STORED else {}
 
     def store(self, setup: str) -> MaterialStore:
-        """Return the store of the material for a sharing."""
+        """Return the store of the material that was dealt for one sharing of the weights."""
         return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
@@ -636,9 +637,9 @@ class Party:
     def shared(
         self, role: Role, plan: Talk, account: Account, model: Decoder | Encoder | None = None
     ) -> PrivateLayers:
-        """Return the shared weights for a dealing; share them again if a party lacks them.
+        """Return the shared weights for a dealing; share them anew if a party lacks its part.
 
-        In that case, all data of an earlier sharing are then removed.
+        After a new sharing, all data of earlier sharings are removed.
         """
         setup = plan.setup
         if not plan.fresh:
@@ -688,8 +689,8 @@ class Owner(Party):
 
     Args:
         file: the owner's file of settings.
-        load: function that loads the model; it is called here, and for each sharing of the weights.
-            In between, the model is not in memory.
+        load: function that loads the model; the constructor calls it, and each sharing of the
+            weights calls it again. Between these calls, the model is not in memory.
         say: see `Party`.
     """
 
@@ -749,7 +750,7 @@ class Owner(Party):
             for name in plan.names:
                 with store.putting(name) as keep:
                     role.prepare(_program(layers, _blank(plan), plan.count), keep)
-                wire.receive_talk(Kind.DONE)  # the dealer has its part
+                wire.receive_talk(Kind.DONE)  # the user has stored its part
             dealer.receive_talk(Kind.DONE)
             spent = account.of(_ELSEWHERE)
             wire.send_talk(plan.model_copy(update={"names": (), "spent": spent}), Kind.DONE)
@@ -764,7 +765,7 @@ class Owner(Party):
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
-                store.take(name)  # the user lacks its part, because its dealing was interrupted
+                store.take(name)  # a dealing was interrupted before the user got its part
             waiting += sum(_texts_in(name) for name in store.names())
         self.terms.limits.require(max_dealt=waiting)
         dealer = self._open(streams, "dealer", account, "deal")
@@ -788,7 +789,8 @@ class Owner(Party):
             both = sorted(set(theirs) & set(store.names() if store else ()))
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-            # The limits are checked before material is dealt for a question that would be refused.
+            # Check the limits first, so that no material is dealt for a question that would then be
+            # refused.
             self.ledger.require(self.digest, asked.texts, self.terms.limits)
             if not both:
                 wire.send_talk(plan)
@@ -798,7 +800,7 @@ class Owner(Party):
                 wire.send_talk(plan)
                 role, material = self.take(wires, plan)
             self.ledger.count(self.digest, asked.texts)
-            layers = self.layers(known)  # a dealing may remove this sharing after this
+            layers = self.layers(known)  # a later dealing may remove this sharing
         account.phase = "online"
         program = _program(layers, _blank(asked), asked.count, wants=lambda going: not wire.ends())
         began = time.monotonic()
@@ -854,7 +856,7 @@ class Dealer(Party):
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
     def _known(self) -> str:
-        """Return the identifier of the sharing of the weights on this disk; "" if there is none."""
+        """Return the identifier of the shared weights on this disk; "" if there are none."""
         return str(self.setup().get("setup", ""))
 
     def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
@@ -879,10 +881,10 @@ class Reply:
     Attributes:
         answers: tokens of each answer; empty for a classifier.
         logits: logits of a classifier, one number per class.
-        phases: bytes, messages and seconds of each phase, summed over all parties, and the bytes
-            between each pair. The phase "setup" happens once per set of weights, and "offline"
-            before the questions. "control" counts other messages; its seconds are those of the
-            whole call.
+        phases: bytes, messages and seconds of each phase, summed over all parties; and the bytes
+            between each pair of parties. The phase "setup" occurs once per set of weights, and
+            "offline" occurs before the questions. "control" counts all other messages; its seconds
+            are those of the whole call.
     """
 
     answers: list[list[int]]
@@ -957,16 +959,16 @@ class User(Party):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait until no other command of this folder is in a handshake, and keep others out."""
+        """Wait until no other command of this folder is in a handshake; then exclude others."""
         with ExitStack() as held:
             self._wait_for(held, self.ledger.alone)
             yield
 
     def _take_turn(self, held: ExitStack, task: Task) -> None:
-        """Wait until no other command of this folder runs the task, and keep others out.
+        """Wait until no other command of this folder runs this task; then keep other commands out.
 
-        A command waits while it holds the first lock, so that a command which has just ended comes
-        after it.
+        A command waits while it holds the first lock, so that a command that has just ended cannot
+        overtake the waiting command.
         """
         folder = self.folder / "turns" / task
         with ExitStack() as waiting:
@@ -1004,7 +1006,7 @@ class User(Party):
         Args:
             prompts: token ids of each question; a classifier takes one question.
             count: largest number of tokens of an answer.
-            pick: function that picks a token from permuted scores.
+            pick: function that picks a token from permuted scores; see `Pick`.
             on_token: function that is called with a question's number and its next token; it
                 returns True to end that answer.
 
@@ -1118,7 +1120,7 @@ class User(Party):
         return Reply([] if classes else answers, classes, phases)
 
     def restored(self) -> None:
-        """See `Party.restored`; wait until a question and a dealing in progress have ended."""
+        """See `Party.restored`; first wait until running questions and dealings have ended."""
         with ExitStack() as held:
             for task in ("ask", "deal"):  # the same order of locks as in `ask_all`
                 self._take_turn(held, task)
@@ -1148,8 +1150,8 @@ def _program(
         count: largest number of tokens of an answer.
         pick: function that picks tokens, at P1.
         on_token: function that receives each token, at P1.
-        wants: function that receives this party's own wish and returns whether P1 continues; P0
-            receives P1's decision.
+        wants: function that receives this party's own wish to continue, and returns P1's decision
+            at both parties.
     """
 
     def goes_on(going: bool) -> bool:

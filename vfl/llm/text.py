@@ -1,4 +1,4 @@
-"""Conversion between text and tokens at the user, and the text of an answer while it grows."""
+"""Conversion between text and tokens at the user, and the text of an answer as tokens arrive."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 class Streamed:
-    """An answer while it grows: its final text so far, and whether a stop word occurred.
+    """An answer as tokens arrive: its final text so far, and whether a stop word occurred.
 
     Args:
         tokenizer: tokenizer of the user.
@@ -155,11 +155,11 @@ class Streamed:
         return self._until(len(self.text) - self._open()), False
 
     def finish(self) -> str:
-        """Return the remaining text of an answer that ends here."""
+        """Return the rest of the text of an answer that has no further token."""
         return self._until(len(self.text))
 
     def _open(self) -> int:
-        """Return how many final characters the next token may change, or extend to a stop word."""
+        """Return how many last characters may still change, or may become part of a stop word."""
         broken = len(self.text) - len(self.text.rstrip("\ufffd"))
         begun = [
             size

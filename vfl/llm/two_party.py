@@ -1,26 +1,26 @@
 """Two-party inference with an offline dealer; permutations, not cryptography, hide values from P1.
 
-The protocols are those of chapter 6 (thesis of split learning, 2025). P1 sees the multiset of the
-values before every function, and sees which two values form a pair. All three parties follow the
-protocol, and no two of them collude; P2 together with another party learns everything.
+The protocols are those of chapter 6 (thesis of split learning, 2025). P1 sees the values before
+every function, in permuted order, and sees which two values form a pair. All three parties follow
+the protocol, and no two of them collude; P2 together with another party learns everything.
 
 P0 owns the weights, and P1 owns the text. P2 deals in two phases without seeing any part of a
 question: in the initialisation, once per set of weights, and offline, once per question. Only P0
-and P1 are online. They use the result of the offline phase: their material, a list of tensors that
-is read once.
+and P1 are online. They use the result of the offline phase: their material, which is a list of
+tensors that is read once.
 
 A program is a function that receives a `Role`. All three parties call it with the same shapes. In
-the offline phase no party knows P0's shares, but P1's share is often already known: after a product
-with a constant, or after a function, it is a dealt number. In mode "fast", P1 sends messages in
-advance if they depend only on such numbers. A function then takes one round trip, and a linear
-layer takes none. Mode "thesis" sends all messages of the printed protocols, with the printed errors
-corrected.
+the offline phase no party knows P0's shares, but P1's share is often known already: after a product
+with a constant, or after a function, P1's share is a dealt number. In mode "fast", P1 sends
+messages in advance if they depend only on such numbers. A function then takes one round trip, and a
+linear layer takes none. Mode "thesis" sends all messages of the printed protocols, with the printed
+errors corrected.
 
 Numbers have fixed-point form in the ring 2^ring, where ring is at most 64. A message carries `ring`
 bits per element, packed. Products are not truncated. The number of fraction bits shrinks when both
 holders drop low bits of their shares. The result is shared in a ring that is smaller by these bits,
-and is exact to one unit; wrapping around cannot cause a large error. Of a value on which P1 only
-evaluates a function, P1 receives only as many upper bits as the operation needs.
+and is exact to one unit; wrapping around cannot cause a large error. If P1 only evaluates a
+function of a value, P1 receives only as many upper bits of the value as the operation needs.
 
 The numbers of bits in the docstrings below are payloads of the online phase, for n elements in a
 ring of s bits.
@@ -65,15 +65,16 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 _Result = TypeVar("_Result")
 
 _ANSWER_BITS = 32
-#: Additional bits in which P1 sends its share before the opening; their rounding then adds a
-#: quarter of a unit to the error.
+#: Additional bits in which P1 sends its share before a value is opened; rounding the share then
+#: adds a quarter of a unit to the error.
 _FIRST_MORE = 2
-#: Bits before the point that a weight may have; the ring must also fit the bits of a product.
+#: Bits before the point that a weight may have; the ring must also have room for the bits of a
+#: product.
 _WEIGHT_INTEGER_BITS = 30
 #: Value of `Form.sharing` for floats.
 INSECURE_FLOAT = "insecure_float"
-#: Function that returns the roles of forms that exist only for measurements; and the class of roles
-#: that protect scores.
+#: Function that returns the role class of forms for measurements only; and the role class that
+#: protects scores.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
 _SHARING = "vfl.llm.shared_softmax:SharingRole"
 _INSECURE = "float sharing is insecure: repeated questions average out its noise"
@@ -82,13 +83,14 @@ _FIX = (
     "layer, and of scores, --inner-bits 10"
 )
 
-#: Values that P1 does not see, not even in permuted order.
+#: Values that P1 does not see, not even in permuted order; "nothing" means that P1 sees all of them
+#: permuted.
 Protect = Literal["nothing", "scores"]
 #: Function on permuted values of axes (rows, width), or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
 #: Function at P1 that returns the position of the chosen score among secretly permuted scores.
 Pick = Callable[[Tensor], int]
-#: Bilinear map of a growing factor and another factor.
+#: Bilinear map of a factor that grows with each token and of another factor.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
 #: Tensor in a message (its elements, or its axes), the bits of each element, and optionally the
 #: number of omitted lower bits.
@@ -102,10 +104,10 @@ class Form:
 
     Attributes:
         mode: "fast", or "thesis" for the protocols of chapter 6 as printed.
-        shown_bytes: number of bytes of each element that P1 sees, unless an operation sets the
+        shown_bytes: number of bytes of each element that P1 sees, if the operation does not set a
             number of bits; the error is one unit of the sent value.
-        first_bytes: number of bytes of P1's share in thesis mode, and of a share that was not known
-            in advance; the error is the same.
+        first_bytes: number of bytes of P1's share, in thesis mode or if the share was not known in
+            advance; the error is one unit of what is sent.
         integer_bits: largest number of bits before the point of values between layers. One more
             such bit adds a bit to most elements in most messages of a transformer's layer.
         inner_bits: number of bits before the point of values inside a layer and of attention
@@ -115,8 +117,8 @@ class Form:
             sends the tokens' values once more, permuted. 0 turns fusing off.
         retrieval: method by which P1 learns the index of its chosen score: "sets", see
             `Role.choose`, or "bfv", which hides less: see `vfl.llm.as_printed`.
-        sharing: "ring", or "insecure_float" of thesis mode, which does not hide values if a
-            question is repeated; for measurements, with a warning: see `vfl.llm.as_printed`.
+        sharing: "ring", or "insecure_float" in thesis mode, which discloses values if a question is
+            repeated; for measurements, with a warning: see `vfl.llm.as_printed`.
         protect: "scores" computes the softmax of attention on shares, so that P1 does not see
             permuted attention scores; fast mode only, see `vfl.llm.shared_softmax`.
         score_bits: bits before the point of a protected score. No error reports a larger score,
@@ -173,10 +175,10 @@ class Shared:
     """A shared tensor as one party has it, int64; only the lowest `ring` bits count.
 
     Attributes:
-        share: the share; empty if this party does not have it, or not yet.
+        share: the share; empty if this party does not have the share, or does not have it yet.
         bits: fraction bits.
         ring: number of bits of an element.
-        known: whether dealt material determines P1's share, so that the share is known in advance.
+        known: whether dealt material determines P1's share, so that P1 knows it in advance.
     """
 
     share: Tensor
@@ -240,7 +242,7 @@ class Growing:
             before = self.parts.get(name, more[:, :0])
             start, end = before.shape[1], before.shape[1] + more.shape[1]
             room = self._room.get(name, more[:, :0])
-            if room.shape[1] < end:  # allocate twice as much, so that few rows are copied
+            if room.shape[1] < end:  # double the space, so that rows are rarely copied
                 room = more.new_empty(more.shape[0], 2 * end, *more.shape[2:])
                 room[:, :start], self._room[name] = before, room
             room[:, start:end] = more
@@ -274,7 +276,7 @@ class _GrowingProduct:
 
     @property
     def wanted(self) -> list[tuple[torch.Size, int]]:
-        """Axes of these factors, with the bits of their elements."""
+        """Axes of the factors in `parts`, with the bits of their elements."""
         return [(part.share.shape, bits) for part, bits in self.parts]
 
 
@@ -321,11 +323,12 @@ class Role(Engine):
     def prepare(
         self, program: Callable[[Role], object], keep: Callable[[Tensor], None] | None = None
     ) -> list[Tensor]:
-        """Run the offline phase of a program; return this party's material, which is empty at P2.
+        """Run a program's offline phase; return this party's material, which is empty at P2.
 
         Args:
             program: program that all parties run.
-            keep: function that receives the material piece by piece; it is then not collected here.
+            keep: function that receives the material piece by piece; the method then returns an
+                empty list.
         """
         material: list[Tensor] = []
         self._phase, self._keep_one = "offline", keep or material.append
@@ -357,7 +360,8 @@ class Role(Engine):
 
         P0 sends X - U to P1, with the bits of the layer's ring per element, in one message per
         block of rows. U is drawn from a seed that P0 and P2 share; P0 then deletes it. An empty
-        message to P2 follows: a dealer that went on to deal would wait for P0 to receive.
+        message to P2 follows: without it, the dealer would deal further numbers and wait until P0
+        receives them.
 
         Raises:
             RingRangeError: a weight does not fit; the error names its layer.
@@ -395,7 +399,7 @@ class Role(Engine):
             shape: shape of the values.
             values: values at P1 in the online phase; otherwise None.
             bits: fraction bits of the values.
-            ring: ring of the product that uses them.
+            ring: number of bits of the ring in which the next product uses the values.
             where: name of the values, for error messages.
         """
         number = self.next_number()
@@ -435,9 +439,9 @@ class Role(Engine):
 
         Line 4 of the printed algorithm sends P1's message to P1; here the message goes to P0, which
         recovers Y - V. P0 learns Y - V, which is uniformly distributed; P1 learns nothing. The
-        product takes one message from P1 to P0, of s bits per element of Y. In fast mode it takes
-        no message if P1's share of Y is known in advance, because it was sent offline. Offline: P2
-        sends P1 s bits per element of Z.
+        product takes one message from P1 to P0, of s bits per element of Y. In fast mode, the
+        product takes no message if P1's share of Y is known in advance, because P1 has sent its
+        message offline. Offline: P2 sends P1 s bits per element of Z.
 
         The product in plain torch is ``Y @ X + bias``.
         """
@@ -460,7 +464,7 @@ class Role(Engine):
     ) -> Shared:
         """Compute Z = Y X.
 
-        Only P1 has the mask V of Y, so P0's share of V X is its share of V U.
+        Only P1 has the mask V of Y, so P0's share of V X is only its share of V U.
 
         Raises:
             ValueError: the weights were shared for a smaller ring.
@@ -506,10 +510,10 @@ class Role(Engine):
     ) -> Shared:
         """SecureMul_G(X, Y) (algorithm 6.2): append X' to X. Return the whole X times Y.
 
-        Both holders learn uniform differences only. In fast mode, P1's shares of X' and Y are known
+        Both holders learn only uniform differences. In fast mode, P1's shares of X' and Y are known
         in advance, and P1 has sent them masked. P0 then sends its shares of X' and Y masked, in one
-        message of s bits per element of X' and Y. In thesis mode, both holders open X' - U' and
-        Y - V, in two messages of this size each. Offline, P2 sends P1 s bits per element of the
+        message of s bits per element of X' and Y. In thesis mode, both holders open X' - U' and Y -
+        V, in two messages of this size each. Offline, P2 sends P1 s bits per element of the
         product; in fast mode, P1 also sends P0 s bits per element of X' and Y.
 
         The product in plain torch is ``product(torch.cat(all X', 1), Y)``.
@@ -589,7 +593,7 @@ class Role(Engine):
         return masked_product(RING, of.product, (e, f), u, self._plus(v, f), w)
 
     def _ask_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P0 in fast mode, send both factors masked; P1's differences arrived earlier."""
+        """At P0 in fast mode, send both factors masked; P1's masked factors arrived earlier."""
         masks, w = [self._take() for _ in of.parts], self._take()
         self._send_all(P1, of.number, self._hidden_parts(of, masks), of.wanted)
         x, d = of.cache.grow(share=of.more.share, difference=self._take())
@@ -699,11 +703,11 @@ class Role(Engine):
         before. The missing term contains P1's mask u1 of v times p. The dealer therefore shares u1
         again as g0 + g1 in P1's order, so that its product with m is local. P1's part of the result
         is in two orders of heads, the original order and P1's order. P1 sends both parts, masked,
-        together with m; its own share of the result is a pad.
+        together with m; P1's own share of the result is a pad.
 
         Both holders learn uniform numbers only, and P1 also learns the permuted scores. The method
-        sends the messages of `apply`, and adds 2 s' bits per element of the product to the last
-        message. Offline, P2 sends P0 s bits for each element of v and each head that uses the
+        sends the messages of `apply`; the last of them has 2 s' additional bits per element of the
+        product. Offline, P2 sends P0 s bits for each element of v and each head that uses the
         element.
 
         The result in plain torch is ``product(v, function(scores))``.
@@ -732,7 +736,7 @@ class Role(Engine):
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
             return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
-        if self.role == P1:  # P1 computes known terms while the scores are in transit
+        if self.role == P1:  # compute known terms while scores are in transit
             pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
             drawn = [self._kept(partial(self.pad, P2, each, name, number)) for each, name in pads]
             (q0, q1), g1, (r, t, y) = drawn
@@ -801,9 +805,9 @@ class Role(Engine):
         Otherwise, the index is retrieved by a query for subsets from two servers (Chor, Goldreich,
         Kushilevitz and Sudan 1995, section 3.1). The dealer, which knows the permutation already
         (6.3), is the second server: offline, it gives P1 a random set S, and the masked sum of the
-        permutation's entries in S. Online, P1 flips its position in S and sends the result, and P0
-        answers with the masked sum over this set. An honest P1 learns only one entry. If P1 does
-        not follow the protocol, it learns another sum instead.
+        permutation's entries in S. Online, P1 adds its position to S, or removes it from S, and
+        sends the resulting set; P0 answers with the masked sum over this set. An honest P1 learns
+        only one entry. If P1 does not follow the protocol, it learns another sum instead.
 
         For n scores, three messages contain the shown bits of each score, n bits, and 4 bytes per
         row. In thesis mode, and if P1's share is not known in advance, a message with two bits more
@@ -868,7 +872,7 @@ class Role(Engine):
         return [pick(row) for row in values]
 
     def tell(self, flag: bool) -> bool:
-        """Disclose to P0 whether P1 requests more tokens; False ends the material."""
+        """Disclose to P0 whether P1 requests more tokens; False discards unused material."""
         number = self.next_number()
         if self.offline or self.role == P2:
             return True
@@ -904,7 +908,7 @@ class Role(Engine):
                 self._keep(r1, *([] if early else [r0]))
                 return r1
             r1 = self._take()
-            half = (1 << low) >> 1  # low bits may have been dropped
+            half = (1 << low) >> 1  # rounding, if low bits were dropped
             if not early:
                 self._send(P0, number, (shared.share.reshape(-1) - self._take(), *first[1:]))
                 half += (1 << first_low) >> 1
@@ -926,7 +930,7 @@ class Role(Engine):
         return order
 
     def _low_bits(self, shared: Shared, shown: int | None) -> tuple[int, int]:
-        """Return how many low bits of a value are not sent to P1, and of P1's share not to P0."""
+        """Return how many low bits are not sent: of a value to P1, and of P1's share to P0."""
         if shown is not None:
             low = max(0, shared.bits - shown)
             return low, max(0, low - _FIRST_MORE)
@@ -963,7 +967,7 @@ class Role(Engine):
         return values
 
     def _watched(self, number: int, *opened: tuple[Tensor, Shared]) -> None:
-        """Pass masked values, as real numbers, to `watch`, for leakage measurements."""
+        """Pass masked values that were opened, as real numbers, to `watch`, for measurements."""
         if self.watch is not None:
             for index, each in enumerate(opened):
                 self.watch(f"opened {number} {index}", self.decode(*each))
@@ -995,7 +999,7 @@ class Role(Engine):
         return self._take()
 
     def _as_sent(self, elements: Tensor) -> Tensor:
-        """Return elements as the other party receives them.
+        """Return elements as the other party receives them, after the rounding of the message.
 
         Both parties then continue with equal elements.
         """
@@ -1085,12 +1089,12 @@ def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tenso
 
 
 def indices_within(order: Tensor, rows: int) -> Tensor:
-    """Return the indices within each row, from a permutation of kind "rows"."""
+    """Return each index's position within its row, from a permutation of kind "rows"."""
     return order.reshape(rows, -1) % (order.numel() // rows)
 
 
 def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Make uniform sets from uniform words; bool of these axes."""
+    """Make uniform random sets from uniform words; bool of these axes."""
     words, count = elements.numpy().view(np.uint8), shape[0] * shape[1]
     return torch.from_numpy(np.unpackbits(words, count=count) > 0).reshape(shape)
 

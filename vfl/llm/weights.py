@@ -1,8 +1,8 @@
-"""Each party's part of the shared weights, in blocks of rows, so that memory never holds all.
+"""Each party's part of the shared weights, in blocks of rows, so that memory never holds all rows.
 
-The model owner (P0) keeps its weights as integers, mapped from a file. P1 stores them masked and
-packed, and reads one block at a time. P2 stores one seed per matrix, and draws the mask from the
-seed for each dealing.
+The model owner (P0) keeps its weights as integers, mapped from a file. P1 stores the masked
+weights, packed, and reads one block at a time. P2 stores one seed per matrix, and draws the mask
+from the seed for each dealing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Whole:
 class Drawn:
     """A uniform mask that is drawn from its seed (AES-128 in counter mode).
 
-    It masks one matrix, once: a new sharing of the weights has a new seed.
+    It masks one matrix, once: a new sharing of the weights uses a new seed.
 
     >>> mask = Drawn(bytes(32), (3, 2))
     >>> [torch.equal(a, b) for (_, a), (_, b) in zip(mask.blocks(), mask.blocks())]
@@ -145,10 +145,10 @@ class Constant:
         layer: name, axes and numbers of bits of the layer.
         weight, bias: weight and bias at P0, None elsewhere; the weight has the smallest type that
             fits it.
-        masked: E = X - U at P1, None elsewhere. With floats and in tests it may be a tensor; the
-            same holds for `mask`.
+        masked: E = X - U at P1, None elsewhere. With floats and in tests, `masked` may be a tensor;
+            the same holds for `mask`.
         mask: U at P2, None elsewhere.
-        turned: whether inputs and outputs are exchanged, as in a decoder's head that shares the
+        turned: whether inputs and outputs are exchanged, as in a decoder's head, which uses the
             embedding's weights.
     """
 
@@ -191,7 +191,7 @@ def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) ->
     [[21, 43]]
     """
     if isinstance(right, Tensor) and not turned and reads_in_place(len(left), right):
-        return matmul(left, right)  # blocks only limit the copies that are made
+        return matmul(left, right)  # blocks only limit how much is copied at once
     matrix = Whole(right) if isinstance(right, Tensor) else right
     rows, columns = matrix.shape
     if turned:
@@ -213,7 +213,7 @@ def scaled(left: Tensor, right: Matrix | Tensor) -> Tensor:
 
 
 def room_for(weight: Tensor, bits: int) -> Tensor:
-    """Return uninitialised elements of the smallest type that fits a weight, with the same axes."""
+    """Return uninitialised elements of a weight's axes, of the smallest type that fits it."""
     ends = torch.aminmax(weight) if weight.numel() else (0.0, 0.0)
     most = max(abs(float(end)) for end in ends) * 2.0**bits + 1
     kind = next((each for each in _TYPES if most < torch.iinfo(each).max), torch.int64)
@@ -224,7 +224,7 @@ class WeightStore:
     """One party's part of a sharing of the weights, in one sealed file per matrix.
 
     Args:
-        folder: folder of this sharing; only its owner may read it.
+        folder: folder of this sharing; only the folder's owner may read it.
         party: owner of the store.
         setup: identifier of the sharing.
     """
