@@ -367,7 +367,7 @@ def described(
 
 
 def _named(text: str, otherwise: str) -> tuple[str, str]:
-    """Split ``PARTY=REST`` into party and rest; without a party, use `otherwise`."""
+    """Split ``PARTY=REST`` into party and rest; a text without a party belongs to `otherwise`."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
     return (match[1], match[2]) if match else (otherwise, text)
 

@@ -445,7 +445,7 @@ def _refuse_beside(option: str, others: Sequence[str]) -> None:
     """Raise an error for options that have no effect together with another option.
 
     Raises:
-        ConfigError: an option has no effect together with the other one.
+        ConfigError: an option has no effect together with `option`.
     """
     if others:
         raise ConfigError(

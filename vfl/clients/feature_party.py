@@ -139,7 +139,7 @@ class FeatureParty:
             self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
-            return  # this party has none of these rows, and the label party knows it
+            return  # this party has none of these rows, and the label party knows this
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step, rows)
         else:

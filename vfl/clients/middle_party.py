@@ -4,9 +4,9 @@
     gradient of the output -> backward -> each feature party's gradient
 
 This is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
-For the feature parties, it acts like the label party of a session without a middle party; for the
-label party, it acts like the only feature party. It therefore uses the same code for both sides of
-an exchange as these parties.
+For the feature parties, the middle party acts like the label party of a session without a middle
+party; for the label party, it acts like the only feature party. The middle party therefore uses the
+same code for both sides of an exchange as these parties.
 """
 
 from __future__ import annotations

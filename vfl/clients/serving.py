@@ -62,7 +62,7 @@ class _Served:
         say(f"party {self._name} {self._summary()}")
 
     def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:
-        """Return the next request and the answer of `Requests`; None after the last request.
+        """Return the next request with its checked rows or its refusal; None after the last one.
 
         Raises:
             ProtocolError: the message is unexpected, or requests rows that this session does not

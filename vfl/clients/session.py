@@ -203,7 +203,7 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Remove from the alignment the rows that other parties erased; collect own erased rows."""
+        """Drop other parties' erased rows from the alignment; collect this party's erased rows."""
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):

@@ -506,7 +506,7 @@ class Experiment(Settings):
             only the sum of all cuts (which needs merge = "sum"). With "beaver" also no party has
             the first-layer weights; with "permuted" no party has any weights. With "pea" parties
             have separate rows, and no party sees another party's row, a gradient, or a model before
-            the final one. A file may set `model` instead of `secure`. The value "network" of
+            the final model. A file may set `model` instead of `secure`. The value "network" of
             `model` means secure = "none"; another model, such as "trees", replaces bottoms, cuts
             and top.
         dp: differential privacy of the models; None trains without it.

@@ -1,4 +1,4 @@
-"""Settings of studies: `[compare]` for `vfl compare`, `[grid]` for `vfl grid`, others."""
+"""Settings of studies: `[compare]` for `vfl compare`, `[grid]` for `vfl grid`, and others."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class GridSettings(Settings):
         defenses: specs of defenses; for each defense, one victim is trained per seed. The
             undefended model is trained as well, because a defense can only pass if an attack on
             this model succeeds; with an empty list, it is the only victim.
-        codecs: specs of codecs; each one makes a further undefended victim, because values that a
+        codecs: specs of codecs; each codec makes a further undefended victim, because values that a
             codec leaves out are not disclosed.
         models: specs of other kinds of models, such as "trees:max_bin=8"; each makes a further
             victim that replaces the experiment's model.
@@ -177,8 +177,8 @@ class GridSettings(Settings):
         draws: number of draws of leaked rows per victim; the draws are the same for all defenses.
         seeds: seeds; each seed gives one victim per defense.
         party: feature party that attacks; by default the first feature party.
-        trained_by: "owner": one owner trained the whole model and then gave the bottom model away;
-            "split": the feature party trained the bottom model itself.
+        trained_by: "owner": a single owner trained the whole model and then gave the bottom model
+            to the feature party; "split": the feature party trained the bottom model itself.
         leaks_from, unlabelled: splits from which the leaked rows, and the attacker's unlabelled
             rows, are drawn. The test rows are the targets, so their labels never leak.
         measure: metric of attacks on labels, by which defenses are ranked. "auto" is AUC for two
@@ -299,7 +299,7 @@ class GridSettings(Settings):
 
 
 class ValueSettings(Settings):
-    """Settings of `vfl value`, which also trains each party alone, and all columns in one place.
+    """Settings of `vfl value`, which also trains each party alone, and all columns together.
 
     Attributes:
         codecs, defenses: specs of codecs and defenses whose cost is measured, each in the split

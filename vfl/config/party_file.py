@@ -172,8 +172,8 @@ class Consent(Settings):
         min_common: smallest number of common ids of all parties in an alignment; a smaller number
             is not disclosed.
         min_ids: smallest number of ids in each other party's set in an alignment.
-        max_alignments: largest number of alignments per day, under all names together; each may
-            disclose whether one more id is in this party's table.
+        max_alignments: largest number of alignments per day, under all names together; each
+            alignment may disclose whether one more id is in this party's table.
         max_id_ratio: largest number of ids in other parties' sets, over all alignments of a day and
             padding included, per id of this party; with more ids, a set could be a dictionary of
             all possible ids.
@@ -212,7 +212,7 @@ class Consent(Settings):
         versions: vfl versions that the party accepts; an empty list accepts only the installed
             version.
         bundles: Flower app bundles that the party's SuperNode runs: "vfl" for the bundle whose only
-            code is that of the installed vfl, or the SHA-256 of another bundle.
+            code is the code of the installed vfl, or the SHA-256 of another bundle.
     """
 
     codecs: tuple[str, ...] = ("*",)

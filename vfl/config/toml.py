@@ -180,7 +180,7 @@ def check(
 
 
 def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None) -> None:
-    """Raise collected mistakes: a single mistake as it is, several mistakes as one error.
+    """Raise collected mistakes: a single mistake unchanged, several mistakes as one error.
 
     Args:
         wrong: the mistakes.
@@ -359,7 +359,7 @@ class Locations:
         return cls(name, _line_numbers(text) | changed)
 
     def before(self, setting: Sequence[str]) -> str:
-        """Return ``file:line: `` of a setting, else of its table, else of the file."""
+        """Return ``file:line: `` of a setting, or else of its table, or else of the file."""
         parts = tuple(setting)
         known = (self.lines[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in self.lines)
         line = next(known, _OVERRIDDEN)

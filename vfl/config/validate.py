@@ -57,7 +57,7 @@ _OF_CLASSES = ("loss", "accuracy", "auc", "log_loss", "f1", "hit_rate")
 
 
 class Agreed(Protocol):
-    """Settings that all parties know: those of an experiment, or the terms of a session."""
+    """Settings that all parties know: from an experiment, or from the terms of a session."""
 
     @property
     def feature_parties(self) -> Collection[str]: ...
@@ -329,7 +329,7 @@ def _of_middle(agreed: Agreed) -> Iterator[str]:
 
 
 def further_label_parties(agreed: Agreed) -> list[str]:
-    """Return the label parties besides the leading one; the terms contain them by name."""
+    """Return all label parties except the leading party; the terms contain them by name."""
     return [getattr(task, "party", task) for task in agreed.tasks or ()]
 
 

@@ -138,7 +138,7 @@ def train_recorded(
     else:
         trace = _recorded(jobs, settings)
     if (path / "metrics.jsonl").exists() and RunFolder(path).experiment().trace != trace:
-        shutil.rmtree(path)  # its recordings are not the required ones
+        shutil.rmtree(path)  # the recordings are not the required ones
     plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
     party = attacker_of(cell.experiment, settings)
     adversaries = start_adversary(cell.adversary, plain.experiment, data, party, settings)

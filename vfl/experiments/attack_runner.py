@@ -232,7 +232,7 @@ def _backdoor_scores(cases: Cases, adversary: Backdoor) -> list[Score]:
 
 
 def _flagged(session: object, party: str) -> float | None:
-    """Return the share of a party's cuts that a defense flagged; None without such a defense."""
+    """Return the share of a party's cuts that a defense flagged; None if no defense flags cuts."""
     if not isinstance(session, LocalSession):
         return None
     return flagged_share(session.label.model, list(session.terms.parties).index(party))

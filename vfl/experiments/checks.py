@@ -75,7 +75,7 @@ def check_grid(experiment: Experiment, settings: GridSettings) -> None:
 
 
 def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterator[UserError]:
-    """Yield the mistakes in a grid's settings; for each attack only the first mistake.
+    """Yield the mistakes in a grid's settings; of each attack, yield only the first mistake.
 
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: a setting of the grid prevents every

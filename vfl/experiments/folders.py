@@ -23,7 +23,7 @@ class GridStatus:
         kind: grid, comparison or value.
         state: one of: at work, ended, failed, interrupted.
         created: time at which the grid was created.
-        cells, done: number of all trainings, and of finished ones.
+        cells, done: number of all trainings, and number of finished trainings.
         failed: titles of failed cells, with the reason.
         then: commands with which the user can continue.
         exit_code: exit code that `vfl status` returns.

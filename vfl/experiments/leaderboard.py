@@ -65,8 +65,8 @@ class Standing:
         leak_chance: p-value of the claim that an attack succeeds, adjusted over attacks, and over
             defenses and k.
         verdict: the conclusion.
-        judged: test of the same advantage against a margin of one point, see `judge`; it states how
-            many more victims would decide.
+        judged: test of the same advantage against a margin of one point, see `judge`; this test
+            states how many more victims would decide.
     """
 
     k: int
@@ -92,8 +92,8 @@ class LeaderboardEntry:
         utility: quality of the victims' predictions on test rows, over victims.
         judged_by: measure of this quality: AUC if attacks are ranked by a measure that does not
             depend on class frequencies and the AUC is known; else accuracy.
-        difference: quality minus that of the undefended model, per victim; None for the undefended
-            model.
+        difference: quality of the defended model minus quality of the undefended model, per victim;
+            None for the undefended model.
         affordable: whether the defense costs at most the margin (non-inferiority test, one-sided at
             5 %); a defense with better quality than undefended costs nothing. None for the
             undefended model.

@@ -138,7 +138,7 @@ class LoadedRun:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """Metrics of the whole run if it has ended; else only codec, defense and secure mode."""
+        """Metrics of the whole run if it has ended; before, only codec, defense and secure mode."""
         asked = {name: self.config.get(name) for name in ("codec", "defense", "secure")}
         return asked | (self.folder.summary() if self.has_ended else {})
 
@@ -175,7 +175,7 @@ class LoadedRun:
 
     @cached_property
     def codec(self) -> Mapping[str, Any]:
-        """Measures of the codec on the cuts of test rows; only for a cell of a grid."""
+        """Measures of the codec on the cuts of test rows; only a cell of a grid has them."""
         path = self.path / CODEC
         return _record(read_json(path), path) if path.exists() else {}
 
@@ -233,7 +233,7 @@ class LoadedRun:
 
 
 def finite(found: Any) -> dict[str, float]:
-    """Return the finite numbers of a record; an empty mapping for anything else."""
+    """Return the finite numbers of a record; return an empty mapping for other values."""
     record = found if isinstance(found, dict) else {}
     return {
         str(name): value

@@ -74,7 +74,7 @@ from vfl.training.split import Crossings, crossings_of
 #: Function that makes an untrained module from the spec of a codec, the spec of a defense, and a
 #: seed.
 Build = Callable[[str, str, int], Crossings]
-#: Function that trains a module on a loader; it may return another module, such as one with
+#: Function that trains a module on a loader; it may return another module, such as a module with
 #: averaged weights.
 Fit = Callable[[Crossings, Iterable[Any]], Any]
 #: File name of a cell's trained module in its run folder.
@@ -258,7 +258,7 @@ class Recipe:
     def trained(
         self, model: Crossings, rows: Rows, on_epoch: Callable[[dict[str, Any]], None]
     ) -> Crossings:
-        """Train a module; return the module, or the one that `fit` returns."""
+        """Train a module; return this module, or another module if `fit` returns one."""
         with scoped(derive(model.experiment.seed, "fit")):
             if self.fit is None:
                 fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)

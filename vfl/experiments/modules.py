@@ -617,8 +617,8 @@ class ModuleAttacks:
         loader: batches of the rows from which leaked labels are drawn.
         test: batches of the attacked rows; None attacks a random half of the loader's rows.
         settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
-        trace: trace of the module's training, for attacks that read one. It may be a function that
-            records the same training again if a score is missing.
+        trace: trace of the module's training, for attacks that read a trace. It may be a function
+            that records the same training again if a score is missing.
 
     Attributes:
         settings: the given settings without attacks that this module cannot have.
@@ -725,7 +725,7 @@ def attack_module(
         settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
         out: folder for scores; an attack with a stored score is not run again.
         on_end: callback that receives each attack when it ends.
-        trace: trace of the module's training, for attacks that read one.
+        trace: trace of the module's training, for attacks that read a trace.
 
     Raises:
         DataError: the trace belongs to another module's training.

@@ -109,7 +109,7 @@ class Run:
         return Attacks(self, rows, asked)
 
     def alone(self) -> pd.DataFrame:
-        """Return the metrics of each party trained alone, one row per party; train missing ones.
+        """Return the metrics of each party trained alone, one row per party; run missing trainings.
 
         Raises:
             ConfigError, RunFolderError: see `vfl report --alone`.
@@ -143,7 +143,7 @@ class Attacks:
     """Results of attacks on a run or a module.
 
     Attributes:
-        run: the attacked run; None for a module.
+        run: the attacked run; None if a module was attacked.
         rows: one record per measure, attack, number of leaked labels and draw.
     """
 

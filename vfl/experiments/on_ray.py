@@ -157,7 +157,7 @@ def _memory(text: str) -> int | None:
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
-    """Connection to a cluster, with data stored there; as a context manager it closes itself.
+    """Connection to a cluster, with data stored in it; as a context manager, it closes itself.
 
     Args:
         address: address of the cluster's head node; "auto" is the cluster on this machine; "local"

@@ -56,7 +56,7 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
 
     Raises:
         UserError: the file does not run, has no attack, or lacks an author or date.
-        TakenNameError: the file registers an attack under the name of an existing one.
+        TakenNameError: the file registers an attack under the name of an existing attack.
         SpecError: an attack cannot be built with these options.
     """
     from vfl.attacks import ATTACKS, make

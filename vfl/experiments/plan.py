@@ -114,7 +114,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
-    """Check a party's own file, table and consent; at the label party, also its project."""
+    """Check a party's own file, table and consent, and also the project of a label party."""
     folder = path.resolve().parent
     if (folder / "app" / "experiment.toml").exists():
         return of_project(LabelFolder(folder))

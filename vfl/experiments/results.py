@@ -1,8 +1,8 @@
 """One table for all results; each record is one measured value of one training.
 
-There are four evaluators: There are four evaluators: "quality" of predictions, "cost" of the
-training, "codec" on the cuts of the test rows, and "attack". Each value has a guess and the best
-value without the model, if these exist, and a mark if the code or data behind the value has changed
+There are four evaluators: "quality" of predictions, "cost" of the training, "codec" on the cuts of
+the test rows, and "attack". Each value has a guess and the best
+value without the model, if these exist. A value is marked if the code or data behind it has changed
 since the measurement. Tables, pages, plots and notebooks use only this table, except for curves;
 `LoadedGrid` and `LoadedRun` read the source files, each file once.
 """
@@ -91,11 +91,11 @@ class Record:
         threat: sentence with the attacker and its knowledge.
         access: the attacker's access to the model; see `vfl.attacks.view.Access`.
         author, date: author and date of an attack from outside, see `vfl.experiments.outside`;
-            otherwise empty.
-        report: the attack's own report, see `vfl.attacks.Attack.last_report`; only in the record of
-            the headline measure.
+            empty for all other attacks.
+        report: the attack's own report, see `vfl.attacks.Attack.last_report`; only the record of
+            the headline measure has it.
         stale: reason why the value does not come from the current data and code, see `staleness`;
-            otherwise empty.
+            empty for a current value.
     """
 
     training: str
@@ -389,7 +389,7 @@ class Line:
         return resampled(both, self.ratio)
 
     def difference(self, measure: str) -> Estimate | None:
-        """Return a metric minus that of the reference; None for the reference itself."""
+        """Return a metric minus the reference's value of it; None for the reference itself."""
         return self.less(self.reference, measure)
 
 
@@ -485,7 +485,7 @@ def usage_of(parties: Sequence[Mapping[str, Any]]) -> list[int]:
 def _bytes_to(
     about: dict[str, Any], run: LoadedRun, measure: str, least: float
 ) -> Iterator[Record]:
-    """Return the bytes until the validation score reached the target; empty if it never did."""
+    """Return the bytes until the validation score reached the target; empty if it never did so."""
     sign = -1 if measure in LOWER_IS_BETTER else 1
     for epoch in run.epochs:
         score = epoch.get(f"validation_{measure}")

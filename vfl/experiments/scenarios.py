@@ -293,7 +293,7 @@ class Cases:
         settings: settings of the grid, which include attackers, their knowledge, and the inferred
             attribute.
         folder: folder of the victim's finished run. None means untrained feature parties, whose
-            bottoms are replaced by label-free ones for baselines.
+            bottoms are replaced by label-free bottoms for baselines.
 
     Attributes:
         party: the feature party that attacks or is attacked.

@@ -64,8 +64,8 @@ class RemainingTime:
     Args:
         cells: cells that have not finished yet.
         jobs: number of cells that run at the same time.
-        begun: names of cells that an earlier call began; the times of these do not predict those of
-            other cells.
+        begun: names of cells that an earlier call began; the durations of these cells do not
+            predict the durations of other cells.
 
     >>> RemainingTime([], jobs=1).left_s()
     0.0

@@ -22,7 +22,7 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: Marks a job on the victim's own bottom, not on a label-free one.
+#: Marks a job on the victim's own bottom, not on a label-free bottom.
 TRAINED = "trained"
 #: Bottom name for attacks from scratch, which do not use the victim's bottom.
 ANY = "raw"

@@ -129,7 +129,7 @@ def number_text(value: float | None) -> str:
 
 
 def p_value_text(value: float | None) -> str:
-    """Return a p-value as text; for a very small one, an upper bound.
+    """Return a p-value as text; for a very small p-value, the text is an upper bound.
 
     >>> p_value_text(4.9e-203), p_value_text(0.0315)
     ('< 0.001', '0.0315')

@@ -105,7 +105,8 @@ def alone_folder(path: Path) -> GridFolder:
 def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
     """Return trainings of each party alone, on the data of a run or of a study's repeats.
 
-    Data, seeds and settings are those of the run or study, without codec, defense and secure mode.
+    Trainings use the data, seeds and settings of the run or study, without codec, defense and
+    secure mode.
 
     Raises:
         ConfigError: the experiment has several label parties, or a party in the middle.
@@ -385,6 +386,6 @@ def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
 
 
 def measure_of(experiment: Experiment) -> str:
-    """Return the measure to compare: the requested one, AUC, or the root mean square error."""
+    """Return the measure to compare: the requested measure, AUC, or root mean square error."""
     asked = value_settings_of(experiment).measure
     return asked or ("rmse" if experiment.label.task == "regression" else "auc")

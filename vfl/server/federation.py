@@ -404,7 +404,7 @@ class Federation:
         return answer
 
     def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
-        """Compare a party's store counter with its largest known value; return the own counter."""
+        """Compare a party's store counter with its largest known value; return our counter."""
         if self._standing is None:
             return {}
         if introduction.standing is None:

@@ -106,7 +106,8 @@ def run_session(
         simulation: whether Flower simulates the nodes; see `Federation`.
         front: HTTP service that receives requests; None opens one for a serving session.
         settings: overrides of the project's experiment, for the record of the run.
-        today: current feature parties of the project; None stands for those of the terms.
+        today: current feature parties of the project; None stands for the feature parties of the
+            terms.
 
     Raises:
         VFLError: the error that ended the session; all present parties have received it, and the
@@ -177,7 +178,7 @@ def parties_of_today(party: PartyFile, told: Collection[str] | None) -> Collecti
 
     Args:
         party: the label party's own file, which is in the folder of the project's experiment.
-        told: parties with which the session was submitted; None stands for those of the run.
+        told: parties with which the session was submitted; None stands for the parties of the run.
     """
     file = party.path.parent / "app" / "experiment.toml"
     return read_experiment(file).feature_parties if told is not None and file.exists() else told
@@ -416,7 +417,7 @@ class LabelSession:
         return error.what
 
     def _start(self, most: int | None) -> int:
-        """Return the first exchange: the one after the newest checkpoint that is intact here.
+        """Return the first exchange, which follows the newest checkpoint that is intact here.
 
         Args:
             most: newest checkpoint that may be intact at the other parties; None stands for the

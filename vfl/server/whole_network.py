@@ -307,6 +307,6 @@ def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the entries whose names begin with a prefix, under the rest of the name."""
+    """Return the entries whose names begin with a prefix; the prefix is removed from the names."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}

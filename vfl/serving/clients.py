@@ -323,7 +323,7 @@ class Budgets:
         """Count a request for rows; if a budget is exhausted, return its unit, and do not count.
 
         Returns:
-            One of `COUNTED` if that budget is exhausted, else None.
+            One of `COUNTED` if the budget of this unit is exhausted, else None.
         """
         most = self.most(client)
         if most == (None, None):

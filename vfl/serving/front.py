@@ -351,8 +351,8 @@ class Model:
     def answer_bytes(self, rows: int, explain: bool) -> int:
         """Return the fixed length of an answer with this many rows; spaces pad shorter answers.
 
-        TLS encrypts an answer but reveals its length, which otherwise would depend on the name of
-        the class and on the digits of its probability.
+        TLS encrypts an answer but reveals the answer's length, which otherwise would depend on the
+        name of the class and on the digits of its probability.
         """
         fixed, explained, each = self._most_bytes
         return fixed + rows * each + (explained if explain else 0)
@@ -550,7 +550,7 @@ def _require_model(now: Model, name: str, version: str | None) -> None:
     """Raise an error if a request is for another model, or for another run of the model.
 
     Raises:
-        _RefusedQuestion: the model or the run is another one.
+        _RefusedQuestion: the request names another model or another run.
     """
     if name != now.owner:
         raise _RefusedQuestion(_refused(f"the model here is '{now.owner}'", 404, "model"))

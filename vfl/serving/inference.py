@@ -73,7 +73,7 @@ class RequestInput(_Part):
 
         Raises:
             FormError: the elements do not fit the tensor's shape or datatype, or a row has more
-                than one.
+                than one element.
         """
         assert self.data is not None, "`take` was called"
         rows, *each = self.shape

@@ -1,9 +1,9 @@
 """The service between HTTP and a session: collects requests, and queries rows in batches.
 
-All of its code runs on HTTP's event loop, which wakes up for messages of parties and of clients, so
-a request stays in one thread. The thread that runs the session only waits until the session is
-over. The service stores no id and no cell longer than the request lasts, except in the optional
-cache.
+All code of the service runs on HTTP's event loop, which wakes up for messages of parties and of
+clients, so a request stays in one thread. The thread that runs the session only waits until the
+session is over. The service stores no id and no cell longer than the request lasts, except in the
+optional cache.
 """
 
 from __future__ import annotations
@@ -536,7 +536,7 @@ class Service:
         self._begin_soon()
 
     def _refused(self, batch: _Batch, refusal: RefusedRequest) -> None:
-        """Query each request separately, so that one bad request does not fail the others."""
+        """Query each request separately, so that a bad request does not fail the other requests."""
         requests = [self._waiting.popleft()] if batch.refers else batch.requests
         if len(requests) > 1:
             for request in requests:

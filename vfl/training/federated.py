@@ -129,7 +129,7 @@ def run_session(
         The folder of the run.
 
     Raises:
-        VFLError: the session failed; the error is the one that the failing party reported.
+        VFLError: the session failed; the error is the error that the failing party reported.
     """
     path = read_party_file(folder.party_file).run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
@@ -296,8 +296,8 @@ def _failure(file: Path) -> VFLError:
     texts = read_record(record, str(file), printable_lines)
     code, exit_code = texts.pop("code"), record.get("exit")
     error = PeerError(texts.pop("what"), **texts)
-    # The class of the error is the one in the other process, so that the exit code does not depend
-    # on which process reports it.
+    # The error has the class that it has in the other process, so that the exit code does not
+    # depend on which process reports the error.
     error.code = code  # type: ignore[misc]
     error.exit_code = exit_code if exit_code in range(1, 256) else 1  # type: ignore[misc]
     return error

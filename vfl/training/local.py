@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
     """Options of a session in one process: the parties' inputs, and destinations of results.
 
     Attributes:
-        secrets: secret of each party, by party; a missing secret is replaced by a repeatable one
+        secrets: secret of each party, by party; a missing secret is replaced by a repeatable secret
             from the seed.
         bottoms: bottom modules that replace the experiment's specs, by party.
         top: top module that replaces the experiment's spec.
@@ -410,8 +410,8 @@ class LocalSession(PartiesSession):
         links = {taker: dict[str, Link]() for taker in takers}
         self._ends = {taker: dict[str, Link]() for taker in takers}
         for party in self.terms.feature_parties:
-            # Both ends of a feature party's link are in this process, so the recorders of both
-            # parties see the same frames.
+            # Both ends of a feature party's link are in this process, so the trace recorders of
+            # both parties see the same frames.
             recorders = [
                 one
                 for name in (party, self.terms.label_party)

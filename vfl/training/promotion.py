@@ -76,7 +76,7 @@ def services_of(runs: Path) -> list[RunningService]:
 
 
 def promoted_runs(runs: Path) -> list[str]:
-    """Return the names of a folder's promoted runs in order; the current one is last.
+    """Return the names of a folder's promoted runs in order; the current run is last.
 
     Raises:
         RunFolderError: the record is damaged.
@@ -165,7 +165,7 @@ def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
 
 
 def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
-    """Switch every service of the folder to a run; if one service cannot, switch all back."""
+    """Switch all services of the folder to a run; if a service fails, switch all back."""
     changed = list[RunningService]()
     for service in services_of(run.parent):
         if service.run == run.name:

@@ -154,7 +154,7 @@ def _check_merger(spec: str, widths: Sequence[object]) -> None:
 
 
 def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
-    """Build the optimiser with the settings; single invalid values are reported elsewhere."""
+    """Build the optimiser with the settings; other checks report single invalid values."""
     try:
         settings = TrainSettings.model_validate({**table_in(content, "train"), **changed})
     except ValueError:

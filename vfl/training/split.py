@@ -45,8 +45,8 @@ class Crossings(nn.Module):
     """Codecs, defenses and frames at every cut, for a module that runs all parties.
 
     A subclass runs the models in its `forward`. `state_dict` contains all weights, the step, and
-    the state of codecs and defense, so that a training can resume. It does not contain the ledger
-    and the observers.
+    the state of codecs and defense, so that a training can resume. The state does not contain the
+    ledger and the observers.
 
     Attributes:
         experiment: the settings as in an experiment file; the codec is left out if parties have
@@ -289,8 +289,8 @@ class SplitModule(Crossings):
 
     The top's inputs and the bottoms' gradients are decoded from real frames, so a loop around this
     module trains the same model as a federation. `ledger` counts the frames. A defense acts as in a
-    federation, or else the step raises an error. A defense that reads labels needs them in the
-    forward pass of a training, and the loss must include `extra_loss`. The caller computes the
+    federation; if it cannot, the step raises an error. A defense that reads labels needs them in
+    the forward pass of a training, and the loss must include `extra_loss`. The caller computes the
     loss; defenses expect the gradient of a mean over the batch in which all rows have the same
     weight.
 
@@ -650,7 +650,7 @@ class taking:
         """Do nothing; this class is faster than a generator, and is used three times per step."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Replace the model's error by one that names the model."""
+        """Replace the model's error by an error that names the model."""
         if error is None or isinstance(error, VFLError | torch.OutOfMemoryError):
             return
         # the error's text contains the index, which is a value of a row

@@ -32,7 +32,7 @@ from vfl.session.terms import AlignTerms
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 from vfl.training.promotion import promoted_runs, services_of
 
-#: Exit codes of `vfl status`, in addition to those of errors that end a run.
+#: Exit codes of `vfl status`, in addition to the codes of errors that end a run.
 AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
 _STATES = {
     "train": "training",
@@ -351,7 +351,7 @@ def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | No
 
 
 def _served_at(path: Path) -> str | None:
-    """Return the address at which a run answers; None if no running service announces one."""
+    """Return the address at which a run answers; None if no running service answers with it."""
     for service in services_of(path.resolve().parent):
         if service.run == path.resolve().name or (service.run is None and service.began == path):
             return service.address
@@ -368,7 +368,7 @@ def _failure(path: Path) -> tuple[dict[str, str], int] | None:
 
 
 def _again(folder: RunFolder, *, resumes: bool = True) -> tuple[str, ...]:
-    """Return the command that resumes a run or starts a new one."""
+    """Return the command that resumes a run, or the command that starts a new run."""
     words = shlex.split(str(folder.about()["command"]))
     what = words[1] if len(words) > 1 else "train"
     path = words[2] if len(words) > 2 else "EXPERIMENT.toml"
@@ -400,7 +400,7 @@ def _up(folder: LabelFolder, name: str) -> str:
     beside = folder.path.resolve().parent / name
     with suppress(VFLError, OSError):  # a party elsewhere, or of another user of this machine
         party = read_party_file(beside / "party.toml")
-        if party.beside(party.node.key).exists():  # else its folder was sent away
+        if party.beside(party.node.key).exists():  # else the folder was sent to the party
             return f"vfl up {_quoted(beside)}"
     return f"vfl up {name}   # at {name}"
 

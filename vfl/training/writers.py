@@ -138,7 +138,7 @@ def write_run(folder: RunFolder, spec: str) -> Path:
 
 
 def _points(folder: RunFolder) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield metrics by step: those of each epoch, and finally bytes per party and speed."""
+    """Yield metrics by step: metrics of each epoch, and finally bytes per party and speed."""
     last = 0
     for record in read_lines(folder.path / "metrics.jsonl"):
         last = int(record["epoch"])

@@ -154,9 +154,9 @@ def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret)
 
     Source: Kairouz et al. 2016, section 2.
 
-    A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise it moves to one
-    of the other k - 1 bins of its column, including the missing one, with equal probability. A row
-    spends `epsilon` once for each column.
+    A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise the cell moves
+    to one of the other k - 1 bins of its column, including the bin of missing cells, with equal
+    probability. A row spends `epsilon` once for each column.
 
     Args:
         bins: bins of cells, axes (rows, columns).

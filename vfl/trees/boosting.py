@@ -1,7 +1,7 @@
 """Gradient boosting: each tree is fitted to the gradients at the margins of the earlier trees.
 
-The algorithm is that of Friedman 2001 with second derivatives (Chen and Guestrin 2016). The
-boosting loop uses only histograms; it does not depend on which party owns a column.
+The algorithm follows Friedman 2001, with second derivatives (Chen and Guestrin 2016). The boosting
+loop uses only histograms; it does not depend on which party owns a column.
 """
 
 from __future__ import annotations

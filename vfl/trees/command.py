@@ -97,5 +97,5 @@ def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, A
 
 
 def column_name(one: Mapping[str, Any]) -> str:
-    """Return a column's name if this host knows it, or else its number at its owner."""
+    """Return a column's name if this host knows it, or else the column's number at its owner."""
     return str(one.get("name", f"column {one['column']}"))

@@ -368,7 +368,8 @@ class LabelEnd(LabelCellsEnd):
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
         """Return the positions, within an exchange, of the rows that a feature party can answer.
 
-        In a service they are the position of one row.
+        The result has all rows of the exchange, or only rows that the party has if no confirmation
+        follows.
         """
         held = self._rows.held
         if exchange.confirmed or not held:
@@ -406,7 +407,7 @@ def _too_many_splits(party: str) -> DataError:
 
 
 def written(split: Split) -> list[Any]:
-    """Return a split as JSON: the number of left bins if they are ordered, else the categories."""
+    """Return a split as JSON: the number of left bins if they are ordered, or the categories."""
     left = split.left.stop if isinstance(split.left, range) else list(split.left)
     return [split.column, left, split.missing_left]
 

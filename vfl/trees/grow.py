@@ -1,4 +1,4 @@
-"""Growth of one tree from histograms of gradients, wherever these are computed.
+"""Growth of one tree from histograms of gradients, whichever party computes the histograms.
 
 A tree is grown over bins: The grower uses only the bin number of a cell. The grower requests from a
 `Histograms` the gradient sums over bins, and the division of a node's rows; it never reads a cell,
@@ -6,7 +6,7 @@ a threshold or, in a protected training, a gradient.
 
 Gains, leaf weights and the choice between equal gains follow Chen and Guestrin 2016 (equations 5 to
 7) as computed by XGBoost's `hist`; this code uses float32 where XGBoost does. With the same bins,
-and all columns in one place, this code and XGBoost grow the same trees
+and all columns at one party, this code and XGBoost grow the same trees
 (`tests/trees/test_grow.py`).
 """
 
@@ -308,8 +308,8 @@ class _Grower:
     ) -> np.ndarray:
         """Return the histograms of both children of each node.
 
-        The histogram of one child is requested; the other child's is the difference from the
-        parent's.
+        The histogram of one child is requested; the histogram of the other child is the parent's
+        minus this one.
         """
         asked = [self._histograms.smaller(left.node, right.node) for left, right in pairs]
         sums = self._histograms.of(asked)

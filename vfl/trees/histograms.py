@@ -215,7 +215,7 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
 def divide(
     rows: np.ndarray, bins: np.ndarray, column: int, goes_left: np.ndarray, spare: np.ndarray
 ) -> int:
-    """Reorder rows so that those that go left come first; keep the order within each side.
+    """Reorder rows: those that go left come first; keep the order within both groups.
 
     Return the number of rows that go left.
 

@@ -446,7 +446,8 @@ def fit(
         penalty: penalty on the coefficients.
         active: whether each column is in the model; by default all columns are. The intercept
             always is in the model.
-        start: initial coefficients; by default those of the model with only an intercept.
+        start: initial coefficients; by default the coefficients of the model with only an
+            intercept.
         most_steps: largest number of steps of Newton's method.
 
     Raises:

@@ -191,7 +191,7 @@ class _Meeting:
     """A party's connection to the other parties: facts, keys and network links.
 
     Args:
-        place: the party's position among the others; see `Place`.
+        place: object that connects this party to the other parties; see `Place`.
         end: object that announces the party's rows; see `NetworkEnd`.
         terms: terms of the session.
         roles: names of all parties; a party's role is its position in the list.
@@ -223,7 +223,7 @@ class SharedFeatureEnd(FeatureEnd):
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
-        place: the party's position among the others; see `Place`.
+        place: object that connects this party to the other parties; see `Place`.
     """
 
     def __init__(self, mode: Trees, party: str, terms: Terms, rows: OwnRows, place: Outer) -> None:
@@ -368,7 +368,7 @@ class HelperEnd(CellsEnd):
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: the helper's position among the others; see `Place`.
+        place: object that connects the helper to the other parties; see `Place`.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Outer) -> None:
@@ -519,7 +519,7 @@ class SharedLabelEnd(LabelEnd):
 
     Args:
         mode, terms, rows: see `CellsEnd`.
-        place: the label party's position between the other parties; see `Place`.
+        place: object that connects the label party to the other parties; see `Place`.
     """
 
     def __init__(self, mode: Trees, terms: Terms, rows: OwnRows, place: Middle) -> None:
@@ -599,7 +599,7 @@ class SeenSums:
 
 
 class SharedSums:
-    """Histograms at the label party, from sums of the other parties; see `Source`.
+    """Histograms at the label party, made from sums that other parties send; see `Source`.
 
     Args:
         met: connection to the other parties.

@@ -404,7 +404,7 @@ class Summing(Engine):
         return slice(start, start + self.columns[self.role])
 
     def _at_label(self, shares: Sequence[Tensor], number: int) -> list[Tensor] | None:
-        """At the label party, return the sum of all shares; elsewhere, send the share."""
+        """At the label party, return the sum of all shares; at other parties, send the share."""
         if self.role != self.label:
             self.channels[self.label].send(shares, number)
             return None
@@ -471,7 +471,7 @@ class Asked:
             channel.send_bytes(_DONE + last.get(role, b""), number, "online")
 
     def follow(self, most: int, last_bytes: int) -> bytes:
-        """At another party: answer requests until the label party ends; return its last message.
+        """At other parties: answer requests until the label party ends; return its last message.
 
         Args:
             most: largest number of sums that the label party may request.

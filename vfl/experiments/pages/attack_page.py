@@ -393,7 +393,7 @@ def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
 
 
 def _victim(cell: Cell) -> str:
-    """Return the name of a cell's victim, which distinguishes the victims of one seed."""
+    """Return the name of a cell's victim, which differs from other victims of the same seed."""
     against = "" if cell.adversary == HONEST else f" against {cell.adversary}"
     return f"{cell.victim}{against}"
 

@@ -200,7 +200,7 @@ class Listed:
 
 
 def list_runs(folder: Path) -> list[Listed]:
-    """Return the runs and grids in a folder, newest first; damaged ones are marked.
+    """Return the runs and grids in a folder, newest first; damaged folders are marked.
 
     Raises:
         RunFolderError: the folder does not exist.

@@ -423,7 +423,7 @@ def codec_tables(
 
 
 def verdict_on(line: Line, measure: str) -> str:
-    """Return the verdict on a codec compared with the reference; empty for the reference."""
+    """Return the verdict on a codec compared with the reference; empty text for the reference."""
     if line.reference is None or line.difference(measure) is None:
         return ""
     ours, theirs = line.values(measure), line.reference.values(measure)

@@ -390,7 +390,7 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets], truth[targets])
 
     def _sums(self, targets: Tensor, known: Tensor, own: Tensor | None) -> SeenNodes:
-        """Replay the training; return the sums of each node as the label party received them."""
+        """Replay the training; return, for each node, the sums that the label party received."""
         if self._nodes is None:
             session, seen = session_of(self.experiment, self.data, "train"), list[SeenSums]()
             assert isinstance(session, WholeNetworkSession), (

@@ -22,7 +22,7 @@ class Ranks:
     one-hot. A column with missing cells has one more number, which is 1 where a cell is missing.
 
     Args:
-        cells: cells of all aligned rows, float32, axes (rows, columns); missing ones are NaN.
+        cells: cells of all aligned rows, float32, axes (rows, columns); missing cells are NaN.
         categories: number of categories of each column; 0 for a column whose values have an order.
         train: positions of the training rows.
 
@@ -94,7 +94,7 @@ def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarr
     A missing number becomes 0, a category is one-hot, and a missing category becomes zeros.
 
     Args:
-        cells: cells of all rows, axes (rows, columns); missing ones are NaN.
+        cells: cells of all rows, axes (rows, columns); missing cells are NaN.
         categories: number of categories of each column; 0 for a column whose values have an order.
         train: positions of the training rows.
 
@@ -117,7 +117,7 @@ def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarr
 
 
 def categories_of(layout: Layout) -> tuple[int, ...]:
-    """Return the number of categories of each column of received bins; 0 if ordered.
+    """Return the number of categories of each column of received bins; 0 for ordered bins.
 
     A receiver of bins can compute this number from the layout alone.
     """

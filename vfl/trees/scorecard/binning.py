@@ -151,7 +151,7 @@ class _Segments:
         return found
 
     def _longer(self, value: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
-        """Extend each merge by one bin; return the values, and the start of the bin before."""
+        """Extend each merge by one bin; return the values, and the start of the previous bin."""
         longer, before = np.full_like(value, -np.inf), np.zeros(value.shape, np.int64)
         for start in range(1, self._count):
             ahead = value[:start, start]

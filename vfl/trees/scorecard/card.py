@@ -40,8 +40,8 @@ class CardColumn(OwnColumn):
     Attributes:
         counts: number of good and of bad training rows in each merged bin, int64, axes (merged
             bins, 2).
-        shift: population stability index of later rows relative to the training rows; NaN without
-            later rows.
+        shift: population stability index of later rows relative to the training rows; NaN if there
+            are no later rows.
         coefficient, error, p_value: estimates from the regression on weights of evidence; NaN if
             the column is not on the card.
     """

@@ -31,7 +31,7 @@ _Where = Annotated[
     ),
 ]
 _Runs = Annotated[Path, option("Folder that contains run folders (of runs in one process).")]
-#: Settings that turn an experiment with another model into one with a scorecard.
+#: Settings that turn an experiment with another model into an experiment with a scorecard.
 _OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
 
 
