@@ -381,7 +381,7 @@ def _stop(servers: Sequence[Any], bell: Bell) -> None:
 
 
 def _registered(app: Any) -> Callable[[bytes], Any]:
-    """Make a function that asks Flower's state whether a key is registered, in another thread."""
+    """Make a function that looks up, in another thread, whether Flower has registered a key."""
 
     async def is_registered(key: bytes) -> bool:
         state = app.state.linkstate_factory.state()

@@ -5,8 +5,8 @@
     label party     gradient -> defense -> codec -> frame
     feature party   frame -> codec -> gradient -> backward pass, optimiser step
 
-Both endpoints (`FeatureEnd`, `LabelEnd`) are defined here, below the parties' own modules, because
-attacks replay a victim's endpoint, and a secure mode replaces a codec or a whole endpoint. The
+Both endpoints (`FeatureEnd`, `LabelEnd`) are defined here, apart from the modules of the parties,
+because attacks replay a victim's endpoint, and a secure mode replaces a codec or an endpoint. The
 loops that call the endpoints are in the classes `FeatureParty` and `LabelParty`.
 
 With several exchanges in flight, the optimiser changes the weights between the forward and the
@@ -312,9 +312,9 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
 
 
 def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """Return a gathered state without the codecs' state of single rows.
+    """Return a state from `gather` without the values that codecs store for single rows.
 
-    Only training uses the codecs' state of single rows.
+    Only a training uses the values that codecs store for single rows.
     """
     passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
     return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
@@ -361,7 +361,8 @@ class Own:
     """Private settings and state of a party.
 
     Attributes:
-        secret: source of private draws: dropout, a defense's noise, a codec's choices.
+        secret: secret that determines the private draws: dropout, a defense's noise, a codec's
+            choices.
         adversary: how this party tampers with batches and messages; honest by default.
         device: device of the party's models; a device name of torch.
         checkpoints: folder of the checkpoints of a training; None saves nothing.
@@ -634,7 +635,7 @@ class FeatureEnd(_End):
             return self._forward(inputs.to(self._compute.device), guarded, None, query=True)
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait for the label party's answer to the query and return the answer's payload."""
+        """Wait for the label party's answer to the query, and return the payload of the answer."""
         answer = expect(self.link, Kind.ACK, step, "the label party").payload
         for _ in self._weights[1:]:
             expect(self.link, Kind.ACK, step, "another label party")

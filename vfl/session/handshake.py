@@ -170,7 +170,7 @@ class Introduction(Settings):
 def check_introduction(
     introduction: Introduction, terms: Terms, own: PartyData, session: str
 ) -> None:
-    """Compare a feature party with the label party's own view of the session.
+    """Compare a feature party's introduction with the label party's own terms and rows.
 
     Raises:
         DisagreementError: the party is unknown, or its terms or its version of vfl differ from the

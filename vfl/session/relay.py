@@ -186,7 +186,7 @@ def about(frame: Frame) -> bytes:
 
 
 class SealedLinks:
-    """A party's stream, divided into a link to the label party and sealed links, for one thread.
+    """Divides a party's stream into a link to the label party and sealed links to other parties.
 
     Args:
         stream: stream to the label party.
@@ -380,7 +380,8 @@ class Switchboard:
             frames that this party sent to other parties.
         came: received frames that were not yet relayed or buffered, with their senders; see
             `Carried`.
-        polled: whether streams are being polled, or a stream has failed during polling.
+        polled: whether streams are being polled at present, or polling ended because a stream
+            failed.
         waits_for: the last receiver of a relayed frame; while serving, the party whose frame is
             awaited.
     """
@@ -439,8 +440,8 @@ class Carried(_Pair):
 
     Every poll reads all streams, because the switchboard also relays messages between other
     parties. Frames are relayed only while no stream is broken, because sending to a broken stream
-    would block. Each feature party behind a middle party answers every message of the middle party
-    with one frame, so the frames show which party is awaited.
+    would block. Each feature party behind a middle party answers every frame of the middle party
+    with one frame, so the numbers of frames show which party is awaited.
 
     Args:
         board: switchboard that relays the frames.

@@ -236,7 +236,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 class Verdict(IntFlag):
-    """Decision after an epoch's validation: whether weights are the best, whether to stop."""
+    """Decision after an epoch's validation: whether its weights are best, and whether to stop."""
 
     NONE = 0
     BEST = 1

@@ -86,7 +86,7 @@ class Layers(Protocol):
 
 
 class FeatureRound(Protocol):
-    """Interface of a feature party's endpoint; without hidden cuts, this is `FeatureEnd`.
+    """Interface of a feature party's endpoint, which is `FeatureEnd` in the mode "none".
 
     A mode may put its own endpoint in place of `FeatureEnd`. In every exchange, `send_cut` or
     `send_query` comes first, then `answer`, then `take_gradient` or `take_receipt`; if a mode has
@@ -181,7 +181,7 @@ class OwnRows:
         spend: function that receives the number of exact statistics of the party's rows which the
             party will disclose next; it may raise an error to refuse.
         committed: last step that the party had committed when the attempt began.
-        held: at the label party, the mask of the aligned rows that each feature party has, bool,
+        held: at the label party, for each feature party the mask of aligned rows that it has, bool,
             axes (aligned rows,); empty if every party has all rows. The cells of rows that a party
             lacks are NaN.
     """
@@ -260,7 +260,7 @@ class WholeNetwork(Protocol):
         return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
-        """Wait until all parties saved before an exchange that `reveals`; then call `commit`."""
+        """If an exchange `reveals` values, wait before it until all parties saved; then commit."""
         raise AssertionError("this network reveals nothing that must not be revealed twice")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -405,8 +405,8 @@ class SecureMode:
 
     In the base class, which is the mode "none", the label party receives each cut separately.
 
-    A subclass overrides the parts that differ. It is defined below the parties' modules and
-    receives their parts as arguments: links, secrets, the bottom, the label party's endpoints.
+    A subclass overrides the methods that differ. Subclasses import no module of a party, and
+    receive a party's objects as arguments: links, secrets, the bottom, the label party's endpoints.
 
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
@@ -728,7 +728,7 @@ def shared_bottom_error(party: str) -> ExposedCutError:
 
 
 def require_honest(party: str, own: Own, bottom: object) -> None:
-    """Refuse settings that need a bottom or a cut, which no party has in this mode.
+    """Refuse settings that need a bottom or a cut, because no party has these in this mode.
 
     Raises:
         ExposedCutError: the party has its own bottom model, or an adversary.

@@ -9,8 +9,8 @@ feature party counts the queries of each of its rows, and its configuration file
 refusal does not end the session.
 
 With a middle party, the label party queries that party, which queries the feature parties over
-sealed links. The middle party sends requests like a label party, and only the middle party answers
-the label party; cuts take the same way in training.
+sealed links. The middle party queries the feature parties like a label party, and only the middle
+party answers the label party; cuts take the same way in training.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def step_of(
     """Make a trial function: forward and backward pass of a new model on a batch of zeros.
 
     Args:
-        build: function that builds the model; model and trial draw from a separate generator.
+        build: function that builds the model; the model's weights and the trial's random numbers
+            come from a separate generator.
         rows: batch size.
         shape: axes of one row.
     """

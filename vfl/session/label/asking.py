@@ -100,7 +100,7 @@ class Asking(Protocol):
         """Return the network's outputs, axes (rows, outputs)."""
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """Return logits of classes, or numbers in the units of the labels."""
+        """Convert outputs to logits of classes, or to numbers in the units of the labels."""
 
     def calibrated(self, answers: Tensor) -> Tensor:
         """Return calibrated answers for clients; see `AnyLabelParty.calibrated`."""

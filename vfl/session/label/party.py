@@ -3,9 +3,9 @@
 cuts -> merge -> top -> loss -> each party's gradient
 
 The file first defines learning and measuring: a task defines the loss and the meaning of the
-outputs, a `Meter` accumulates the results of a phase, and `Progress` those of the session. Then
-come the common steps of every label party (`AnyLabelParty`), and the label party that holds a top
-model (`LabelParty`).
+outputs, a `Meter` accumulates the results of a phase, and `Progress` those of the session. The
+class `AnyLabelParty` has the steps that are common to all label parties, and `LabelParty` is the
+label party with a top model.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ EpochRecord = dict[str, Any]
 
 
 class Progress:
-    """Counters of the label party. Checkpoints contain them, so a resumed run reports all counts.
+    """Counters of the label party; checkpoints contain them, so a resumed run reports all counts.
 
     Args:
         task: the learning task, which interprets outputs.
@@ -792,7 +792,7 @@ class LabelParty(AnyLabelParty):
         data: labels (not needed to predict) and the label party's own columns, aligned with the
             rows of all parties.
         terms: the session's terms.
-        links: streams to each feature party, and to a third party that is the dealer.
+        links: streams to each feature party, and to a third party if it deals shares.
         own: the party's private state; the initial weights of the top model follow from its secret.
         objective: the learning objective.
         weights: trained weights, for evaluation and prediction.
@@ -860,7 +860,7 @@ class LabelParty(AnyLabelParty):
     def _take_models(
         self, top: nn.Module, bottom: nn.Module | None, merger: nn.Module, own: Own
     ) -> MissingCuts | None:
-        """Combine this party's models as one module on its device.
+        """Combine this party's models into one module on the party's device.
 
         Return the learned vectors for missing rows; None if no row is missing.
         """
@@ -1106,7 +1106,7 @@ class LabelParty(AnyLabelParty):
         """Run the additional local steps of an exchange on its received cuts.
 
         Args:
-            exchange: the exchange with the rows of this rank.
+            exchange: the exchange, restricted to the rows of this rank.
             whole: the same exchange with the rows of all ranks.
             inputs: inputs of the label party's own columns; None without columns.
             truth: labels that the training uses.
@@ -1162,7 +1162,7 @@ class LabelParty(AnyLabelParty):
     ) -> Tensor | None:
         """Return each row's weight by the angle between its present and its earlier cut gradient.
 
-        The result is None if all weights are equal.
+        If all rows have equal weights, return None.
         """
         if not self._local.angle:
             return None

@@ -116,7 +116,7 @@ class Scored:
         Equal scores count half. The result is NaN if a class has no rows.
 
         Args:
-            of: the class whose rows should score higher, 0 or 1.
+            of: class 0 or 1, whose rows should have the higher scores.
         """
         above, below = self.counts[:, of], self.counts[:, 1 - of]
         if not above.any() or not below.any():
@@ -159,7 +159,7 @@ class Scored:
         return [Scored(self.values[band == one], self.counts[band == one]) for one in order]
 
     def stability(self, other: Scored, most: int = _BANDS) -> float:
-        """Return the population stability index of the rows in `other`.
+        """Return the population stability index of the rows in `other`, relative to the rows here.
 
         The index compares the numbers of rows in this object's score bands.
         """
@@ -180,8 +180,8 @@ class Guessed:
 
     Attributes:
         counts: number of rows by true class and predicted class, int64, axes (classes, classes).
-        sure: rows by the probability of the predicted class; correct predictions count as the
-            second class.
+        sure: rows by the probability of the predicted class; rows with a correct prediction count
+            as rows of the second class.
     """
 
     counts: np.ndarray

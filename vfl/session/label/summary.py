@@ -125,10 +125,9 @@ def guess_of(data: PartyData) -> dict[str, float]:
     """Return metrics of the best constant prediction for the test rows.
 
     Returns:
-        For classes: their number, `accuracy` (the share of the most frequent class) and `auc`. For
-            a
-        regression: `rmse` of the mean of the training rows. The result is empty without labels or
-            test rows, and for a regression also without training rows.
+        In a classification, the number of classes, `accuracy` (the share of the most frequent
+        class) and `auc`. In a regression, `rmse` of the mean of the training rows. The result is
+        empty without labels or test rows, and in a regression also without training rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}

@@ -2,9 +2,9 @@
 
 Rank 0 is the process that runs the party's session. It starts each additional rank with `vfl
 party-rank`, and sends the rank its order, one line of JSON, on standard input. The order has the
-number of the rank, the place where the ranks connect, the party's own file, and the address and
-token of a stream for the rank. The answers of the rank are lines of JSON on its standard output. A
-rank ends when its standard input closes, which happens when rank 0 ends.
+number of the rank, the path of the file through which the ranks find each other, and the party's
+own file. It also has the address and token of a stream for the rank. The answers of the rank are lines of JSON
+on its standard output. A rank ends when its standard input closes, which happens when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class RankProcesses(FurtherRanks):
             self.check()
 
     def _cause(self, rank: int) -> VFLError:
-        """Make the error of a rank that has ended; if a party was lost, from any stream's error."""
+        """Make the error of a rank that has ended, for example the error that the rank reported."""
         code = self._processes[rank].wait()
         while self._replies[rank].get() is not None:  # all messages of the rank have been read
             pass

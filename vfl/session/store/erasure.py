@@ -1,11 +1,11 @@
 """Erases rows at the party that owns them: lists the files that contain rows, and changes them.
 
 `KEPT` lists every kind of file below a party's folder, with the row data that such files contain.
-`forget` removes the rows from data of single rows: the table if requested, positions, digests of
-ids, predictions and traces. Results learned from many rows stay unchanged, and the runs that used
-erased rows are marked. When the next session begins, the other parties receive the positions of the
-erased rows in an alignment (`vfl.session.handshake.Withdrawn`), so all other rows continue without
-a new alignment.
+`forget` removes the rows from all files with data of single rows: the table if requested,
+positions, digests of ids, predictions and traces. Results learned from many rows stay unchanged,
+and the runs that used erased rows are marked. When the next session begins, the other parties
+receive the positions of the erased rows in an alignment (`vfl.session.handshake.Withdrawn`), so all
+other rows continue without a new alignment.
 """
 
 from __future__ import annotations

@@ -440,7 +440,7 @@ class PartyFolder:
         return np.select([parts == TRAINED, parts == VALIDATED], ["yes", "validation"], "no")
 
     def _parts(self, data: PartyData) -> np.ndarray | None:
-        """Return how the run used each row, as numbers; None without ids of the rows."""
+        """Return how the run used each row, as numbers; None if ids of the rows are missing."""
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
             return None

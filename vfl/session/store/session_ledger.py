@@ -67,8 +67,8 @@ class Spent(Settings):
         sessions: number of started sessions; a resumed training counts again.
         rows: number of rows whose cuts were sent; a row that was sent several times counts each
             time.
-        passes: number of times that the most often sent row was sent; repeated messages do not
-            count.
+        passes: number of times that one row was sent, as the maximum over all rows; repeated
+            messages do not count.
         statistics: number of exact sums over this party's rows that other parties learned.
         bytes_up, bytes_down: bytes of frames, headers included.
     """
@@ -135,7 +135,7 @@ class Entry(Settings):
 
     @property
     def passes(self) -> int:
-        """Number of times that the most often sent row was sent under this name."""
+        """Number of times that one row was sent under this name; the maximum over all rows."""
         return sum(each.passes for each in self.spent.values())
 
     @property

@@ -1,7 +1,7 @@
 """The files of a trace, with their contents and sizes; and a trace that is only in memory.
 
-A party's trace is in the folder `parties/NAME/trace`. Files without an entry in `index.jsonl`
-remain from a killed run:
+Files that have no entry in `index.jsonl` remain from a killed run. A party's trace is in the folder
+`parties/NAME/trace`, which has these files:
 
     file                    form                     content
     trace.json              sealed JSON              the party, the recorded parts, and the terms
