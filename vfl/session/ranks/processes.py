@@ -3,8 +3,9 @@
 Rank 0 is the process that runs the party's session. It starts each additional rank with `vfl
 party-rank`, and sends the rank its order, one line of JSON, on standard input. The order has the
 number of the rank, the path of the file through which the ranks find each other, and the party's
-own file. It also has the address and token of a stream for the rank. The answers of the rank are lines of JSON
-on its standard output. A rank ends when its standard input closes, which happens when rank 0 ends.
+own file. It also has the address and token of a stream for the rank. The answers of the rank are
+lines of JSON on its standard output. A rank ends when its standard input closes, which happens when
+rank 0 ends.
 """
 
 from __future__ import annotations
