@@ -26,10 +26,10 @@ many from the noise. SEAL does not flood the noise, and the printed protocol doe
 flooding. `Form.retrieval` is therefore "sets" by default, which also needs fewer bytes; the query
 under BFV is only for measurements.
 
-To get the entry at a position, the user encrypts X^position with BFV (Fan and Vercauteren 2012).
-The polynomial has parts of 1,024 coefficients; all parts but one are zero. The owner multiplies
-each part by a polynomial, the sum of entry i of this part times X^-i, and adds the products, so
-that the constant coefficient is the wanted entry. The other coefficients would disclose other
+To get an entry, the user encrypts X^position (BFV: Fan and Vercauteren 2012) as a polynomial. The
+polynomial has parts of 1,024 coefficients; all parts but one are zero. The owner multiplies each
+part by a polynomial, the sum of entry i of this part times X^-i, and adds the products. The
+constant coefficient of the result is the wanted entry. The other coefficients would disclose other
 entries, so the owner adds uniform numbers to these coefficients. The owner learns nothing about the
 position.
 

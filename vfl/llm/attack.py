@@ -113,8 +113,8 @@ def layer_from_questions(
 
     The attack assigns each observed value to the output whose predicted value has the same rank,
     solves least squares for the weights, and repeats (shuffled regression, Abid et al. 2017,
-    section 3, with known inputs). It starts from the public weights from which the owner's weights
-    were fine-tuned; from other weights it does not converge.
+    section 3, with known inputs). The attack starts from the public weights from which the owner's
+    weights were fine-tuned; from other weights, the attack does not converge.
 
     Args:
         inputs: inputs of the layer, axes (questions, inputs), not permuted.

@@ -58,10 +58,10 @@ _GUARD = 2
 #: (`_normed_bits`).
 _SUM = 24
 #: Fraction bits in attention: of the linear layer's outputs; of queries, keys and values, which
-#: keep fewer bits; of rotations. The next line has those of a probability, and those of the
-#: weighted mean of values before the next linear layer. A score has the fraction bits of a query
-#: plus those of a key. The ring of a norm's outputs must have room for all bits that are dropped
-#: before the next sum.
+#: keep fewer bits; of rotations. The next line of code has the fraction bits of a probability, and
+#: those of the weighted mean of values before the next linear layer. A score has the fraction bits
+#: of a query plus those of a key. The ring of a norm's outputs must have room for all bits that are
+#: dropped before the next sum.
 _ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
@@ -707,7 +707,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
         """Run the offline phase.
 
-        It makes material for questions of this length and this many next tokens.
+        This phase makes material for questions of this length and this many next tokens.
 
         Args:
             prompt_tokens: number of tokens of a question.

@@ -108,8 +108,8 @@ class Form:
             number of bits; the error is one unit of the sent value.
         first_bytes: number of bytes of P1's share, in thesis mode or if the share was not known in
             advance; the error is one unit of what is sent.
-        integer_bits: largest number of bits before the point of values between layers. One more
-            such bit adds a bit to most elements in most messages of a transformer's layer.
+        integer_bits: largest number of bits before the point of values between layers. One more bit
+            here adds one bit to most elements in most messages of a transformer's layer.
         inner_bits: number of bits before the point of values inside a layer and of attention
             scores, which stay small when values between layers grow; at most `integer_bits`.
         fused_tokens: largest number of attended tokens for which fast mode fuses the softmax of a
@@ -510,11 +510,12 @@ class Role(Engine):
     ) -> Shared:
         """SecureMul_G(X, Y) (algorithm 6.2): append X' to X. Return the whole X times Y.
 
-        Both holders learn only uniform differences. In fast mode, P1's shares of X' and Y are known
-        in advance, and P1 has sent them masked. P0 then sends its shares of X' and Y masked, in one
-        message of s bits per element of X' and Y. In thesis mode, both holders open X' - U' and Y -
-        V, in two messages of this size each. Offline, P2 sends P1 s bits per element of the
-        product; in fast mode, P1 also sends P0 s bits per element of X' and Y.
+        Both holders learn only uniform differences between factors and masks. In fast mode, P1's
+        shares of X' and Y are known in advance, and P1 has sent them masked. P0 then sends its
+        shares of X' and Y masked, in one message of s bits per element of X' and Y. In thesis mode,
+        both holders open X' - U' and Y - V, in two messages of this size each. Offline, P2 sends P1
+        s bits per element of the product; in fast mode, P1 also sends P0 s bits per element of X'
+        and Y.
 
         The product in plain torch is ``product(torch.cat(all X', 1), Y)``.
 
@@ -568,7 +569,7 @@ class Role(Engine):
         return [self._mask(shape, "G", i, number=of.number) for i, (shape, _) in wanted]
 
     def _prepare_growing(self, of: _GrowingProduct) -> None:
-        """At a holder, before the question, draw masks; P0 learns P1's differences in fast mode."""
+        """Before a question, draw a holder's masks; in fast mode, P0 gets P1's masked factors."""
         masks = self._masks_of(of)
         theirs = self._receive(P1, of.number, *of.wanted) if self._fast and self.first else []
         if self._fast and not self.first:

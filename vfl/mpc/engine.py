@@ -264,7 +264,7 @@ class Engine(Peer):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """Send this holder's parts to the others; return the sums of all parts; one round."""
+        """Send this holder's parts to other holders; return the sums of all parts; one round."""
         numbers = numbers or self.numbers
         for holder in self.others:
             self.channels[holder].send(parts, number)

@@ -108,7 +108,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
     Two elements with equal sort keys stay in the order of their indices. Among 2^20 elements, the
     probability that any two of their 44-bit keys are equal is 0.03; among 2^16 elements it is
-    0.0001. In that case, the order of one pair of neighbours is not random.
+    0.0001. If two keys are equal, the order of one pair of neighbours is not random.
 
     Raises:
         ReusedPadError: the permutation of this purpose and step has been drawn before.

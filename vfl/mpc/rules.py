@@ -50,9 +50,9 @@ class Rules:
 
     Attributes:
         mode: "thesis" is the protocol of chapter 5 as printed, with its errors corrected. "fast"
-            opens each tensor only once, in both directions at the same time. It sends products to
-            P2 without dividing them first, and sends 40 bits of permuted shares (64 if `bits` is
-            below 21). It requests a function's value and slope together.
+            opens each tensor only once, in both directions at the same time. Fast mode sends
+            products to P2 without dividing them first, and sends 40 bits of permuted shares (64 if
+            `bits` is below 21). Fast mode requests a function's value and slope together.
         bits: number of fraction bits of shared values.
         magnitude_bits: truncated values must be below 2 to the power of this number in magnitude;
             see `Truncation`. Values that networks in shared form compute must be below this limit,

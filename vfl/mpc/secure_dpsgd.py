@@ -22,8 +22,9 @@ therefore (p - y) x, with the norm |p - y| |x|. A step takes these rounds:
     5       sum, noise and step: each of m holders adds whole numbers from a discrete Gaussian
             (Canonne et al. 2020) with 3 / (2 m) of the requested variance
 
-A division costs a round, because dividing each share locally is wrong for half of the numbers that
-fill the ring. With the dealer's help, divisions are exact to one unit (Escudero et al. 2020).
+A division costs a round, because dividing each share locally gives a wrong quotient for half of all
+numbers that use the ring's full range. With the dealer's help, divisions are exact to one unit
+(Escudero et al. 2020).
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ Rows = tuple[Tensor, Tensor]
 #: inverse root.
 ROOT_BITS = 30
 #: The polynomial 0.8277 x^2 - 2.046 x + 2.2182 is below 1 / sqrt(x) on [0.5, 1), by 0.01 % to 0.85
-#: %. It comes from PEA 2022, Protocol 1, but without the offset 0.0048 there. The scaled argument
-#: x' has 22 fraction bits, and its square has 44.
+#: %. The polynomial comes from PEA 2022, Protocol 1, but without the offset 0.0048 there. The
+#: scaled argument x' has 22 fraction bits, and its square has 44.
 _NORMAL_BITS, _SQUARE, _LINEAR, _CONSTANT = 22, 0.8277, -2.046, 2.2182
 _POLYNOMIAL_BITS, _POWER_BITS = 26, 24
 #: Largest exponent of a power of two by which the result is multiplied; for arguments below 2^-22

@@ -160,7 +160,7 @@ class Budget:
             self.keep(self.spent)
 
     def _affordable(self) -> int:
-        """Return how many steps of the latest noise and rate fit into the budget, given others."""
+        """Return how many steps of the latest noise and rate fit, after steps of earlier kinds."""
         *before, new = self.spent
         if not before:
             rate, noise = new.sampling_rate, new.noise

@@ -1,11 +1,11 @@
 """Workers in other processes: the pool to which they connect, and the loop of a worker.
 
-The leader listens, and each worker connects with its ticket. Both use the frames, the handshake and
-the TLS of `vfl.transport`. A request consists of a name in `requests.REQUESTS` and plain data (see
-`wire`); the answer is data, or an error with its class. Messages between two workers in a
-computation pass through the leader. They are encrypted with keys that the two workers agree on, so
-the leader cannot read them. The leader also forwards the workers' public keys. Workers that know
-each other's fingerprints detect false public keys.
+The leader listens, and each worker connects with its ticket. Leader and workers use the frames, the
+handshake and the TLS of `vfl.transport`. A request consists of a name in `requests.REQUESTS` and
+plain data (see `wire`); the answer is data, or an error with its class. Messages between two
+workers in a computation pass through the leader. These messages are encrypted with keys that the
+two workers agree on, so the leader cannot read the messages. The leader also forwards the workers'
+public keys. Workers that know each other's fingerprints detect false public keys.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def asked(method: F) -> F:
 
 
 def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
-    """Return an error for the first invalid argument; it shows a number, or else only a type."""
+    """Return an error for the first invalid argument; it shows the value only of a number."""
     first, *_ = error.errors(include_url=False)
     place = list(first["loc"])
     if parameters and isinstance(place[0], int) and place[0] < len(parameters):

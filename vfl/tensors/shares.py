@@ -1,6 +1,6 @@
 """Representations of fixed-precision values: local ring elements, or shares at workers.
 
-Both represent integers of a ring or a prime field. The protocols on shares are those of
+Both kinds represent integers of a ring or of a prime field. The protocols on shares are those of
 `vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver triples, exact
 divisions, and signs. Each holder has one share; the leader sees no share.
 
@@ -538,7 +538,7 @@ class Session(ABC):
         """Return a pointer to the part of each worker."""
 
     def __len__(self) -> int:
-        """Return how many tensors each worker has in this session; 0 if its own count has them."""
+        """Return how many tensors of each worker this session stores; 0 if workers store them."""
         return 0
 
 

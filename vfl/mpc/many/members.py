@@ -165,9 +165,9 @@ class BitEngine(BeaverEngine):
     ) -> tuple[Tensor, Tensor]:
         """For runs of 4 `stride` bits, return which generate a carry, and which propagate one.
 
-        The result is computed from the same facts about runs of `stride` bits. With `last`, only
-        runs that end at every (4 `stride`)-th bit count, and one of them ends at the uppermost bit;
-        `_squeezed` packs their results.
+        The result is computed from the same facts about runs of `stride` bits. With `last`, the
+        result is valid only for runs that end at every (4 `stride`)-th bit, the uppermost bit
+        included; `_squeezed` packs these results.
         """
         above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
         whole = tuple((1, at * stride) for at in range(_FAN))

@@ -719,7 +719,8 @@ class DealtSum(LayerSum):
     def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
         """Receive a party's two sealed openings.
 
-        These are its masked inputs, and its masked share of the layer of which it is the partner.
+        One has the party's masked inputs; the other has its masked share of the layer of which it
+        is the partner.
         """
         other = self._dealers[owner_of(name, tuple(self.ends))]
         sizes = [

@@ -62,8 +62,8 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 
 #: Number of ring elements that a holder stores for each input, for each weight, and for each value
-#: of the layers in an exchange. It was measured as half of the resident memory of a process that
-#: runs all three parties, in both modes.
+#: of the layers in an exchange. These numbers were measured: they are half of the resident memory
+#: of a process that runs all three parties, in both modes.
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 _COLUMNS_BYTES = 4
 _Size = Annotated[int, Field(ge=0, lt=2**32)]

@@ -12,10 +12,10 @@ The results are shares of a weight for each bin (1 if P0's id in the bin is comm
 shares of P1's columns of that row. `moments` uses them.
 
 Disclosure: each party learns only the padded size of the sets. P0 receives uniform values for
-common ids and others alike: Each target is used once, and other answers are masked with a key that
-P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2 lacks.
-With probability 2^-64 per bin, an id is wrongly classified as common. A party that colludes with P2
-can test ids, as in `vfl.datasets.alignment.protocols`.
+common ids and for all other ids: Each target is used once, and other answers are masked with a key
+that P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2
+lacks. With probability 2^-64 per bin, an id is wrongly classified as common. A party that colludes
+with P2 can test ids, as in `vfl.datasets.alignment.protocols`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def intersect(
     ids: Sequence[bytes] | None = None,
     values: Tensor | None = None,
 ) -> HiddenRows:
-    """Return shares of which of P0's rows are common, and of P1's columns of those rows.
+    """Return shares of two results: which of P0's rows are common, and P1's columns there.
 
     Args:
         party: this party, with agreed keys. Only the two parties of a link may read it: P0 must not

@@ -147,7 +147,7 @@ class Network:
             require_integer_bits(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
-        """Reveal the weights to one party, named as in `share`; others get an empty result."""
+        """Reveal the weights to one party, named as in `share`; other parties get none."""
         found = {name: party.reveal(each, name, to) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -194,7 +194,8 @@ class Network:
         Args:
             party: this party.
             inputs: shared inputs, axes (rows, columns).
-            sloped: number of first layers for which fast mode requests slopes together with values.
+            sloped: number of layers, from the first on, for which fast mode requests slopes
+                together with values.
             bits: fraction bits of the last function's values.
         """
         kept, fast = Pass([], [], [], inputs), party.rules.mode == "fast"

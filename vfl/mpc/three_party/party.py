@@ -109,10 +109,10 @@ class Product:
     def dealt_bytes(self, rules: Rules) -> int:
         """Return how many upper bytes of each element of the dealt product P2 sends: 5, 6 or 8.
 
-        P1 replaces the omitted bytes by the middle of their range. Its share, and thus the product,
-        is then off by at most half a unit of the lowest byte that is sent. After the divisions,
-        this error is at most an eighth of a unit. Without divisions, the error is an eighth of
-        2^-bits, the resolution of shared values.
+        P1 replaces the omitted bytes by the middle of their range. P1's share, and thus the
+        product, is then off by at most half a unit of the lowest byte that is sent. After the
+        divisions, this error is at most an eighth of a unit. Without divisions, the error is an
+        eighth of 2^-bits, the resolution of shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:

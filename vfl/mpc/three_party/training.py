@@ -1,9 +1,9 @@
 """Training and use of a network that no single party has: one party's part in each exchange.
 
 P0 and P1 have columns and a share of every weight; P2 deals, and evaluates functions on permuted
-values. One of the three has the labels, and also sees the outputs. All three parties make the same
-calls in the same order. Rows are shared and opened once, before the first exchange. An exchange is
-either a step of gradient descent, or computes the outputs of some rows.
+values. One of the three parties has the labels, and also sees the outputs. All three parties make
+the same calls in the same order. Rows are shared and opened once, before the first exchange. An
+exchange is either a step of gradient descent, or computes the outputs of some rows.
 """
 
 from __future__ import annotations
@@ -209,13 +209,13 @@ class ThreePartyNetwork:
     def state_dict(self) -> dict[str, Any]:
         """Return this party's state for a restart: tensors, numbers and texts.
 
-        It contains no key and no unused mask.
+        The state contains no key and no unused mask.
 
         The state has the holder's shares of the weights; plain gradient descent needs no other
-        numbers. It has the masks under which the weights were opened since the last evaluation;
-        these masks belong to the keys of this attempt. It has the number of operations, which
-        determines the used part of every pad stream, and the records of learned values and of sent
-        bytes, so that the accounts continue.
+        numbers. The state has the masks under which the weights were opened since the last
+        evaluation; these masks belong to the keys of this attempt. The state has the number of
+        operations, which determines the used part of every pad stream, and the records of learned
+        values and of sent bytes, so that the accounts continue.
         """
         openings = {
             name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
