@@ -307,7 +307,7 @@ def show_training(folder: Path, json: bool) -> None:
 
 
 def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
-    """Write a run for other tools, and print the written paths."""
+    """Export a run to the formats of other tools, and print the written paths."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.writers import write_run
 

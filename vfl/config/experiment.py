@@ -273,7 +273,8 @@ class MiddleSettings(Settings):
 
     Attributes:
         party: its name.
-        width: width of its output, which is the input of the head; `label.top` is the head.
+        width: width of the party's output, which is the input of the head; `label.top` is the spec
+            of the head.
         model: spec of its model, which processes the merged cuts like a bottom model.
         codec: codec of this party's output and of the output's gradient; `codec` is the codec of
             the cuts.

@@ -77,8 +77,8 @@ _LABEL_ALONE = "label_alone.json"
 _SERVING = "serving"
 #: File in which earlier versions of vfl stored the metrics of only the last evaluation.
 _LAST_EVALUATION = "evaluation.json"
-#: Entries that a seal adds to the metrics of a run. On reading, the stored name of the run is
-#: replaced by its current path.
+#: Entries that a seal adds to the metrics of a run. When the metrics are read, the current path of
+#: the run replaces the stored name of the run.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
 

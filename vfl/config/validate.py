@@ -110,7 +110,7 @@ def of_label(label: LabelSettings) -> Iterator[str]:
 
 
 def of_train(train: TrainSettings) -> Iterator[str]:
-    """Yield mistakes about local steps, or compiled code, with several cuts in flight."""
+    """Yield mistakes about local steps or compiled code together with several cuts in flight."""
     if train.local_steps > 1 and train.in_flight > 1:
         yield (
             "train.local_steps repeats the last exchange before the next one: leave "
@@ -787,7 +787,7 @@ def _widths(content: Mapping[str, Any]) -> dict[str, Any]:
 def _named_once(
     content: Mapping[str, Any], widths: Mapping[str, Any], sent: list[Any], numbers: bool
 ) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Yield each setting with one plug-in, the plug-in's family, and values it must fit.
+    """Yield each setting that names a single plug-in, with its family and the values it must fit.
 
     Args:
         content: settings of an experiment.

@@ -128,7 +128,7 @@ def start_adversary(
 
 
 def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
-    """Return specs of the adversaries whose success is measured on a victim of `adversary`.
+    """Return specs of the adversaries to measure on a victim that was trained with `adversary`.
 
     On an honest victim, adversaries that need not take part in the training are measured as a
     reference.

@@ -222,7 +222,7 @@ def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def shown(values: Sequence[float], measure: str) -> str:
-    """Return the mean of values as text, shares in percent; empty if there are no values.
+    """Return the mean of values as text, in percent for shares; empty if there are no values.
 
     >>> shown([0.5, 0.7], "accuracy"), shown([0.123456], "mse"), shown([], "auc")
     ('60.0 %', '0.1235', '')

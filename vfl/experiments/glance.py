@@ -347,7 +347,7 @@ def _columns_of(rows: Sequence[Record]) -> _Part:
         return _Part(card, "columns were not attacked")
 
     def gain(own: Sequence[Record]) -> float:
-        """Return the share of the guess's error that is removed, or points above the guess."""
+        """Return the share of the guess's error that attacks remove, or points above the guess."""
         value, guess = _mean(own, "value"), _mean(own, "guess")
         return 1 - value / guess if own[0].measure == "mse" and guess else value - guess
 

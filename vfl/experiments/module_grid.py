@@ -439,7 +439,7 @@ def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
 
 
 def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str = "cpu") -> None:
-    """Complete a cell: train its module unless it is trained, then attack or measure it.
+    """Complete a cell: train its module if needed, then attack it or measure its codecs.
 
     Args:
         cell: the cell to complete.

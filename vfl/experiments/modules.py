@@ -317,7 +317,7 @@ def server_of(model: Crossings) -> str | None:
 
 
 def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
-    """Return whether a party's layers treat rows separately, unlike graph layers."""
+    """Return whether a party's layers compute each row independently, unlike graph layers."""
     few = max(1, len(flat) // 2)
     try:
         with torch.no_grad():

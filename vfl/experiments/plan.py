@@ -276,7 +276,7 @@ def _plugins(experiment: Experiment) -> dict[str, Any]:
 
 
 def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
-    """Return the defense's privacy statements; an epsilon may depend on the classes."""
+    """Return the defense's privacy statements; an epsilon may depend on the number of classes."""
     defense = defenses.make(experiment.defense)
     if data is not None:
         classes = None if data.classes is None else len(data.classes)

@@ -1,6 +1,6 @@
 """Runs the cells (trainings) of a grid: keeps finished cells, and resumes started cells.
 
-Workers run the cells, in this process or in other processes, one cell at a time each.
+Workers run the cells, in this process or in other processes; each worker runs one cell at a time.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ class Worker(Protocol):
 def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
     """Return the experiment that determines which data a cell loads.
 
-    In a value study this is the study's experiment, because a stand-in party replaces its parties
-    in the cells.
+    In a value study this is the study's experiment, because a stand-in party replaces the study's
+    parties in the cells.
     """
     if folder.kind != "value":
         return cell.experiment

@@ -301,8 +301,8 @@ class Judgement:
         low, high: ends of the interval from `steady_interval`.
         margin: largest gain that does not count as help.
         victims: number of trained victims.
-        more: number of further victims that would decide, if these resemble the trained ones; None
-            if there is a verdict, or if fewer than three victims show the spread.
+        more: number of further victims that would lead to a verdict, if these resemble the trained
+            ones; None if there is a verdict, or if fewer than three victims show the spread.
     """
 
     verdict: Judged

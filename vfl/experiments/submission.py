@@ -39,9 +39,9 @@ ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
 )  # fmt: skip
 #: Share of the repeated figures that must match; for 95 % intervals, one in twenty fails by chance.
 HOLDING = 0.95
-#: Smallest and largest accepted difference, as shares of the repeated figure, or of 1 if that is
-#: larger. The submitter could choose the deviation of the submitted repeats, so this deviation has
-#: a limited effect on the accepted difference.
+#: Smallest and largest accepted difference, as shares of the repeated figure, or of 1 if the figure
+#: is below 1. The submitter could choose the deviation of the submitted repeats, so this deviation
+#: has a limited effect on the accepted difference.
 _ROOM, _MOST_ROOM = 0.01, 0.05
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
 #: Fields that identify a figure within a study, and fields that are the same for all repeats of a

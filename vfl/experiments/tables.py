@@ -15,7 +15,7 @@ _SPACE = "\u00a0"
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-#: Display names of measures that are shares of rows, or look like shares, and are shown in percent.
+#: Display names of measures that are shown in percent: shares of rows, and similar measures.
 MEASURES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",

@@ -221,7 +221,7 @@ def _is_split(cell: Cell) -> bool:
 
 
 def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return a stand-in party with the columns of one or all parties, and the label party."""
+    """Return data of a stand-in with one or all parties' columns, and of the label party."""
     import torch
 
     label, (stand_in,) = data[cell.experiment.label.party], cell.experiment.parties

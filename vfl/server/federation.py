@@ -92,7 +92,7 @@ class ErasedRowsError(MisalignedError):
 
 
 class Federation:
-    """One session over Flower; as a context manager, closes the hub and reports errors.
+    """One session over Flower; as a context manager, it closes the hub and reports errors.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -372,7 +372,7 @@ class Federation:
         self.say(f"invited {name} to the session")
 
     def _in_the_middle(self, name: str) -> bool:
-        """Return whether a node belongs to a party in the middle; any node may in a simulation."""
+        """Return whether a node belongs to a middle party, as any node may in a simulation."""
         middle = self.terms.middle
         return middle is not None and (self.simulation or name == middle.party)
 

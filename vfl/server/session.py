@@ -1,4 +1,4 @@
-"""The label party in one session: it connects, works, restarts after a loss, and ends."""
+"""The label party in one session: it connects, works, restarts after a party is lost, and ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Authorised clients of a service, by name; each has a token, daily budgets and an expiry.
 
-A token is 32 random bytes. The party's store has only its SHA-256 digest, not the token. `vfl
-clients` writes the list; a running service reads it again when it has changed.
+A token is 32 random bytes. The party's store has only the token's SHA-256 digest, not the token
+itself. `vfl clients` writes the list; a running service reads it again when it has changed.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Clients:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Caller]]:
-        """Yield the clients by name, to be changed; the block's end writes the changed list."""
+        """Yield the clients by name, for a `with` block that changes them; then write the list."""
         with locked(self.folder, math.inf):
             clients = {each.name: each for each in self.entries()}
             yield clients
@@ -320,7 +320,7 @@ class Budgets:
             raise damaged(self._path) from None
 
     def take(self, client: Caller, rows: int) -> str | None:
-        """Count a request for rows; if a budget is exhausted, return its unit, and do not count.
+        """Count a request for rows; if a budget is exhausted, return its unit and count nothing.
 
         Returns:
             One of `COUNTED` if the budget of this unit is exhausted, else None.

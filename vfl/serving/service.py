@@ -110,7 +110,7 @@ class Result:
 
 
 class Figures:
-    """Counters for `/metrics`, labelled by parties and clients; without ids and values.
+    """Counters for `/metrics`, labelled by parties and clients; they contain no ids and values.
 
     A request only increments numbers; Prometheus metrics are built from them when they are
     collected.

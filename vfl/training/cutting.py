@@ -569,7 +569,7 @@ class _Traced:
         """Return the names of each party's weights.
 
         A weight that the example does not use belongs to the party that has its layer's other
-        weights, or else to the party of the last operations.
+        weights, or else to the party that computes the last operations.
         """
         owners: dict[str, list[str]] = {}
         for value, names in self.weights.items():

@@ -134,7 +134,7 @@ def columns_of(
 
 
 def row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
-    """Yield a 63-bit digest of each row of several tensors; it depends only on the bytes."""
+    """Yield a 63-bit digest of each row of several tensors; it depends only on the row's bytes."""
     joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
     for row in joined:
         yield int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big") >> 1
@@ -415,7 +415,7 @@ def _autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
-    """Return each party's weights for separate clip norms; all others are the label party's."""
+    """Return each party's weights for separate clip norms; the label party gets all others."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]

@@ -75,7 +75,8 @@ class Options(TypedDict, total=False):
             `Trace`.
         on_epoch: callback that receives one record per epoch.
         on_progress: callback that receives the session's progress, about once a second.
-        connect: function that makes the links; by default, links deliver frames immediately.
+        connect: function that creates the links between parties; by default, links deliver frames
+            immediately.
         carry: function that wraps the streams of a session with a secret-shared network, for
             example in simulated network connections.
         say: callback that receives a line of text: the largest size of a trace, before it starts,

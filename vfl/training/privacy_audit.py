@@ -201,7 +201,7 @@ def _with_canaries(
 
 
 class _Auditor:
-    """Observes all noisy gradients, and accumulates how much each canary is part of them.
+    """Observes all noisy gradients, and sums up how strongly each canary contributes to these.
 
     Args:
         session: session that has not been run yet.
@@ -222,8 +222,8 @@ class _Auditor:
         self._label, self._truth = label, truth[at]
         ends = {client.name: client.end for client in session.clients}
         self._ends = {name: end for name, end in ends.items() if isinstance(end, FeatureEnd)}
-        # For each step and party, axes (canaries,): how much each canary is part of the noisy sum,
-        # and how much it would be if included.
+        # For each step and party, axes (canaries,): the measured part of each canary in the noisy
+        # sum, and the part that the canary would have if it were included.
         self._parts: dict[str, list[Tensor]] = {}
         self._whole: dict[str, Tensor] = {}
         # The same for the difference of consecutive sums, in which repeated noise cancels.

@@ -112,7 +112,7 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
 
 
 def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningService]]:
-    """Return to the previously promoted run; return its folder and the services.
+    """Switch back to the previously promoted run; return its folder and the services.
 
     Args:
         runs: folder that contains the runs.

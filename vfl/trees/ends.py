@@ -66,7 +66,7 @@ _EXPLAINED_ROWS = 256
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party's implementation: its bins, and later its splits.
+    """A feature party's implementation; it has the bins, and later the splits, of its columns.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -339,7 +339,7 @@ class LabelEnd(LabelCellsEnd):
         return self._booster
 
     def _outputs_of(self, margins: np.ndarray, rows: np.ndarray | None = None) -> Tensor:
-        """Return the outputs of rows, or of all rows, float32, axes (rows, outputs)."""
+        """Return the outputs of some rows, or of all rows, float32, axes (rows, outputs)."""
         count = len(margins) if rows is None else len(rows)
         found = [
             self._objective.logits(margins[part if rows is None else rows[part]]).astype(np.float32)

@@ -106,7 +106,7 @@ class Division:
 
 
 class Histograms(Protocol):
-    """Sums of gradients over bins, from one party with all bins, or from owners and a helper."""
+    """Sums of gradients over bins, from one party with all bins, or column owners and a helper."""
 
     layout: Layout
 

@@ -26,8 +26,8 @@ Name = Literal["gaussian", "binomial", "poisson"]
 
 #: Newton's method stops after a step shorter than this, in standard errors.
 _CLOSE = 1e-7
-#: Smallest accepted eigenvalue of a correlation matrix; with it, variance inflation stays below
-#: 10^8.
+#: Smallest accepted eigenvalue of a correlation matrix; with this limit, variance inflation stays
+#: below 10^8.
 _LEAST_EIGENVALUE = 1e-8
 #: If the information on a coefficient falls below this share of the information at the first step,
 #: the coefficient grows without limit.

@@ -308,7 +308,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
 
 
 def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Draw charts over alpha, and over epochs for each alpha; none without such codecs."""
+    """Draw charts over alpha, and over epochs for each alpha, if the study has such codecs."""
     known = [one for one in families(lines) if any(line.runs for line in one.members.values())]
     if not known:
         return

@@ -139,7 +139,7 @@ class _Segments:
         count = self._count
         found = (-math.inf, np.array([count]))
         # For each range (start, end]: the largest information value of a merge of the fine bins up
-        # to `end` whose last bin is this range, and the start of the bin before.
+        # to `end` whose last bin is this range, and the start of the previous bin.
         value, steps = np.full_like(self._gains, -np.inf), list[np.ndarray]()
         value[0] = self._gains[0]
         for _ in range(max(1, most)):

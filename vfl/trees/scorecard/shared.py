@@ -482,8 +482,8 @@ class OnShares:
         self._mine = np.empty((len(bad), 0), np.int64)
         if own is not None:
             self._mine = fine_bins(own, rows, "train")
-        #: Mean and standard deviation of each column's weights of evidence over rows; the latter is
-        #: 0 if all are equal.
+        #: Mean and standard deviation of each column's weights of evidence over rows; the standard
+        #: deviation is 0 if all weights are equal.
         self._standards: list[tuple[float, float]] = []
         self._fine: Masked | None = None
         self._asked: Asked | None = None

@@ -60,7 +60,7 @@ def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
 
 
 def correlations(columns: np.ndarray) -> np.ndarray:
-    """Return Pearson's correlation of all pairs, axes (columns, columns); 0 for constants.
+    """Return Pearson's correlation of all pairs, axes (columns, columns); 0 for constant columns.
 
     Args:
         columns: axes (rows, columns).
