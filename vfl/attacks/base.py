@@ -225,7 +225,7 @@ def _maps(layer: nn.Module) -> bool:
 Layer = Literal[
     "cut", "bottom", "learned", "before", "inputs", "outputs", "gradients", "accumulated"
 ]
-#: Grants that an attack needs to read each layer.
+#: For each layer, the grants that an attack needs to read the layer's outputs.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
     "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),

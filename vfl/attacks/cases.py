@@ -225,10 +225,10 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Parts of the split from which a case takes its groups of rows, and who trained the network.
+    """Parts of the data split that provide a case's groups of rows, and who trained the network.
 
     Attributes:
-        targets: part of the split whose rows are attacked.
+        targets: part of the split whose rows are attacked, such as the test rows.
         leaks: part of the split from which leaked labels are drawn.
         unlabelled: part of the split that provides unlabelled rows; by default the targets
             themselves.
@@ -903,7 +903,7 @@ class Queried:
 
     @property
     def targets(self) -> Tensor:
-        """Return the rows that the attacker queries: first members, then others."""
+        """Return the rows that the attacker queries: first members, then non-members."""
         return torch.cat([self.members, self.others])
 
 

@@ -267,9 +267,9 @@ class _Tapped:
 class Victim:
     """Three parties in threads: P0 owns the inputs, P1 the weights and targets; P2 is curious.
 
-    This class is a context manager. It records P2's connections after the parties have agreed on
-    keys. From then on P2 receives only the two permuted shares of each request, and adds them as
-    the protocol prescribes.
+    This class is a context manager. The class records P2's connections after the parties have
+    agreed on keys. From then on P2 receives only the two permuted shares of each request, and adds
+    them as the protocol prescribes.
 
     Args:
         layers: the network.
@@ -304,7 +304,7 @@ class Victim:
     def train_step(
         self, inputs: Tensor, targets: Tensor, loss: Loss, learning_rate: float
     ) -> list[Tensor]:
-        """Return the values that P2 received in a training step, then the slopes.
+        """Return what P2 received in a training step: inputs of functions, then of derivatives.
 
         There is one tensor for each request, in the order of the layers.
         """

@@ -312,10 +312,10 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
 def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
     """Return the value of guessed labels by each measure, and the value of the best blind guess.
 
-    "accuracy": the blind guess is the largest class. "balanced_accuracy": the blind guess is any
-    one class. "auc" and "average_precision", for the rarer of two classes: blind guesses reach 0.5
-    and the class's share. With more than two classes, these two are means over all classes, each
-    against the rest.
+    "accuracy": the blind guess is the class with the most rows. "balanced_accuracy": the blind
+    guess is any one class. "auc" and "average_precision", for the rarer of two classes: blind
+    guesses reach 0.5 and the class's share. With more than two classes, both measures are means
+    over all classes, each class against all other classes.
 
     Args:
         scores: scores, axes (rows, classes or more); the largest one is the guess.

@@ -95,7 +95,7 @@ class Transcript(Generic[Message]):
         return count
 
     def first(self, count: int) -> Transcript[Message]:
-        """Return the transcript of its first `count` epochs; 0 selects all."""
+        """Return the transcript of the first `count` epochs; 0 selects all."""
         return self.of_epochs(self.epochs[:count] if count else self.epochs)
 
     def last(self, count: int) -> Transcript[Message]:

@@ -2,8 +2,8 @@
 
 A `ThreatModel` names the attacker, the phase of the attack, and its exact grants. `Holdings`
 contains everything that a threat model can grant. A `View` gives access to the granted values, and
-raises an error for others. Models are available as functions that return copies, so that an attack
-may change its copy. A view never holds the true values of the target rows; only
+raises an error for values without a grant. Models are available as functions that return copies, so
+that an attack may change its copy. A view never holds the true values of the target rows; only
 `vfl.attacks.scoring` has them.
 
 A threat model is counterfactual if it has a grant that no such party has in a real deployment.
@@ -177,8 +177,8 @@ class Evidence:
         labels: the labels, int64, or float32 for a regression, axes (rows,).
         outputs: the network's outputs, float32, axes (rows, outputs).
         before: function that returns stored inputs of the last layer of `Holdings.bottom`, axes
-            (rows, features); None if they are not stored. They follow from the bottom and the
-            columns.
+            (rows, features); None if they are not stored. These inputs follow from the bottom and
+            the columns.
         sent: function that returns every message with cuts of these rows, over epochs or queries.
     """
 
@@ -302,7 +302,8 @@ class Holdings:
     middle: Maker | None = None
 
 
-#: Grants that open a group of rows; each opens at least some columns of the group.
+#: Grants that give access to a group of rows; each one gives access to at least some values of
+#: these rows.
 _GROUPS = {
     "leaked": (
         Grant.LEAKED,

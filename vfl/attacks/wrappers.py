@@ -124,8 +124,8 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
 class Pooled(Wrapper):
     """Joins the data of colluding feature parties into one row each, for another attack.
 
-    It concatenates the parties' columns, their cuts and their bottoms' outputs. So the other attack
-    combines the information of all columns about the labels, as the network does.
+    The wrapper concatenates the parties' columns, their cuts and their bottoms' outputs. So the
+    other attack combines the information of all columns about the labels, as the network does.
 
     Args:
         of: the other attack: a name, or a spec with one option.
@@ -170,11 +170,11 @@ class Pooled(Wrapper):
 
 
 class Subtraction(Wrapper):
-    """Subtracts the partners' cuts from the sum of cuts, and passes the rest to another attack.
+    """Subtracts the partners' cuts from the sum of cuts, and passes the difference to an attack.
 
     A secure sum discloses the sum of all cuts to the label party. If all feature parties except one
-    collude with the label party, the label party learns the cut of this one party exactly. If fewer
-    parties collude, the label party learns the sum of the other parties' cuts.
+    collude with the label party, the label party learns the cut of the remaining party exactly. If
+    fewer parties collude, the label party learns the sum of the other parties' cuts.
 
     Args:
         of: the other attack: a name, or a spec with one option.

@@ -47,12 +47,12 @@ class Columns(Codec):
     """Drops columns of a training batch at random; columns that vary more are dropped less often.
 
     The codec keeps a column with a probability proportional to its standard deviation over the
-    batch, at most 1. On average it keeps `keep` x width columns. It divides a kept column by its
-    probability, so that the decoded cut is unbiased. Only kept columns have gradients. Kept columns
-    share a budget of `bits` per value. Each column gets the integer number of bits that minimises
-    the sum of squared errors; a column with 0 bits is sent as its mean. **A query is sent with all
-    values, in 8 bits each**, because a column of one row has no deviation, and no row may depend on
-    other rows.
+    batch, at most 1. On average it keeps `keep` x width columns. The codec divides a kept column by
+    its probability, so that the decoded cut is unbiased. Only kept columns have gradients. Kept
+    columns share a budget of `bits` per value. Each column gets the integer number of bits that
+    minimises the sum of squared errors; a column with 0 bits is sent as its mean. **A query is sent
+    with all values, in 8 bits each**, because a column of one row has no deviation, and no row may
+    depend on other rows.
 
     Source: Oh, Lee, Brinton, Jeon 2023, "Communication-efficient split learning via adaptive
     feature-wise compression" (SplitFC), sections on adaptive feature-wise dropout and on adaptive

@@ -56,7 +56,7 @@ class _Surrogates:
         return _Batch(rows, found, known)
 
     def record(self, step: int, rows: Positions, values: Tensor) -> None:
-        """Hold a step's new estimates until the step is committed, which stores them."""
+        """Hold a step's new estimates until `commit` stores them."""
         self._waiting[step] = rows, values
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]

@@ -1,9 +1,9 @@
 """Measures a codec on a cut: real frames, decoded again, with formula and entropy bound.
 
 The entropy bound is the number of bits that an ideal coder needs for the kept indices and codes of
-a whole cut, computed from their frequencies. It does not include headers, scales, or the history
-byte of an adaptive packer. So the bytes of a frame above the bound are the cost of packing and of
-these parts. The module reads a saved cut from a numpy file, and never from a pickle.
+a whole cut, computed from their frequencies. The bound does not include headers, scales, or the
+history byte of an adaptive packer. So the bytes of a frame above the bound are the cost of packing
+and of these parts. The module reads a saved cut from a numpy file, and never from a pickle.
 """
 
 from __future__ import annotations

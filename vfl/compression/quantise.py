@@ -22,10 +22,10 @@ class Quantise(DenseCodec):
     The thesis (equations 3-1, 3-2, table 3.1) quantises only the cut, and sends the gradient
     unchanged; `grad` can quantise the gradient too.
 
-    Hidden states of language models contain a few values a hundred times as large as the others,
-    which stretch the range of all codes. With `outliers`, the codec sends these values separately,
-    as Dettmers et al. 2022 (LLM.int8(), section 3.2) do with whole columns. With ``scale=row``,
-    they stretch the range of their row only.
+    Hidden states of language models contain a few values a hundred times as large as all others.
+    Such values stretch the range of all codes. With `outliers`, the codec sends these values
+    separately, as Dettmers et al. 2022 (LLM.int8(), section 3.2) do with whole columns. With
+    ``scale=row``, they stretch the range of their row only.
 
     Args:
         values: format of a value: 1 to 8 bits, ``bf16`` or ``fp32``.

@@ -18,9 +18,9 @@ class Rate(DenseCodec):
     """Sends range-coded integers; the loss includes their expected number of bits.
 
     The codec rectifies each unit, multiplies it by a learned scale, and rounds it to an integer y.
-    It estimates the number of bits by a logistic distribution of each unit over y + u, where u is
-    uniform on [-1/2, 1/2] (Balle et al. 2017, section 3). The feature party adds weight x bits per
-    row to its loss. The label party learns its own inverse scales, so no parameter is sent.
+    The codec estimates the number of bits by a logistic distribution of each unit over y + u, where
+    u is uniform on [-1/2, 1/2] (Balle et al. 2017, section 3). The feature party adds weight x bits
+    per row to its loss. The label party learns its own inverse scales, so no parameter is sent.
 
     Args:
         weight: weight of one bit per row in the feature party's loss.

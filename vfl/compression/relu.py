@@ -1,4 +1,4 @@
-"""Sparse cuts by a rectifier: zeros take few bytes; an L1 penalty controls how many there are."""
+"""Sparse cuts by a rectifier: zeros take few bytes, and an L1 penalty controls their number."""
 
 from __future__ import annotations
 

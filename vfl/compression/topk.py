@@ -293,8 +293,8 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
         width: width of the cut.
         alpha: weight of the indices outside the top k, in [0, 1].
         law: distribution of the number of replaced indices.
-        draws: random numbers, uniform on [0, 1), axes (rows, `DRAWS[law]` k); each row of the
-            result uses only its row.
+        draws: random numbers, uniform on [0, 1), axes (rows, `DRAWS[law]` k); a row of the result
+            depends only on the same row of `draws`.
     """
     k, others = top.shape[1], width - top.shape[1]
     if law == "sequential":

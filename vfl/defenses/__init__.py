@@ -69,8 +69,8 @@ def make(spec: str) -> Defense:
     """Build the defense that a spec names; the spec ``a+b`` applies defense a, then defense b.
 
     Raises:
-        SpecError: a name or an option is unknown (the error shows the nearest known name), or one
-            member of the chain makes another member's promise untrue.
+        SpecError: a name or an option is unknown (the error shows the nearest known name), or a
+            member of the chain would invalidate another member's guarantee.
     """
     members = [DEFENSES.make(part) for part in parts(spec)]
     return members[0] if len(members) == 1 else Chain(members)

@@ -13,17 +13,17 @@ Order in which one training round calls the hooks:
 
     In a U-shape, the feature party passes the returned cut through the layers of `restorer`.
 
-A feature party consents to the needed memory and time before it calls any of these hooks. For this,
-`working_bytes` and `fit_epochs` state the resources that the hooks will take, and the party calls
-`wrap_bottom` once with a bottom on meta tensors.
+A feature party consents to the needed memory and time before it calls any of these hooks. For this
+consent, `working_bytes` and `fit_epochs` state the memory and the epochs that the hooks need, and
+the party measures `wrap_bottom` on meta tensors.
 
 A defense overrides the hooks that it needs. Random numbers that protect data come from
 `context.secret`, the secret of the party at which the hook runs, and never from the run's seed. If
 the label party also has columns, their cut never leaves the label party. So no defense wraps the
 bottom of these columns, and their cut is not among the `cuts` of `loss`.
 
-`Chain` joins several defenses. A member can refuse a kind of labels that it cannot protect, and it
-can refuse other members or models that would make its promise untrue.
+`Chain` joins several defenses. A member of a chain can refuse a kind of labels that it cannot
+protect, and other members or models that would invalidate its guarantee.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class LabelKind:
 
     Attributes:
         classes: number of classes; None for a regression, whose labels are numbers.
-        weighted: whether some rows or classes have a larger weight in the loss than others.
+        weighted: whether some rows or classes have a larger weight in the loss than other rows or
+            classes.
         epochs: number of epochs of the training; None if it is not known.
         calibrated: whether the label party calibrates its answers with the labels of validation
             rows.
@@ -126,10 +127,10 @@ class Defense:
         return 0
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
-        """Refuse other members of the chain that would make this defense's promise untrue.
+        """Refuse other members of the chain that would invalidate this defense's guarantee.
 
         Raises:
-            SpecError: another member contradicts the promise; the error names this member.
+            SpecError: another member would invalidate the guarantee; the error names that member.
         """
 
     def prepare(self, kind: LabelKind) -> None:
@@ -228,10 +229,10 @@ class Defense:
     def restorer(self, sent: int, returned: int) -> nn.Module | None:
         """Return layers that repair the cut sent back in a U-shape; None if none are needed.
 
-        The layers belong to the feature party, which trains them together with its last layers.
-        Their `forward(returned, cut, sent)` reads the cut that came back, the party's cut before
-        this defense, and the cut after `embedding`. Each has axes (rows, ..., width); the result
-        has the axes of `returned`.
+        The layers belong to the feature party, which trains them together with its last layers. The
+        layers' method `forward(returned, cut, sent)` reads the cut that came back, the party's cut
+        before this defense, and the cut after `embedding`. Each has axes (rows, ..., width); the
+        result has the axes of `returned`.
 
         Args:
             sent: width of the party's cut.

@@ -54,13 +54,14 @@ class NoisyTop(nn.Module):
 class Bottleneck(Defense):
     """Puts a Gaussian code before the label party's top, and penalises the code's information.
 
-    It adds alpha x KL(code || N(0, 1)) to the label party's loss. The divergence is an upper bound
-    of the mutual information between the merged cut and the code. Source: Zou et al. 2023 (MID),
-    with the variational bound of Alemi et al. 2017. The bottoms do not learn features that the top
-    does not use, because no gradient rewards such features. The code's layers train with the top
-    and are saved with it. In training, the noise comes from the label party's secret; predictions
-    use no noise. The feature party sends its cut unchanged, so an attacker with labelled rows can
-    still use the features that the bottoms learned. The defense states no guarantee.
+    The defense adds alpha x KL(code || N(0, 1)) to the label party's loss. The divergence is an
+    upper bound of the mutual information between the merged cut and the code. Source: Zou et al.
+    2023 (MID), with the variational bound of Alemi et al. 2017. The bottoms do not learn features
+    that the top does not use, because no gradient rewards such features. The code's layers train
+    with the top and are saved with it. In training, the noise comes from the label party's secret;
+    predictions use no noise. The feature party sends its cut unchanged, so an attacker with
+    labelled rows can still use the features that the bottoms learned. The defense states no
+    guarantee.
 
     Args:
         alpha: weight of the divergence in the loss, per nat.

@@ -63,10 +63,10 @@ class FewRounds(Defense):
     """Bottoms start without labels, learn from a bounded number of gradients, and are then frozen.
 
     Before the first step a bottom learns from its owner's rows only, as a `LabelFree` bottom does.
-    It then learns from the gradients of the first `steps` exchanges. In later exchanges the label
-    party sends zeros, and the bottom is frozen even if the label party sends other values. So only
-    rows in the batches of the first `steps` exchanges disclose anything about their labels, and
-    each such row is in few batches. The top continues to learn from the labels of all rows.
+    The bottom then learns from the gradients of the first `steps` exchanges. In later exchanges the
+    label party sends zeros, and the bottom is frozen even if the label party sends other values. So
+    only rows in the batches of the first `steps` exchanges disclose anything about their labels,
+    and each such row is in few batches. The top continues to learn from the labels of all rows.
 
     With `epsilon`, the first `steps` exchanges use randomised labels (Warner 1965; see `LabelDP`),
     which the label party draws once for every row. During these exchanges the top learns only from
@@ -83,7 +83,8 @@ class FewRounds(Defense):
         steps: number of exchanges that return a gradient, counted from the start of the session. An
             exchange for an evaluation between two epochs counts too. With 0, the bottom never
             learns from labels.
-        epsilon: epsilon of one label against feature parties; None uses exact labels.
+        epsilon: epsilon of the guarantee for one label against feature parties; None uses exact
+            labels.
         kind: objective with which the bottom learns before the first step: any kind of `LabelFree`
             except "random" and "pca".
         epochs: number of epochs over the party's rows with this objective.

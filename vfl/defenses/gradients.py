@@ -70,11 +70,11 @@ def averaged(grad: Tensor, groups: Tensor) -> Tensor:
 
 
 class GradientSparsification(Defense):
-    """Keeps the gradient values of largest magnitude in each row, and sets all others to zero.
+    """Keeps the gradient values of largest magnitude in each row, and sets other values to zero.
 
-    It drops small values as Aji and Heafield (2017) do. Unlike them, it does not add dropped values
-    to the next step's gradient, because the next batch has other rows. It is a weak defense,
-    because the signs of the kept values disclose labels.
+    The defense drops small values as Aji and Heafield (2017) do. Unlike them, it does not add
+    dropped values to the next step's gradient, because the next batch has other rows. The defense
+    is weak, because the signs of the kept values disclose labels.
 
     Args:
         share: share of each row's values to keep; the number of kept values is rounded up.

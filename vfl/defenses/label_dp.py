@@ -37,8 +37,9 @@ class LabelDP(Defense):
 
     Without a prior, a label becomes another class with probability `flip`, and all other classes
     are equally likely. For K classes, epsilon = ln((1 - flip)(K - 1) / flip). With a public
-    `prior`, the defense uses RRWithPrior (Ghazi et al. 2021, algorithm 2). It replaces labels only
-    by the k most probable classes, where k maximises the expected share of labels that stay true.
+    `prior`, the defense uses RRWithPrior (Ghazi et al. 2021, algorithm 2). RRWithPrior replaces
+    labels only by the k most probable classes, where k maximises the expected share of labels that
+    stay true.
 
     Validation and test labels stay exact. With two classes and no prior, the top learns randomised
     labels: if it predicts q for class 1, the probability of the true class 1 is (q - flip) / (1 - 2

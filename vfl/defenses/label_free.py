@@ -32,8 +32,8 @@ class Frozen(nn.Module):
     """A model whose weights and batch statistics never change in training.
 
     Args:
-        model: the model. It always runs in evaluation mode, without dropout and with fixed batch
-            statistics.
+        model: the model. The model always runs in evaluation mode, without dropout and with fixed
+            batch statistics.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -151,7 +151,7 @@ class Pretrained(Defense):
 
     Before the first step the bottom learns from the party's training rows, and from its unaligned
     rows, which other parties lack. So the training needs fewer labels. This class protects nothing.
-    It is in this file because its bottoms start like `LabelFree` bottoms, but are not frozen
+    The class is in this file because its bottoms start like `LabelFree` bottoms, but are not frozen
     afterwards.
 
     Args:
@@ -232,11 +232,11 @@ class Anchored(Defense):
     components alone lose little accuracy, and a linear learned part (``bottom =
     "mlp:hidden=none"``) restores it. Each step changes the cut by `rate` times the change in a
     training without this defense. If `potential:norm=no` joins the chain, the learned part
-    discloses fewer labels. This design is vfl's own. Its idea is fine-tuning that stays near the
+    discloses fewer labels. This design is vfl's own. The idea is fine-tuning that stays near the
     starting point (Li et al. 2018, L2-SP); here label-free components are the starting point. Only
     feature parties run this defense. Before the first step, each feature party computes the
-    components from its training rows. They are saved with the party's weights. Leakage is measured,
-    not bounded, so the defense states no guarantee.
+    components from its training rows. The components are saved with the party's weights. Leakage is
+    measured, not bounded, so the defense states no guarantee.
 
     Args:
         rate: scale of the learned part; the components have mean variance 1.

@@ -138,7 +138,8 @@ class GradientNoise(Defense):
 
     Args:
         norm: clip norm for the gradient of one row's own loss, which is the sent gradient times the
-            number of rows in the batch. "inf" does not clip, and then the defense promises nothing.
+            number of rows in the batch. "inf" does not clip, and then the defense gives no
+            guarantee.
         sigma: standard deviation or scale of the noise, relative to `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
         delta: delta of the Gaussian mechanism.
@@ -202,7 +203,7 @@ class ClippedNoise(Defense):
     the noise.
 
     Args:
-        norm: clip norm of a row; "inf" does not clip, and then the defense promises nothing.
+        norm: clip norm of a row; "inf" does not clip, and then the defense gives no guarantee.
         sigma: standard deviation or scale of the noise, relative to `norm`.
         law: "gaussian" (2-norm) or "laplace" (1-norm).
         delta: delta of the Gaussian mechanism.

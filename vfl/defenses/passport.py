@@ -25,7 +25,7 @@ class Passport(Defense):
 
     Args:
         count: number of passports for the scale, and of passports for the shift, up to 1024.
-        reach: means are uniform random numbers between -reach and 0.
+        reach: limit of the passports' means, which are uniform random numbers between -reach and 0.
         sigma: standard deviation of the passports around their means.
 
     >>> layer = PassportLayer(4, count=1, reach=1.0, sigma=0.1)

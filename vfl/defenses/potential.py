@@ -34,8 +34,8 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
 
     The angular distance of two normalised rows u and v is arccos(u.v); the chordal distance is
     sqrt(2 - 2 u.v). Thesis eq 4-22 sums over pairs; this function takes the mean, so that its
-    weight does not depend on the batch size. Both energies are at most about 71; without any pair
-    the energy is 0. The gradient is always finite.
+    weight does not depend on the batch size. The angular and the chordal energy are at most about
+    71; without any pair the energy is 0. The gradient is always finite.
 
     Args:
         cut: axes (rows, width).
@@ -90,8 +90,8 @@ class Potential(Defense):
     same as `alpha` here. With `norm`, each feature party's bottom ends with layer normalisation
     without scale and shift, so that cuts lie on a sphere. The thesis requires this, although angles
     do not depend on the norm of a row. Both parties run this defense from the same spec, from the
-    first training step on; it has no state. It states no guarantee: an attacker who whitens the
-    cut, has unlabelled rows, or reads an earlier layer can still find the classes.
+    first training step on; it has no state. The defense states no guarantee: an attacker who
+    whitens the cut, has unlabelled rows, or reads an earlier layer can still find the classes.
 
     Args:
         alpha: weight of the energy in the label party's loss.

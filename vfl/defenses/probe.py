@@ -30,7 +30,8 @@ def probe_alignment(
         cut: axes (rows, width).
         labels: class codes 0..C-1, axes (rows,).
         classes: number of classes C.
-        support: number of rows whose labels the attacker knows; at most half of the batch.
+        support: number of rows whose labels the simulated attacker knows; at most half of the
+            batch.
         whiten: whether to remove correlations between columns too, by the Cholesky factor of the
             covariance.
 
@@ -78,8 +79,8 @@ class Probe(Defense):
     batches should have about 256 rows. A top with a hidden layer can still learn the classes from
     such cuts. The design is our own: adversarial regularisation, with ridge regression as an
     adversary in closed form (Bertinetto et al. 2019). Only the label party runs this defense, in
-    training; it has no state. It states no guarantee, because attackers with nonlinear classifiers
-    or with unlabelled rows can still find the classes.
+    training; it has no state. The defense states no guarantee, because attackers with nonlinear
+    classifiers or with unlabelled rows can still find the classes.
 
     Args:
         alpha: weight of the alignment in the label party's loss.

@@ -2,7 +2,8 @@
 
 A feature party with a backdoor can send, for a row of one class, a cut that represents another
 class. Then the cuts of the other parties contradict this cut. During training, both defenses of
-this file also learn how the parties' cuts fit together. They repair cuts only in predictions.
+this file also learn how the parties' cuts fit together. Both defenses repair cuts only in
+predictions.
 """
 
 from __future__ import annotations
@@ -364,9 +365,10 @@ class CoPur(Purification):
     """The top reads a plausible merged cut: the nearest one to the cuts that the parties sent.
 
     An autoencoder learns the distribution of merged cuts in training. At inference, a search finds
-    the code whose decoded cut is nearest to the received cuts. It minimises the sum of the parties'
-    distances, not of squared distances, so that a few parties may be far away (block sparsity). The
-    top reads the decoded cut of every row, so the autoencoder's error costs accuracy.
+    the code whose decoded cut is nearest to the received cuts. The search minimises the sum of the
+    parties' distances, not of squared distances, so that a few parties may be far away (block
+    sparsity). The top reads the decoded cut of every row, so the autoencoder's error costs
+    accuracy.
 
     Source: Liu, Xie, Koyejo, Li 2022, "CoPur: certifiably robust collaborative inference via
     feature purification" (NeurIPS): the l2,1 decomposition with a nonlinear manifold. This class

@@ -29,22 +29,22 @@ _MATRICES = 16
 class SplitGuard(Defense):
     """Shuffles the rows of some batches; an honest label party's gradients differ for such batches.
 
-    In the original (Erdogan et al. 2022, arXiv 2108.09052), the party with the labels sends false
-    labels with some batches. Here the feature party has no labels. It permutes the rows of some
-    batches instead, and each row meets another row's label. For an honest top, such a batch has
-    wrong labels. Then cut^T gradient, the gradient of a last layer of the bottom, has a larger norm
-    and another direction than in regular batches. A dishonest label party that trains the bottom
-    for its own target, as in feature-space hijacking (Pasquini et al. 2021), uses no labels. So the
-    gradients of a dishonest label party are alike for shuffled and regular batches. The feature
-    party does not learn from a shuffled batch.
+    In the original method (Erdogan et al. 2022, arXiv 2108.09052), the party with the labels sends
+    false labels with some batches. Here the feature party has no labels. The feature party permutes
+    the rows of some batches instead, and each row meets another row's label. For an honest top,
+    such a batch has wrong labels. Then cut^T gradient, the gradient of a last layer of the bottom,
+    has a larger norm and another direction than in regular batches. A dishonest label party that
+    trains the bottom for its own target, as in feature-space hijacking (Pasquini et al. 2021), uses
+    no labels. So the gradients of a dishonest label party are alike for shuffled and regular
+    batches. The feature party does not learn from a shuffled batch.
 
     Each shuffled batch gives a score. The feature party ends a training if two values are too low:
     the mean of the latest scores, and the newest score, which uses the most batches. On bank
     marketing (12 % positives, the first table of the leaderboard) the defense ended none of 20
-    honest trainings (seeds 0 to 19). It ended all 8 hijacked trainings, within 79 to 136 steps of
-    `start`. With the mean as the only criterion, the defense would also end the honest training
-    with seed 2. The first scores use only two or three batches, whose noise is ten times their
-    mean.
+    honest trainings (seeds 0 to 19). The defense ended all 8 hijacked trainings, within 79 to 136
+    steps of `start`. With the mean as the only criterion, the defense would also end the honest
+    training with seed 2. The first scores use only two or three batches, whose noise is ten times
+    their mean.
 
     Gradients under a defense that hides labels well look like hijacking, and so do gradients of a
     cut that is unrelated to the labels.

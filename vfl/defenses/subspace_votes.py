@@ -137,10 +137,10 @@ class SubspaceVotes(OfParties):
 
     A view is a random subspace, half as wide as a party's cut. The class projects the party's
     standardised cut on each view. The view compares the cut with the median cut of the latest
-    training rows with the same answer. It votes against the cut if the distance exceeds the rows'
-    median distance by more than `deviations` robust standard deviations. When half of the latest
-    training rows have changed, the medians are computed again. A party is flagged in a row if more
-    than half of the views vote against it. A flagged training row gets no gradient. In a
+    training rows with the same answer. The view votes against the cut if the distance exceeds the
+    rows' median distance by more than `deviations` robust standard deviations. When half of the
+    latest training rows have changed, the medians are computed again. A party is flagged in a row
+    if more than half of the views vote against it. A flagged training row gets no gradient. In a
     prediction, the top reads the mean cut in place of the flagged party's cut. Rows with an answer
     are checked after 32 training rows had the same answer. If all parties of a row are flagged, the
     top reads the row unchanged.

@@ -99,8 +99,8 @@ class Merger(ABC):
 
         Returns:
             A module with one argument for each party's cut, in merge order, each of axes (rows,
-            width of this cut). It returns the merged cut, axes (rows, width). Each row of the
-            result depends only on the same row of the cuts.
+            width of this cut). The module returns the merged cut, axes (rows, width). Each row of
+            the result depends only on the same row of the cuts.
 
         Raises:
             SpecError: see `width`.

@@ -1,7 +1,7 @@
 """Transformers of plain torch modules: decoders, encoders of texts, and encoders of pictures.
 
-One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP. It
-states where norms are, how positions enter, and which tokens a token attends to.
+One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP. The
+description states where norms are, how positions enter, and which tokens a token attends to.
 `vfl.models.pretrained` reads the published weights.
 """
 
@@ -521,7 +521,7 @@ class Decoder(_Stack):
 
 
 def checkpointed(module: nn.Module) -> nn.Module:
-    """Let every block store only its input for the backward pass, and compute the rest again.
+    """Let every block store only its input for the backward pass, and compute other values again.
 
     Gradients stay bit-equal; a training step computes each block's forward pass twice.
 

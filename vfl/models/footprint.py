@@ -1,9 +1,9 @@
 """Computes, before any allocation, the memory that a model would need.
 
-The module builds the model on torch's meta device, and runs it there on the real number of rows. It
-counts every allocation of an operation, in layers and in functions, including attention weights
-over all pairs of tokens. It refuses a model that cannot run this way, and never guesses a model's
-memory.
+The module builds the model on torch's meta device, and runs it there on the real number of rows.
+The module counts every allocation of an operation, in layers and in functions, including attention
+weights over all pairs of tokens. The module refuses a model that cannot run this way, and never
+guesses a model's memory.
 
 Let P be the number of the bottom's parameters, and b the bytes of its buffers. A pass over R rows
 allocates A(R) bytes; the largest tensor of the pass has L(R) bytes. Let m be the number of cuts in

@@ -23,9 +23,9 @@ from vfl.models.decoder import (
     VectorShape,
 )
 
-#: The family name of folders that `save_decoder` writes.
+#: Family name (`model_type`) in the folders that `save_decoder` writes.
 OWN = "vfl-decoder"
-#: The family name of folders with word vectors.
+#: Family name (`model_type`) in folders with word vectors.
 VECTORS = "vfl-vectors"
 #: vfl's names of activations, by their names in `config.json`: for an MLP without a gate, and for
 #: an MLP with a gate.
@@ -88,13 +88,13 @@ class Config:
         return self.found.get(name, default) or 0
 
     def require(self, **wanted: Any) -> None:
-        """Raise `Refused` if a setting has another value; a missing setting counts as equal."""
+        """Raise `Refused` if a setting differs from the wanted value; a missing setting passes."""
         for name, want in wanted.items():
             if self.get(name, want) != want:
                 raise Refused(f"{name} = {self.get(name)!r}", f"{name} = {want!r}")
 
     def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
-        """Return vfl's name for the value of a setting; raise `Refused` if it has none."""
+        """Return vfl's name for the value of a setting; raise `Refused` if vfl has no such name."""
         got = self.get(name, default)
         if got not in choices:
             raise Refused(f"{name} = {got!r}", f"one of {', '.join(choices)}")
@@ -107,7 +107,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Names:
-    """Maps names of vfl's modules to a family's names; one module may join several of these.
+    """Maps names of vfl's modules to a family's names; some vfl modules join several of a family.
 
     Attributes:
         top: the family's names of modules outside blocks.
@@ -605,7 +605,7 @@ _DISTILBERT = Names(
 
 
 def _side(config: Config, name: str) -> int:
-    """Return the side of a square, which is stated once or as height and width."""
+    """Return the side of a square picture or patch, stated once or as height and width."""
     found = config[name]
     sides = found if isinstance(found, list) else [found]
     if len(set(sides)) != 1:

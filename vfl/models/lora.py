@@ -182,7 +182,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """Return one linear layer that computes the same, up to rounding."""
+        """Return one linear layer that computes the same as layer and adapter, up to rounding."""
         base = self.base
         layer = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None)
         layer.weight.copy_(base.weight + self.scale * self.b @ self.a)

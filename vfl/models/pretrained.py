@@ -161,9 +161,9 @@ def load_pretrained(
 ) -> Pretrained:
     """Return the model of a folder, in evaluation mode and in float32.
 
-    The function reads the families of `vfl.models.layouts`. It refuses a setting that changes the
-    computation and that vfl's models do not support, such as rotary positions stretched by
-    "longrope"; the error names the setting.
+    The function reads the families of `vfl.models.layouts`. The function refuses a setting that
+    changes the computation and that vfl's models do not support, such as rotary positions stretched
+    by "longrope"; the error names the setting.
 
     Args:
         folder: folder in the Hugging Face layout.

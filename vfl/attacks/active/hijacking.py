@@ -24,8 +24,8 @@ from vfl.models.optimizers import descend
 class Bending(ActiveAdversary, Attack):
     """Base class: a label party trains bottoms to produce codes that its own decoder can invert.
 
-    A subclass creates `_draw`, `_decoder` and its other networks in `begin`. Its `_parts` returns
-    all networks and optimisers.
+    A subclass creates `_draw`, `_decoder` and its other networks in `begin`. The subclass's method
+    `_parts` returns all networks and optimisers.
 
     Args:
         victim: party whose gradient is replaced; "all" for every feature party.
@@ -89,10 +89,10 @@ class Hijacking(Bending):
     """FSHA: sends the gradient of its own critic instead of the task's gradient.
 
     The attacker trains an autoencoder on its own rows, with an encoder of the victim's
-    architecture. It also trains a critic that distinguishes the encoder's codes from the victim's
-    cuts. The critic's gradient moves the victim's cuts towards the distribution of the codes, so
-    that the decoder can read them. After the victim's training, this class runs as an `Attack` and
-    decodes the targets' cuts.
+    architecture. The attacker also trains a critic that distinguishes the encoder's codes from the
+    victim's cuts. The critic's gradient moves the victim's cuts towards the distribution of the
+    codes, so that the decoder can read them. After the victim's training, this class runs as an
+    `Attack` and decodes the targets' cuts.
 
     The critic only makes the distribution of cuts similar to the distribution of codes. A cut
     decodes to the right row only because bottom and encoder have the same architecture. For a

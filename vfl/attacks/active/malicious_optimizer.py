@@ -16,15 +16,15 @@ _LAST = "last_gradient"
 class MaliciousOptimizer(ActiveAdversary):
     """Takes longer steps for weights whose gradients keep their sign.
 
-    It multiplies each weight's step by 1 + gain * g_t / g_(t-1), clipped between 1 and `most`,
-    after the agreed optimiser has computed the step. The joint network then depends more on this
-    party's bottom, and its cuts reveal more of the labels. This is the first part of the attack;
-    the second part is model completion on these cuts.
+    The optimiser multiplies each weight's step by 1 + gain * g_t / g_(t-1), clipped between 1 and
+    `most`, after the agreed optimiser has computed the step. The joint network then depends more on
+    this party's bottom, and its cuts reveal more of the labels. This is the first part of the
+    attack; the second part is model completion on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
     model completion). The paper scales the gradients of stochastic gradient descent. For stochastic
-    gradient descent, scaling the steps is equivalent. It also works for Adam, which would cancel
-    scaled gradients.
+    gradient descent, scaling the steps is equivalent. Scaled steps also work for Adam, which would
+    cancel scaled gradients.
 
     Args:
         gain: weight of the ratio of the current gradient to the previous gradient.

@@ -25,15 +25,15 @@ class Villain(Backdoor):
     """Swaps cuts to find the rows of one class, then adds a trigger to the cuts of these rows.
 
     After `warmup` epochs, the party replaces up to `swaps` cuts in each batch by the mean cut of
-    its known rows. It chooses the cuts that are most similar to this mean cut. The party compares
-    the norm of the returned gradient with two norms: of the row's earlier gradient, and the median
-    norm of the batch's other gradients. If the norm is at most `ratio` times one of these two
-    norms, the row counts as a row of the known rows' class. After `inferring` such epochs, the
-    party adds the trigger to the cuts of these rows. The trigger changes a `share` of the units,
-    the units that vary most over these rows. Its pattern repeatedly raises two units and lowers two
-    units, each by `strength` times the mean standard deviation of these units. For each training
-    row, the party leaves out random units of the trigger and scales the others, so that incomplete
-    triggers work too.
+    its known rows. The party chooses the cuts that are most similar to this mean cut. The party
+    compares the norm of the returned gradient with two norms: of the row's earlier gradient, and
+    the median norm of the batch's other gradients. If the norm is at most `ratio` times one of
+    these two norms, the row counts as a row of the known rows' class. After `inferring` such
+    epochs, the party adds the trigger to the cuts of these rows. The trigger changes a `share` of
+    the units, the units that vary most over these rows. The trigger's pattern repeatedly raises two
+    units and lowers two units, each by `strength` times the mean standard deviation of these units.
+    For each training row, the party leaves out random units of the trigger and scales its other
+    units, so that incomplete triggers work too.
 
     Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical split learning" (USENIX
     Security), sections on label inference by embedding swapping, trigger fabrication and backdoor

@@ -22,7 +22,7 @@ class PseudoClient(Attack):
     pseudo-bottom's cuts with those of the victim's cuts; `sdar` uses a discriminator for this.
     Before the inversion, both kinds of cuts are standardised, which removes remaining differences
     in mean and deviation. The attack uses columns and labels of the leaked rows, but not their
-    cuts. So other rows of the same kind will do.
+    cuts. So the attacker may use any rows of the same kind.
 
     Source: Gao and Zhang 2023 (PCAT), with the alignment of Sun and Saenko 2016 (CORAL). The victim
     must be the only party that feeds the top.

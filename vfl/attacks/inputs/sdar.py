@@ -46,12 +46,12 @@ class _Simulated:
 class SDAR(Attack):
     """Trains a simulator of the bottom and a decoder for it, and decodes the victim's cuts.
 
-    In each step the simulator learns the task on the label party's own rows with the fixed top. It
-    also learns to produce cuts that a discriminator takes for the victim's cuts. The decoder learns
-    to invert the simulator. It also learns to turn the victim's cuts into rows that a second
-    discriminator takes for real rows. Both discriminators also read the label of the cut or row.
-    The attack uses columns and labels of the leaked rows, but not their cuts, so other rows of the
-    same kind will do.
+    In each step the simulator learns the task on the label party's own rows with the fixed top. The
+    simulator also learns to produce cuts that a discriminator takes for the victim's cuts. The
+    decoder learns to invert the simulator. The decoder also learns to turn the victim's cuts into
+    rows that a second discriminator takes for real rows. Both discriminators also read the label of
+    the cut or row. The attack uses columns and labels of the leaked rows, but not their cuts, so
+    the attacker may use any rows of the same kind.
 
     With `labels=no` the attacker is the server of a U-shape, which has neither the rows' labels nor
     the last layers. Then discriminators read no label, and the attack simulates last layers too,

@@ -273,10 +273,10 @@ class TokenSearch(Attack):
     """Tries words at one position after another, and keeps the words whose cuts are nearest.
 
     With `candidates=0` and without noise it finds every text exactly, because a decoder's words
-    read only earlier words. It is the strongest of the attacks on texts here, but takes vocabulary
-    x words forward passes for each text. With `candidates` above 0 it refines the result of
-    `text_inversion`. It supports only a `decoder_front`, without layers that a defense or codec
-    adds.
+    read only earlier words. This is the strongest of the attacks on texts here, but takes
+    vocabulary x words forward passes for each text. With `candidates` above 0 it refines the result
+    of `text_inversion`. The attack supports only a `decoder_front`, without layers that a defense
+    or codec adds.
 
     Args:
         candidates: number of candidate words at each position, nearest to the result of
@@ -349,8 +349,8 @@ class TwoStageInversion(TextInversion):
 
     Source: Chen et al. 2024, "Unveiling the Vulnerability of Private Fine-Tuning in Split-Based
     Frameworks for Large Language Models" (BiSR), section 4: a learned inversion, then optimisation.
-    In the paper, the second stage also matches the gradients of a training; here it compares cuts
-    only.
+    In the paper, the second stage also matches the gradients of a training; here this stage
+    compares cuts only.
 
     Args:
         steps: see `text_inversion`.
@@ -391,8 +391,8 @@ class TwoStageInversion(TextInversion):
 class TokenNetwork(Attack):
     """Trains a network that maps a word's vector in the cut, and preceding vectors, to the word.
 
-    The network trains on leaked texts, and the attack needs no party's weights. So it also works
-    with noise and codecs.
+    The network trains on leaked texts, and the attack needs no party's weights. So the attack also
+    works with noise and codecs.
 
     Source: thesis 6.2.2, following its reference 52 (an inversion model trained on pairs).
 

@@ -45,7 +45,7 @@ _LEARNERS = (
 
 @dataclass(eq=False)
 class Trial:
-    """One composition, and the results of its trials.
+    """One composition (layers, scaler, learner and teacher), and the results of its trials.
 
     Attributes:
         spec: spec of the composition.
@@ -93,11 +93,11 @@ class Adaptive(Attack):
     The labels of the target rows never influence the choice, because they are not in the attacker's
     view.
 
-    To compare the candidates, the attack holds out some of the leaked labels. It counts right
-    guesses, or computes the AUC if classes have unequal numbers of leaked rows. With one leaked
-    label per class, the attack cannot hold out any label. Then the best candidates are those whose
-    guesses about unlabelled rows agree most with the guesses of other candidates. With `at=inputs`
-    the same attack runs without the trained model, as a baseline.
+    To compare the candidates, the attack holds out some of the leaked labels. The attack counts
+    right guesses, or computes the AUC if classes have unequal numbers of leaked rows. With one
+    leaked label per class, the attack cannot hold out any label. Then the best candidates are those
+    whose guesses about unlabelled rows agree most with the guesses of other candidates. With
+    `at=inputs` the same attack runs without the trained model, as a baseline.
 
     Attributes:
         report: report of the last run.
@@ -210,7 +210,7 @@ class _Search:
         return (_MARGIN if alike else _NEW) * likely < left
 
     def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
-        """Return log class shares by the voters that the budget allows, and the voters' specs."""
+        """Vote within the budget: return log class shares, and the specs of the voters."""
         found: list[Tensor] = []
         voted: list[str] = []
         for one in trials:
@@ -256,8 +256,8 @@ class _Search:
     def _whole(self, made: Attack, view: View) -> Tensor:
         """Return an attack's scores of all rows, without the effect of class frequencies.
 
-        The leaked rows contain equally many rows of each class. So scores of an attack that uses
-        the class frequencies are divided by these frequencies again.
+        The leaked rows contain equally many rows of each class. The scores of an attack that uses
+        the class frequencies are therefore divided by these frequencies.
         """
         scores = made.run(view.only(made.needs), self._fresh())
         if Grant.PRIOR in made.needs:

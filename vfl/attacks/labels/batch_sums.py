@@ -32,15 +32,14 @@ class BatchSums(GradientAttack):
     A defense may send the mean gradient of a group of rows, or of a whole batch, to each row. Rows
     with equal gradients form a group; each epoch has other groups. Each group gives one linear
     equation: its gradient is the mean of its rows' true gradients. The attack models a row's true
-    gradient as a linear function of its columns plus a residual. It fits the function by ridge
-    regression of group gradients on group means of the columns, as in learning from label
+    gradient as a linear function of its columns plus a residual. The attack fits the function by
+    ridge regression of group gradients on group means of the columns, as in learning from label
     proportions (Quadrianto et al. 2009). Generalised cross-validation chooses the penalty (Golub,
     Heath and Wahba 1979). Penalised least squares gives the residuals. Before these steps, the
     attack divides gradients by the root mean square of their batch and centres them in each epoch.
     For K classes, it projects them on the K - 1 directions along which groups with common rows vary
-    together. Leaked rows show which of the
-    projected values belong to which class. With two classes, the direction of the first gradients'
-    mean shows this too (`orientation.by_shares`).
+    together. Leaked rows show which of the projected values belong to which class. With two
+    classes, the direction of the first gradients' mean shows this too (`orientation.by_shares`).
 
     Args:
         epochs: number of first epochs to read; 0 reads all.
@@ -174,7 +173,8 @@ class Equations:
 
         Principal components of the values contain noise, which hides these directions; the
         covariance of groups with common rows does not. If groups share too few rows for an
-        estimate, the method returns the principal components of what columns explain.
+        estimate, the method returns the principal components of the part of the values that the
+        columns explain.
 
         Args:
             count: number of directions.

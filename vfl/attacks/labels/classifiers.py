@@ -458,7 +458,7 @@ class FineTuning(MLP):
 class SelfTraining(Logistic):
     """Logistic regression on the leaked rows, then again with its most confident guesses added.
 
-    After a defense, few labels may not suffice to find the classes, although the classes are still
+    Under a defense, few labels may not suffice to find the classes, although the classes are still
     separated. Unlabelled rows show this separation. A leaked row has twice the weight of a guessed
     row.
 

@@ -111,9 +111,9 @@ class Composed(Attack):
     """Base class of attacks on labels that combine five parts.
 
     The attack reads layers of the victim and scales their features. A learner trains on the leaked
-    rows, and also on a teacher's guesses about the unlabelled rows if there is a teacher. It then
-    trains again with its own most confident guesses, or with those of a second learner that reads
-    other layers (co-training, Blum and Mitchell 1998).
+    rows, and also on a teacher's guesses about the unlabelled rows if there is a teacher. The
+    learner then trains again with its own most confident guesses, or with those of a second learner
+    that reads other layers (co-training, Blum and Mitchell 1998).
 
     Attributes:
         defaults: an attack's own defaults for the options below.
@@ -124,8 +124,8 @@ class Composed(Attack):
             same mean square.
         scaler: see `scale_by`; it does not scale inputs that are joined with other layers.
         unlabelled: use of unlabelled rows. "self_training": the most confident guesses become
-            labels. "co_training": two learners, one for the first layer and one for the others,
-            exchange guesses. "mixmatch": MixMatch, for networks only.
+            labels. "co_training": two learners exchange guesses; one reads the first layer, the
+            other one reads all other layers. "mixmatch": MixMatch, for networks only.
         teacher: an attack whose guesses about the unlabelled rows the learner trains on first; a
             spec with / in place of commas. "propagation" spreads labels over inputs; "scratch"
             trains a new model.

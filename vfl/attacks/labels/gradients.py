@@ -34,8 +34,8 @@ class GradientAttack(Attack):
 
     Attributes:
         uses: grants that the attack needs besides gradients.
-        fewest: smallest allowed number of epochs; 0 also allows the value 0, which reads all
-            epochs.
+        fewest: smallest allowed value of `epochs`; if it is 0, the value 0 is allowed too and reads
+            all epochs.
 
     Args:
         epochs: number of epochs to read.
@@ -223,11 +223,11 @@ class GradientTeacher(GradientSimilarity):
     A defense may send gradients of few rows only, or gradients of randomised labels. With few rows,
     the attack must guess most labels from the inputs. With randomised labels, single guesses may be
     wrong, but together they still show the classes. So the attack trains a network on the inputs,
-    with the guesses of `gradient_similarity` as labels. It estimates the share of right guesses
-    from the class frequencies among them, and from the leaked rows that had gradients. This share
-    corrects the network's outputs (Patrini et al. 2017, backward correction). For a row with a
-    gradient, the answer combines the corrected output and the guess. With two classes, the mean of
-    the first gradients and the leaked rows show which class is which.
+    with the guesses of `gradient_similarity` as labels. The attack estimates the share of right
+    guesses from the class frequencies among the guesses, and from the leaked rows that had
+    gradients. This share corrects the network's outputs (Patrini et al. 2017, backward correction).
+    For a row with a gradient, the answer combines the corrected output and the guess. With two
+    classes, the mean of the first gradients and the leaked rows show which class is which.
 
     Args:
         epochs: number of epochs to read.
@@ -277,7 +277,7 @@ class GradientTeacher(GradientSimilarity):
         return (shares + answers.log()).float()
 
     def _upright(self, view: View, above: Tensor, has_gradient: Tensor) -> Tensor:
-        """Return guesses of two classes, in the more likely order of the classes.
+        """Return guesses of two classes; the method exchanges the classes if this is more likely.
 
         Args:
             view: the attacker's view.

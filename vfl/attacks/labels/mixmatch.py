@@ -46,8 +46,8 @@ def fit_mixmatch(
         draw: generator of all random numbers.
         batch: number of leaked rows per step, drawn with replacement, and also the number of
             unlabelled rows.
-        temperature: temperature of sharpening: the exponent of guessed probabilities is the inverse
-            of it (eq 7).
+        temperature: temperature T of sharpening; guessed probabilities are raised to the power 1 /
+            T (eq 7).
         alpha: parameter of the Beta distribution from which the mixing weights are drawn (eq 8).
         weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
         optimizer: an optimiser to use instead of Adam over all weights.

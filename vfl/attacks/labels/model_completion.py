@@ -29,8 +29,8 @@ class ModelCompletion(Attack):
         learning_rate: learning rate of the head.
         batch: number of leaked rows per step, drawn with replacement, and also the number of
             unlabelled rows.
-        temperature: temperature of sharpening; below 1, guessed labels become more certain. The
-            exponent of guessed probabilities is the inverse of it (eq 7).
+        temperature: temperature of sharpening; below 1, guessed labels become more certain. Guessed
+            probabilities are raised to the power 1 / temperature (eq 7).
         alpha: parameter of the Beta distribution from which the mixing weights are drawn (eq 8).
         weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
         bottom_learning_rate: learning rate of the bottom; 0 trains the head alone.

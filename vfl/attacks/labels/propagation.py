@@ -130,9 +130,9 @@ def propagate(
 class LabelPropagation(Composed):
     """Spreads the leaked labels over a graph of leaked, unlabelled and target rows.
 
-    It needs no classifier; it assumes that neighbours share a class. With ``at=inputs`` it is the
-    strongest baseline without the bottom. With ``at=cut+inputs``, distances between rows combine
-    cuts and inputs.
+    The attack needs no classifier; it assumes that neighbours share a class. With ``at=inputs`` it
+    is the strongest baseline without the bottom. With ``at=cut+inputs``, distances between rows
+    combine cuts and inputs.
 
     Source: Zhou et al. 2004 (local and global consistency), in closed form.
 

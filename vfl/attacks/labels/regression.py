@@ -27,7 +27,8 @@ class Regression(EmbeddingAttack):
 
     Args:
         at: the layer that the attack reads; see `features`. "gradients" reads a recorded training.
-            There the gradient of a squared error is the error times a row of the top's weights.
+            In a recorded training, the gradient of a squared error is the error times a row of the
+            top's weights.
         learner: "ridge": linear ridge regression. "kernel": ridge regression with kernel exp(-|x -
             x'|^2 / (d v)), for d features with variance v over the leaked rows. "neighbours": the
             mean of the five nearest leaked rows, weighted by inverse distance. "scratch": an

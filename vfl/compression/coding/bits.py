@@ -5,9 +5,9 @@ tables row by row, and pack the rows without gaps; zero bits fill the last byte.
 any number of bits; the most significant bit comes first.
 
 The k kept indices of a row of width d form a set. `Enumerative` numbers all C(d, k) sets (the
-combinatorial number system). This takes at most one bit more than the best format of fixed length.
-`PlainIndex` writes each index separately, and `Bitmap` writes one bit for each possible index.
-`Supports` numbers sets whose size differs from row to row.
+combinatorial number system). This numbering takes at most one bit more than the best format of
+fixed length. `PlainIndex` writes each index separately, and `Bitmap` writes one bit for each
+possible index. `Supports` numbers sets whose size differs from row to row.
 """
 
 from __future__ import annotations

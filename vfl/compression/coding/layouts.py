@@ -2,8 +2,8 @@
 
 A payload consists of a tag, the scales of its values, and the codes as a layout writes them.
 Layouts of fixed length (`bits.IndexSet`) pack bits without gaps; zero bits fill the last byte.
-`Range` codes symbols with adaptive counts. Its tag is a byte that identifies the history of these
-counts.
+`Range` codes symbols with adaptive counts. The tag of `Range` is a byte that identifies the history
+of these counts.
 """
 
 from __future__ import annotations

@@ -463,7 +463,7 @@ class AdaptiveCounts:
         return counts
 
     def _share(self, touched: slice | np.ndarray, counts: np.ndarray) -> None:
-        """Compute shares from counts: at least 1 if a count is above 0, the rest in proportion."""
+        """Compute shares from counts: 1 for each count above 0, and the remainder in proportion."""
         sums, used = counts.cumsum(axis=1, dtype=np.int64), (counts > 0).cumsum(axis=1)
         rest = ((1 << TOTAL_BITS) - used[:, -1:]) * sums // np.maximum(sums[:, -1:], 1)
         ends = (used + rest).astype(np.uint32)

@@ -7,7 +7,7 @@ value is outside. `RectifiedValues` does the same for cuts without negative valu
 exact.
 
 Gradients are sent only for the values that the cut's payload contained, in the same order. Both
-parties know which values these are, so `GradientCode` sends no indices.
+parties know which values the payload contained, so `GradientCode` sends no indices.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _Lanes:
         return self._of(lambda one, two: self.builder.icmp_unsigned(">=", one, two), other)
 
     def where(self, yes: _Lanes, no: _Lanes) -> _Lanes:
-        """Return `yes` in lanes in which the condition is true, and `no` in the others."""
+        """Return `yes` in lanes in which the condition is true, and `no` in all other lanes."""
         return _Lanes(self.builder, self.builder.select(self.value, yes.value, no.value))
 
     def to(self, kind: ir.IntType) -> _Lanes:
@@ -168,7 +168,7 @@ class _Memory:
     def last_at_most(self, limits: _Lanes, firsts: _Lanes) -> tuple[_Lanes, _Lanes]:
         """Search 16 increasing numbers for each lane; the first number is at most the lane's limit.
 
-        Returns how many of the numbers are at most the limit, and the last of them.
+        Returns how many of the numbers are at most the limit, and the last one of these numbers.
         """
         counts = lasts = ir.Constant(_vector(_Number), ir.Undefined)
         for lane in map(_Number, range(LANES)):
