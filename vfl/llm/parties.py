@@ -593,7 +593,8 @@ class Party:
     def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, Iterator[Tensor]]:
         """Connect to the parties of a question; take its material, which is then marked as used.
 
-        If the dealer counts, it has also marked the material as used before this method returns.
+        If the dealer counts, the dealer has also marked the material as used before this method
+        returns.
 
         Raises:
             RolledBackError: a party's folder was restored from a copy.

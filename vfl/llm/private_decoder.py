@@ -767,7 +767,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
 
         Args:
             prompts: token ids of each text.
-            count: see `generate`; the same holds for `pick` and `stop`.
+            count: largest number of tokens of each answer.
             pick: function that picks the next token of each text, text by text.
             stop: tokens that end a text; the ending token is part of the answer.
             on_token: function that receives a text's number and its next token.

@@ -220,7 +220,7 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 
 
 def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
-    """Share a masked value; the readers are those that the owner of the value allows.
+    """Share a masked value; the value's owner has set who may read the share.
 
     The token proves that the sender of the masked value had received the mask. Without this check,
     the leader could send a value and a reading rule of its own choice, and then read the mask.

@@ -466,7 +466,8 @@ class ShareHolder:
 
         Raises:
             RingRangeError, NonFiniteError: the inputs cannot be encoded; nothing was sent.
-            ReusedPadError: this step, or a later step, was opened earlier in this attempt.
+            ReusedPadError: values of this step, or of a later step, were opened earlier in this
+                attempt.
             ProtocolError: no keys were agreed on.
         """
         self._open(inputs, step, trains=True)
@@ -697,7 +698,8 @@ class DealtSum(LayerSum):
 
         Raises:
             ProtocolError, FrameError: a party sent an unexpected message.
-            ReusedPadError: this exchange, or a later exchange, was dealt before in this attempt.
+            ReusedPadError: values of this exchange, or of a later exchange, were dealt before in
+                this attempt.
         """
         dealt = {name: pack([dealer.deal(rows, step)]) for name, dealer in self._dealers.items()}
         kind, order = _opening(trains), tuple(self.ends)
@@ -787,7 +789,8 @@ class PartnerSum(LayerSum):
         """Request this exchange from the dealer, and open masked shares of weights to their owners.
 
         Raises:
-            ReusedPadError: this exchange, or a later exchange, was opened before in this attempt.
+            ReusedPadError: values of this exchange, or of a later exchange, were opened before in
+                this attempt.
         """
         kind = _opening(trains)
         self._link.send(Frame(kind, step, rows.to_bytes(ROWS_BYTES, "little")))
@@ -941,7 +944,8 @@ class DealerEnd:
 
         Raises:
             ProtocolError, FrameError: the request was invalid; nothing was dealt.
-            ReusedPadError: this exchange, or a later exchange, was dealt before in this attempt.
+            ReusedPadError: values of this exchange, or of a later exchange, were dealt before in
+                this attempt.
         """
         frame = self.link.receive()
         if frame.kind is Kind.DONE:

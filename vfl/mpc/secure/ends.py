@@ -187,7 +187,8 @@ class Place(ABC):
 
     Attributes:
         attempt: name of the session, and number of its restarts.
-        direct: links that no other party relays, by party, once the parties are connected.
+        direct: links that no third party relays, by name of the party at the other end, once the
+            parties are connected.
     """
 
     attempt: tuple[str, int]

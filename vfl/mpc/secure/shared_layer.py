@@ -154,7 +154,7 @@ class Owner:
         """Return the masked inputs E for the partner, axes (rows, columns).
 
         Raises:
-            ReusedPadError: this step, or a later step, was opened before.
+            ReusedPadError: values of this step, or of a later step, were opened before.
         """
         return inputs - drawn(self._stream, inputs.shape, "inputs", step)
 
@@ -258,7 +258,8 @@ class Partner(_KeptOnce):
         """Return the masked weights D for the owner, axes (columns, width).
 
         Raises:
-            ReusedPadError: this step, or a later step, was opened before in this attempt.
+            ReusedPadError: values of this step, or of a later step, were opened before in this
+                attempt.
         """
         return self._begun() - self._masked("weights", self.shape, step)
 
@@ -333,7 +334,7 @@ class Dealer(_KeptOnce):
         """Return the partner's term of the outputs: U V - T, axes (rows, width).
 
         Raises:
-            ReusedPadError: this step, or a later step, was dealt before.
+            ReusedPadError: values of this step, or of a later step, were dealt before.
         """
         inputs = drawn(self._owner, (rows, self.columns), "inputs", step)
         weights = drawn(self._partner, (self.columns, self.width), "weights", step)
@@ -405,7 +406,7 @@ class LayerAxes:
 
     @property
     def _tags_bytes(self) -> int:
-        """Bytes of the two seal tags on openings between two parties through the label party."""
+        """Bytes of the seal tags of two openings that the label party relays."""
         return 2 * TAG_BYTES if self.other else 0
 
     def opened_bytes(self, rows: int) -> int:

@@ -589,9 +589,9 @@ class Dealer(Party):
         """Return how many bits before the point the values of a question may have.
 
         Divided sums, as in a network in thesis mode, may have at most the number of bits for which
-        the index correction works. In fast mode, this also holds for values in training, which are
-        multiplied by gradients. Such a value is requested together with its slope, and only a
-        function with a symmetry (`mirror`) has bounded results.
+        the index correction works. In fast mode, this limit also holds for values in training,
+        which are multiplied by gradients. Such a value is requested together with its slope, and
+        only a function with a symmetry (`mirror`) has bounded results.
         """
         divided = self.rules.mode == "thesis" and not function.positive
         trained = self.rules.mode == "fast" and slope and function.mirror is None

@@ -214,8 +214,8 @@ class ThreePartyNetwork:
         The state has the holder's shares of the weights; plain gradient descent needs no other
         numbers. The state has the masks under which the weights were opened since the last
         evaluation; these masks belong to the keys of this attempt. The state has the number of
-        operations, which determines the used part of every pad stream, and the records of learned
-        values and of sent bytes, so that the accounts continue.
+        operations, which determines the used part of every pad stream. The records of learned
+        values and of sent bytes are in the state, so that the accounts continue.
         """
         openings = {
             name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
