@@ -83,7 +83,8 @@ FOLDER = EXAMPLES / "frontier"
 TASKS = ("fashion", "mnist", "cifar", "bank", "credit", "reviews")
 #: Numbers of rows of the tables, all of which are used.
 WHOLE = {"bank": 45_211, "credit": 30_000}
-#: Points by which a defense may leak and still count as leaking no more than label-free bottoms.
+#: Percentage points by which a defense may leak more than label-free bottoms, and still count as
+#: leaking no more.
 MARGIN = 0.01
 LEAKED = 10
 #: Columns that identify a result row.
@@ -110,7 +111,7 @@ FAMILIES: Families = {
 }
 
 Verdict = Literal["reference", "beats it", "leaks", "no better", "undecided"]
-#: Verdicts, in the order in which it is worth most to run more victims or attacks.
+#: Verdicts; first come those for which running further victims or attacks is most useful.
 _ORDER: Sequence[Verdict] = ("reference", "undecided", "beats it", "no better", "leaks")
 
 
@@ -295,7 +296,7 @@ class Frontier:
 
     @property
     def front(self) -> list[Place]:
-        """Return the defenses that no other beats in both mean accuracy and mean leakage."""
+        """Return the defenses that no defense beats in both mean accuracy and mean leakage."""
         found: list[Place] = []
         for one in sorted(self.places, key=lambda one: (one.above, -one.utility.mean)):
             if not found or one.utility.mean > found[-1].utility.mean:
@@ -312,12 +313,13 @@ class Claims:
     """p-values of the possible claims about a defense.
 
     Attributes:
-        leaks: claim: some attack reaches more than the reference plus the margin, however many
-            attacks were run.
-        ahead: claim: the defense is more accurate than the best label-free bottom.
-        behind: claim: the defense is not more accurate than the best label-free bottom.
-        beats: claim: the defense is more accurate, and no attack reaches more than the reference
-            plus the margin.
+        leaks: p-value of the claim: some attack reaches more than the reference plus the margin.
+            The p-value accounts for the number of attacks.
+        ahead: p-value of the claim: the defense is more accurate than the best label-free bottom.
+        behind: p-value of the claim: the defense is not more accurate than the best label-free
+            bottom.
+        beats: p-value of the claim: the defense is more accurate, and no attack reaches more than
+            the reference plus the margin.
     """
 
     leaks: float
@@ -419,7 +421,7 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
 
 
 def _less(found: pd.Series[float], reference: pd.Series[float]) -> Estimate:
-    """Return the difference from a reference, over the seeds that both have."""
+    """Return the difference from a reference, over the seeds for which both have results."""
     return over((found - reference).dropna())
 
 
@@ -506,7 +508,7 @@ def _missing(found: Frontier) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlaceRow:
-    """One line of the CSV file with all defenses; fractions, with half widths of 95 % intervals."""
+    """One row of the CSV file with all defenses: fractions, and half widths of intervals."""
 
     task: str
     family: str
@@ -695,8 +697,8 @@ def bench_frontier(
         out: folder for the grids.
         page: file of the page; its result rows are in a CSV file next to it.
         redraw: only draw the page again, without training.
-        again: train defenses that already have rows again, and run only the attacks that were added
-            to the task's file since. Stored rows stay.
+        again: train again the defenses that already have rows, and run on them only the attacks
+            that were added to the task's file after these rows. The stored rows stay.
         defenses: defenses to run; may be repeated.
     """
     file = page.with_suffix(".csv")

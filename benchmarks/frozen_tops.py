@@ -1,16 +1,16 @@
-"""Other top models on label-free bottoms: is the label party better off if it sends no gradient?
+"""Top models on label-free bottoms, where the label party sends no gradient: their accuracy.
 
     python -m benchmarks.frozen_tops --task bank        # goes on where it was left
     python -m benchmarks.frozen_tops --task mnist --seeds 5 --tops network,logistic,svm
     python -m benchmarks.frozen_tops --redraw           # the table of the stored rows
 
 A label-free bottom model sends cuts and receives gradients of zeros. What a feature party receives
-therefore does not depend on the top model. An attack on it is the same as the attack on the victim
-with this bottom model in `benchmarks.frontier`.
+therefore does not depend on the top model. So an attack by this feature party is the same as the
+attack on the victim with this bottom model in `benchmarks.frontier`.
 
 Each top model learns from the cuts and the label party's own columns of the training rows.
-`network` is the top model of the experiment; the others are variants of it, and learners of
-scikit-learn. Gains are differences from `network` on the best label-free bottom of the frontier,
+`network` is the top model of the experiment; all other top models are variants of it, or learners
+of scikit-learn. Gains are differences from `network` on the best label-free bottom of the frontier,
 for each seed. The options of each top model are fixed in this file; no test row was used to choose
 them.
 """

@@ -1,12 +1,13 @@
-"""Cost of the engine of `vfl compare` for many short trainings, compared with a plain loop.
+"""Cost of the engine of `vfl compare` for many short trainings (cells), compared with a plain loop.
 
     python -m benchmarks.grid --cells 1000 --epochs 1 --jobs 2
 
 The plain loop trains some of the cells one after another in this process, on rows that are already
 loaded. The other result rows train all cells: in this process, in several processes, or on Ray.
-`used` is the fraction of the `jobs` cores that trained: the loop's time for all cells, divided by
-wall time and cores. Starting times are included; tables and page are not written. CPU time includes
-this process and all processes that it started, also those of Ray.
+`used` is the fraction of the `jobs` cores that were training: the time that the loop would need for
+all cells, divided by wall time and by cores. Times include the start of processes, but not the
+writing of tables and of the page. CPU time includes this process and all processes that it started,
+also those of Ray.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class GridRow:
         cells: number of cells.
         wall_s: wall time of all cells in seconds, including start and end of the engine.
         cell_cpu_ms: CPU time of a cell, in milliseconds.
-        over_ms: CPU time of a cell above that of the loop, in milliseconds.
-        used: fraction of the `jobs` cores that trained.
+        over_ms: CPU time of a cell minus the CPU time of a cell in the plain loop, in milliseconds.
+        used: fraction of the `jobs` cores that were training.
     """
 
     engine: str

@@ -81,7 +81,8 @@ def command(
     Args:
         bench: function that measures.
         shown: function that formats rows for people.
-        holds: whether a row meets its aim; the exit code is 1 if some row does not.
+        holds: function that returns whether a row meets its target; the exit code is 1 if some row
+            does not.
     """
 
     def main() -> None:
@@ -172,7 +173,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def called(pid: int) -> str:
-    """Return the name of a process in `ps`; empty if it has ended."""
+    """Return the name that `ps` shows for a process; empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""

@@ -5,9 +5,9 @@
     python -m benchmarks.leaderboard --plan              # time and memory; nothing is trained
 
 The tasks are `examples/leaderboard/*.toml`: two tables, pictures, and a text. Every defense is
-trained with the settings in these files, once with honest parties and once with a feature party
-that tampers. Cells that were trained and attacked before are not repeated, so the same command
-continues after it was stopped. Tables are read from the folder that `VFL_DATA` names.
+trained with the settings in these files: once with honest parties, and once with a feature party
+that tampers with its messages. Cells that were trained and attacked before are not repeated, so the
+same command continues after it was stopped. Tables are read from the folder that `VFL_DATA` names.
 
 The page shows four lines of each task. All result rows are in files beside it: `leaderboard.csv`
 has the strongest attack on each defense for each number of leaked labels. `leaderboard_access.csv`
@@ -45,8 +45,9 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "leaderboard"
 TASKS = ("bank_marketing", "credit_default", "fashion_mnist", "review_polarity")
-#: Measured mean seconds of a cell on one core with a light pack of attacks. Factor by which a heavy
-#: pack takes longer on an undefended victim (the same for both tables). Memory of a process in GB.
+#: Measured mean seconds of a cell (one training with its attacks) on one core, with a light pack of
+#: attacks. Factor by which a heavy pack takes longer on an undefended victim (the same for both
+#: tables). Memory of a process in GB.
 SECONDS = {
     "bank_marketing": 7.4, "credit_default": 5.5, "fashion_mnist": 26, "review_polarity": 9.2,
 }  # fmt: skip
@@ -190,9 +191,9 @@ class Board:
 
     Attributes:
         about: the task's row of `leaderboard_tasks.csv`.
-        worst: for each defense, its row with the worst number of leaked labels; the best protected
-            defense comes first.
-        cuts: for each defense, its row for an attacker that has only cuts.
+        worst: for each defense, the row for the number of leaked labels at which the defense leaks
+            most; the defense that leaks least comes first.
+        cuts: for each defense, the row for an attacker that has only cuts.
     """
 
     about: Row

@@ -1,7 +1,7 @@
 """Long and simultaneous questions to `vfl llm`: bytes, messages, processor time.
 
-The three parties are threads of this process, on one core. For a first token the parties
-process the whole question, for a next token one token of each text. The time over a network
+The three parties are threads of this process, on one core. For a first token, the parties process
+the whole question; for a next token, they process one token of each text. The time over a network
 link is computed. It is the online processor time, plus the time to send all bytes one after the
 other, plus half a round trip for each message. The two messages of an opening of shares travel at
 the same time and count once. Speculative decoding (Leviathan et al. 2023) drafts k - 1 tokens in a
@@ -127,7 +127,7 @@ def bench_llm_sizes(
 def _row(
     line: Wan, openings: int, texts: int, tokens: int, kind: str, cost: _Cost, same: int
 ) -> SizeRow:
-    """Return the row of a token in which so many pairs of messages travel at the same time."""
+    """Return the result row of a token in which `openings` pairs of messages travel at once."""
     waiting = line.one_way_s * (cost.messages - openings) + line.seconds_a_byte * cost.online
     harness.say(f"{texts} texts of {tokens} tokens: done")
     return SizeRow(

@@ -254,7 +254,8 @@ def measure(asked: Asked) -> Peak:
         return Peak(peak_bytes=harness.resident_bytes("VmHWM") - before, load_s=load_s)
     train = {"shuffle": "blocks" if asked.reads_epoch else "full", "batch_size": BATCH_ROWS}
     content = {"parties": {party.party: {}}, "train": train | {"epochs": 1}}
-    if asked.reads_epoch:  # few test rows, because an evaluation stores the scores of its rows
+    # The split has few test rows, because an evaluation stores the scores of its rows.
+    if asked.reads_epoch:
         content["data"] = {"validation": 0.0, "test": 0.01}
     terms = Terms.of(Experiment.model_validate(content), "train", "memory")
     before = harness.resident_bytes("VmRSS")

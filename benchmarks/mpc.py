@@ -9,8 +9,8 @@ that is measured. Without warm-up, an idle connection would have a small TCP win
 would fill the caches, and code would be compiled. A run begins when all parties are ready and ends
 when the last party is done; its result stays in shares. Keys, shares, and values that stay opened
 under masks are made before the run. Dealing is part of the run, for every system that deals. Fast
-mode can deal ahead, so its turn has a second such run, with dealing before the measured time, which
-is reported separately as online.
+mode can deal ahead. Its turn therefore has a second run, in which dealing takes place before the
+measured time; this run is reported separately as online.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class MpcRow:
             without computation time.
         milliseconds: median time of the runs that deal ahead; for systems that cannot deal ahead,
             the same as `end_to_end_ms`.
-        fastest_ms: time of the fastest of these runs.
+        fastest_ms: time of the fastest of the runs for `milliseconds`.
         cpu_ms: median user and system time of all parties, including dealing; None for computed
             network links.
         bytes_online: bytes sent by all parties. For vfl, the bytes of frames with headers. For
@@ -300,11 +300,12 @@ class MpcRow:
             a network link.
         matmul_ms: time of a holder's ring products alone; None with a network link, for functions,
             and for other systems.
-        limit_ratio, matmul_ratio: `milliseconds` divided by these times; None if they are None.
+        limit_ratio, matmul_ratio: `milliseconds` divided by these two times; None if the time is
+            None.
         rival_ratio: time of the fastest other system divided by vfl's time, both including dealing;
             None without another system.
-        online_ratio: the same ratio to vfl's online time, although the other systems' times include
-            dealing.
+        online_ratio: the same ratio with vfl's online time, although the times of the other systems
+            include dealing.
         fresh: whether inputs were opened within the turn.
     """
 

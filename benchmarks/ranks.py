@@ -2,15 +2,15 @@
 
 One feature party and the label party train on the same batches, over TLS on the loopback interface,
 with a process for each rank and one thread in each process. Trainings with one rank and with two
-ranks take turns, so that each ratio compares measurements that are close in time; result rows show
-the median over the turns. In a step, the two parties also work in turn, so that one rank per party
-keeps one core busy, and two ranks keep two cores busy.
+ranks take turns, so that each ratio compares measurements that are close in time. Result rows show
+the median over the turns. In a step, the two parties work one after the other. So one rank per
+party keeps one core busy, and two ranks keep two cores busy.
 
 The machine cannot run eight ranks at once, so the time of their step is computed as the sum of two
 measured times. The first is the CPU time of a step on an eighth of the batch in one rank. The
-second is the time in which eight simultaneous ranks sum as many gradients and gather the outputs.
-For two ranks, the result of the same computation is shown beside the measurement. The computation
-ignores network time, and memory bandwidth that cores share.
+second is the time in which eight ranks at the same time sum gradients of the same size and gather
+the outputs. For two ranks, the time computed in the same way is shown beside the measured time. The
+computation neglects network time, and the memory bandwidth that cores share.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WARMUP_STEPS, STEPS, REPEATS = 3, 10, 5
 QUICK_STEPS = 3
 _COMPUTED = (2, 8)
 
-#: Measurements of one rank number, by party.
+#: Measurements of the processes with one rank number, by party.
 _Step = Mapping[str, Measurement]
 
 
@@ -59,12 +59,13 @@ class RankRow:
         model, batch_size: model and batch size of the workload.
         ranks: number of ranks of each of the two parties.
         how: "measured" or "computed".
-        cpu_ms: CPU time of the two processes of one rank number, which work in turn.
-        collectives_ms: part of this CPU time that messages between ranks take, at both parties; 0
-            for one rank.
+        cpu_ms: CPU time of the two parties' processes with the same rank number; these two
+            processes work one after the other.
+        collectives_ms: part of this CPU time that messages between ranks take, summed over both
+            parties; 0 for one rank.
         wall_ms: median duration of a step at rank 0 of the label party; 0 for computed rows.
         speed: speed relative to one rank, by wall time; for computed rows, by CPU time.
-        work: CPU time of all processes, divided by that with one rank.
+        work: CPU time of all processes, divided by the CPU time with one rank.
         final_loss: training loss of the last epoch; equal for all numbers of ranks. The loss is 0
             for computed rows.
     """
@@ -138,7 +139,7 @@ def _job(workload: str, seed: int, steps: int) -> StepJob:
 def _measure(
     ranks: Sequence[Mapping[str, BenchmarkWorker]], network: Network, job: StepJob
 ) -> list[_Step]:
-    """Train once; return the measurements of each rank number's processes."""
+    """Train once; return, for each rank number, the measurements of its processes."""
     with TemporaryDirectory() as folder:
         for rank, workers in enumerate(ranks):
             own = {"rank": rank, "ranks": len(ranks), "meeting": folder}
@@ -150,9 +151,10 @@ def _measure(
 
 
 def collectives_ms(workload: Workload, size: int, steps: int) -> float:
-    """Return a rank's CPU time to sum the gradients of both parties and to gather outputs.
+    """Return a rank's CPU time to sum the gradients of both parties and to gather the outputs.
 
-    The ranks are threads of this process with equal work, so each counts an equal part of its time.
+    The ranks are threads of this process with equal work, so each rank counts an equal part of the
+    process's time.
     """
     parts = [fresh_bottom(workload, 0, "left"), fresh_top(workload, 0)]
     outputs = torch.zeros(workload.batch_size // size, workload.outputs)
@@ -183,7 +185,7 @@ def collectives_ms(workload: Workload, size: int, steps: int) -> float:
 
 
 def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
-    """Return an optimiser that sums gradients over the ranks but changes no weight."""
+    """Return an optimiser that sums gradients over the ranks but leaves the weights unchanged."""
     weights = [nn.Parameter(weight.detach().clone()) for weight in part.parameters()]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
@@ -226,8 +228,8 @@ def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
         ),
     ]
     for size in _COMPUTED:
-        # The cost is linear in the batch size between an eighth and the whole batch, because the
-        # part that does not depend on rows is constant.
+        # The part of the cost that does not depend on rows is constant. So the cost is linear in
+        # the batch size, from an eighth of the batch to the whole batch.
         part = (8 / size - 1) / 7
         own = [cpu(t.eighth) + part * (cpu(t.one) - cpu(t.eighth)) for t in turns]
         steps = [mine + t.collectives[size] for mine, t in zip(own, turns, strict=True)]

@@ -8,13 +8,14 @@ in one FastAPI process, and runs one forward pass for each request.
 
 Loads of the two services alternate in one run, so that ratios compare measurements that are close
 in time. The floor is the least time of any service with this structure: a client, a process that
-listens, and two processes that echo. It has as many sequential messages with the same TLS, but only
-blocking sockets.
+listens, and two processes that echo. The floor has as many sequential messages as the split
+service, with the same TLS, but only blocking sockets.
 
 With ``--kill-s``, one feature party after the other is killed and started again while clients send
-requests. With ``--stop-s``, it is stopped (SIGSTOP) and continued after that many seconds. Every
-answer is compared with the known prediction for its row, and every failure must be a 503 that names
-a party. The memory of the label party is measured at the beginning and at the end.
+requests. With ``--stop-s``, this party is stopped (SIGSTOP) instead of killed, and continued after
+that many seconds. Every answer is compared with the known prediction for its row, and every failure
+must be a 503 that names a party. The memory of the label party is measured at the beginning and at
+the end.
 
 With ``--drift``, two such services take turns, of which one does not count drift. With
 ``--middle``, the two services are a network of two parties, and the same network with a third party
@@ -609,7 +610,7 @@ def bench_serving(
 
 
 def _servers(drift: bool, middle: bool, trees: bool) -> dict[str, Servers]:
-    """Return the servers by their names in the result rows; others are compared with the first."""
+    """Return the servers by their names in the result rows; the first one is the reference."""
     if drift:
         return {"uncounted": Servers("uncounted"), "counted": Servers()}
     if middle:

@@ -36,7 +36,7 @@ from vfl.training import demo
 CLIENTS, MINUTES, ROUND_S, AWAY_S = 8, 10.0, 60.0, 10.0
 SIDES = ("left", "right")
 _PATIENCE_S, _LOOK_S = 180.0, 0.02
-#: Seconds without a loss at the beginning, and after the last answer to a loss.
+#: Seconds without a kill at the beginning of the load, and after the last kill's answer.
 _CALM_S = 3.0
 _COMMAND = (sys.executable, "-m", "vfl")
 _CLIENT_APP = "flwr-clientapp"
@@ -55,7 +55,7 @@ class Loss:
         party: name of the party.
         kill: victim of the kill; see `Kill`.
         killed_at, back_at: time of the kill, and time when the SuperNode had connected again. For a
-            session, whose SuperNode stays connected, both are equal.
+            session, whose SuperNode stays connected, the two times are equal.
         answered_at: time of the first answer after the party's return.
         left: number of the party's processes that outlived the command which had started them.
     """
@@ -167,7 +167,7 @@ class Standing:
         self._start(side, "up", self.folder / "project" / side, marker="is connected")
 
     def kill(self, side: str, kill: Kill) -> set[int]:
-        """Kill some processes of a party; return the others, which must end by themselves."""
+        """Kill some processes of a party; return the rest, which must end by themselves."""
         top = self._running[side].pid
         family = {pid: harness.called(pid) for pid in harness.family(top)}
         match kill:
@@ -253,7 +253,7 @@ class Recorder:
             outcome.faults.append(f"status {status}, {told.get('code', 'no code')}")
 
     def _named(self, loss: Loss, now: float) -> bool:
-        """Return whether an answer may precede the loss, whose detection takes some time."""
+        """Return whether an answer may ignore the loss, because its detection takes time."""
         told = any(at >= loss.killed_at for at, _ in self.outcome.unavailable)
         return not told and now < loss.killed_at + 1.0
 

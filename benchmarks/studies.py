@@ -162,7 +162,7 @@ def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
 def added(
     rows: pd.DataFrame, new: pd.DataFrame, key: Sequence[str], tasks: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the existing rows, and rows whose key is new, task by task."""
+    """Return the existing rows, and those new rows whose key does not exist yet, task by task."""
     whole = pd.concat([rows, new.astype(str)]).drop_duplicates(list(key))
     order = whole.task.map(tasks.index)
     return whole.iloc[order.argsort(kind="stable")].reset_index(drop=True)
@@ -171,7 +171,7 @@ def added(
 def by_seed(
     rows: pd.DataFrame, names: Sequence[str], figure: str
 ) -> dict[tuple[str, ...], pd.Series[float]]:
-    """Return a value of each seed, by the identity of the rows, in the rows' order."""
+    """Return, for each key of `names`, a value by seed; the keys keep the order of the rows."""
     return {
         tuple(map(str, key)): own.drop_duplicates("seed").set_index("seed")[figure].astype(float)
         for key, own in rows.groupby(list(names), sort=False)

@@ -50,7 +50,7 @@ PATHS: tuple[Path, ...] = ("monolith", "module", "split", "inprocess", "tcp", "t
 MODEL_PATHS: tuple[Path, ...] = ("monolith", "inprocess", "model")
 FEATURE_PARTIES = ("left", "right")
 LABEL_PARTY = "label"
-#: Number of batches in the fixed data; after all have been used, their order is drawn anew.
+#: Number of batches in the fixed data; after all batches have been used, their order is drawn anew.
 EPOCH_STEPS = 20
 _MEETING_S = 120.0
 
@@ -194,7 +194,7 @@ SHARED = {
     f"shared_{name}": replace(WORKLOADS[name], batch_size=512, parties=("left",), aims={})
     for name in ("mlp", "cnn")
 }
-#: The workload of one rank of eight ranks.
+#: The workload of a single rank, if a party has eight ranks.
 EIGHTHS = {f"{name}_8th": replace(shared, batch_size=64) for name, shared in SHARED.items()}
 KNOWN: dict[str, Workload] = (
     WORKLOADS | {"summed": SUMMED, "pictures": PICTURES} | MANY | EIGHT | SHARED | EIGHTHS
@@ -202,7 +202,7 @@ KNOWN: dict[str, Workload] = (
 
 
 class StepJob(SessionJob):
-    """One measurement, or the part of one process in it.
+    """Job: one measurement, or the part of one process in a measurement.
 
     Attributes:
         path: measured path.
@@ -407,14 +407,14 @@ def monolith(setup: Setup, device: str = "cpu") -> Measurement:
 
 
 def module(setup: Setup) -> Measurement:
-    """Train a `SplitModule` of the network in the same plain loop."""
+    """Train a `SplitModule` of the network in the plain torch loop of `monolith`."""
     bottoms = setup.bottoms()
     widths = dict.fromkeys(bottoms, setup.workload.width)
     return _in_a_loop(setup, SplitModule(bottoms, setup.top(), widths), "cpu")
 
 
 def cut(setup: Setup) -> Measurement:
-    """Train the whole network, cut by `vfl.split` behind its bottoms, in the same loop."""
+    """Train the whole network, cut by `vfl.split` behind its bottoms, in `monolith`'s loop."""
     network = Monolith(setup.bottoms(), setup.top())
     at = {name: f"bottoms.{name}" for name in setup.workload.parties}
     example = {name: torch.zeros(2, *setup.workload.shape) for name in at}

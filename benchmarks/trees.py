@@ -1,9 +1,10 @@
 """Boosted trees of several parties, compared with XGBoost: time, memory, bytes, accuracy.
 
 The label of a synthetic table depends on some of its many normally distributed columns. All systems
-train with one thread in their own process, from each party's float32 table on. They run one after
-the other, several times; result rows show the median over the turns, and ratios within a turn.
-vfl's parties share one process. The AUC is measured on rows outside the training.
+train with one thread, each in its own process; the measurement begins with each party's float32
+table in memory. The systems run one after the other, several times; result rows show the median over the
+turns, and ratios within a turn. vfl's parties share one process. The AUC is measured on rows that
+are not in the training.
 
 With ``--wan 80mbps,40ms``, a training of vfl also runs over computed network links, where
 computation takes no time (`LinkModel`); its messages are those of the training on the loopback
@@ -12,8 +13,8 @@ vertical mode is measured too: its server and its parties are processes with pro
 
 With ``--tables``, real tables from the folder in VFL_DATA are used instead, with four systems: vfl,
 XGBoost, XGBoost on vfl's bins as cells, and XGBoost on the same rows in another order. The third
-shows whether a difference comes from the bins or from the trees; the fourth shows the effect of
-XGBoost's approximate bins alone.
+system shows whether a difference comes from the bins or from the trees; the fourth shows the effect
+of XGBoost's approximate bins alone.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class TreesJob(Settings):
 
 
 class TreesCost(Settings):
-    """Cost of one training; `sent_bytes` is the payload that the parties sent."""
+    """Cost of one training; `sent_bytes` counts the payload bytes that all parties sent."""
 
     cpu_s: float
     peak_bytes: int
@@ -103,9 +104,9 @@ class LineRow(Settings):
     Attributes:
         who: name of the system.
         cpu_s: processor seconds of the whole training, of all parties together.
-        line_s: seconds that the network links cost in the whole training, without computation; for
-            another system, the difference from the loopback interface.
-        tree_s: seconds that the network links cost for a tree.
+        line_s: seconds that the network links add to the whole training, without computation; for
+            another system, the time over the links minus the time on the loopback interface.
+        tree_s: seconds that the network links add for each tree.
         round_trips: number of sequential round trips per tree; None if they are not counted.
         first_bytes: bytes sent before the first tree; 0 for another system.
         tree_bytes: bytes per tree; for another system, all bytes divided by the number of trees.
@@ -155,8 +156,8 @@ class TableRow:
         seed: seed of the held-out rows.
         ours: value of the measure for vfl with `protect=order` and two parties.
         xgboost: value for XGBoost's `hist` with the same parameters and all columns in one process.
-        xgboost_on_our_bins: value for XGBoost if each cell is replaced by the number of its bin in
-            vfl.
+        xgboost_on_our_bins: value for XGBoost if each cell is replaced by the number of the cell's
+            bin in vfl.
         xgboost_reordered: value for XGBoost with the training rows in another order.
     """
 
@@ -195,12 +196,16 @@ def bench_trees(
         depth: depth of each tree.
         bins: largest number of bins of a column.
         repeats: number of turns, or of seeds for real tables.
-        protect: protections to measure: "order", or shares with nodes that are "known" or "hidden".
+        protect: protections to measure: "order", or shares with nodes that are "known" to the
+            feature parties or "hidden" from them.
         tables: train on real tables instead.
         only: name of the only table to train on.
-        out: CSV file for the results on real tables, written as they come.
-        wan: network link of every party; with it, the benchmark only trains once over such links.
-        peer: a Python whose XGBoost has the federated plug-in, for a training over lines.
+        out: CSV file for the results on real tables; each result is written as soon as it is
+            measured.
+        wan: network link of every party; with this option, the benchmark only trains once over such
+            links.
+        peer: a Python interpreter whose XGBoost has the federated plug-in, for a training over
+            network links.
     """
     if tables:
         if only is not None:
@@ -250,8 +255,9 @@ def needed_bytes(
     """Return the bytes that a protection needs at least, for full trees and two classes.
 
     A bin takes one byte, and a message between two feature parties crosses two links. A share takes
-    8 bytes, and so does each sum of both holders of shares. The node of a row takes one byte, and
-    the side of a split takes one bit. Sums are requested for only one of two children.
+    8 bytes, and each of the two holders of shares sends 8 bytes for each sum. A row's node number
+    takes one byte, and the child to which a split sends the row takes one bit. Sums are requested
+    for only one of the two children of a node.
 
     >>> needed_bytes("vfl, order", 1000, 4, 2, 10, 3, 16)
     4000
@@ -267,7 +273,7 @@ def needed_bytes(
     return 2 * cells + rounds * (tree + sums)
 
 
-# --- a drawn table --------------------------------------------------------------------------------
+# --- a synthetic table ----------------------------------------------------------------------------
 
 
 def _measured(job: TreesJob, kind: type[Message]) -> Message:
@@ -338,7 +344,7 @@ def over_lines(job: TreesJob) -> LineRow:
         cpu_s=cpu_s,
         line_s=model.seconds,
         tree_s=(last.seconds - first.seconds) / trees,
-        # except for the party that read the last message
+        # Rounded, because the number of messages depends on which party read the last message.
         round_trips=round((last.hops - first.hops) / trees / 2),
         first_bytes=first.sent_bytes - tree_bytes,
         tree_bytes=tree_bytes,
@@ -351,7 +357,7 @@ class PeerReady(Settings):
 
 
 class PeerTrained(Settings):
-    """Message: a training's cost at one party, and rank 0's held-out predictions."""
+    """Message: a training's cost at one party; rank 0 adds its held-out predictions."""
 
     seconds: float
     cpu_s: float
@@ -376,7 +382,7 @@ def federated(job: TreesJob, python: str) -> LineRow:
     """Run XGBoost's vertical mode over proxies, without and with emulated network links.
 
     Args:
-        job: the training; rank 0 has the labels, but no columns.
+        job: settings of the training; rank 0 has the labels, but no columns.
         python: Python interpreter that has the plug-in.
     """
     inputs, labels, held, truth = _tables(job, job.rows)
@@ -603,7 +609,7 @@ def _answers(
     classes: bool,
     size: tuple[int, int, int],
 ) -> tuple[np.ndarray, ...]:
-    """Return the predictions for the test rows: those of vfl, and of three variants of XGBoost."""
+    """Return predictions for the test rows by vfl, and by three variants of XGBoost."""
     import xgboost
 
     from vfl.trees import VFLBoostingClassifier, VFLBoostingRegressor
@@ -638,7 +644,7 @@ def _answers(
 
 
 def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
-    """Yield the rows, and write each of them to a file at once."""
+    """Yield the rows; write each row to a file as soon as it exists."""
     names = [one.name for one in fields(TableRow)]
     if out is None:
         yield from rows
@@ -653,7 +659,7 @@ def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
 
 
 def _moved(rows: Sequence[TableRow]) -> list[float]:
-    """Return, for each seed, how much another order of rows changes XGBoost's result."""
+    """Return, for each seed, how much a different order of rows changes XGBoost's result."""
     return [row.xgboost_reordered - row.xgboost for row in rows]
 
 
@@ -699,7 +705,7 @@ LINES = harness.table(
 
 
 def shown(rows: Sequence[TreesRow | TableRow | LineRow]) -> str:
-    """Format the rows of any of these measurements for people; seeds of a table as their mean."""
+    """Format the rows of any of these measurements for people; average a table's seeds."""
     if isinstance(rows[0], LineRow):
         return LINES(rows)
     tables: dict[str, list[TableRow]] = {}

@@ -1,14 +1,14 @@
-"""Leakage of boosted trees: labels by splits and columns by bins, for each protection.
+"""Leakage of boosted trees for each protection: labels inferred from splits, columns from bins.
 
     python -m benchmarks.trees_attacks --task credit       # goes on where it was left
     python -m benchmarks.trees_attacks --redraw            # page of the stored rows
 
 A task is a grid file of `examples/trees`, which names its victims: default trees, trees with fewer
 bins, trees with randomised bins, and trees whose first rounds use only the label party's columns.
-Parties, rows and leaked labels are those of the task with this name in `benchmarks.frontier`, whose
-networks are shown beside the trees. In the tasks `NAME_nodes`, feature parties know which rows are
-in which node. Result rows of all tasks are in one CSV file, and the page is made from this file and
-the frontier's file.
+Parties, rows and leaked labels are those of the task with the same name in `benchmarks.frontier`.
+The networks of that task are shown beside the trees. In the tasks `NAME_nodes`, feature parties
+know which rows are in which node. Result rows of all tasks are in one CSV file, and the page is
+made from this file and the frontier's file.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "trees"
 TASKS = ("bank", "credit")
-#: For each task, the variant in which feature parties learn which rows are in which node.
+#: For each task, the name of its variant in which feature parties learn which rows are in which
+#: node.
 TOLD = {one: f"{one}_nodes" for one in TASKS}
-#: Name of the trees with the options of the experiment itself.
+#: Name of the trees that have the options of the experiment file itself.
 PLAIN = "none"
 LABELS, COLUMNS, MEMBERS = "auc", "mse", "membership_auc"
-#: Attacks on columns, by the values that the attacker reads.
+#: Attacks on columns, by the values from which the attacker infers columns.
 OF_BINS, OF_ANSWERS, OF_OWN = ("bins", "bins:rows=false"), "inversion:steps=300", "own_columns"
 
 
@@ -61,10 +62,10 @@ class AttackRow:
         utility: AUC on the test rows of the training.
         attack: its spec.
         measure: one of `LABELS`, `COLUMNS` or `MEMBERS`.
-        reaches: result of the attack in this measure, the mean over draws of leaked rows.
+        reaches: result of the attack in this measure: the mean over draws of leaked rows.
         guess: result of the best constant guess.
         without: best result of the same attacker without the model, on the same leaked rows; for
-            columns, of a prediction from the label party's own columns.
+            columns, the result of a prediction from the label party's own columns.
     """
 
     task: str
@@ -116,7 +117,7 @@ class Worst:
         utility: AUC of the victims on the test rows.
         attack: its spec.
         reaches: its AUC.
-        leak: AUC of the attack minus the best AUC without the model.
+        leak: AUC of the attack minus the best AUC of the same attacker without the model.
     """
 
     utility: Estimate
@@ -133,8 +134,8 @@ class Place:
         model: the options of the model that differ from the plain model's options.
         loss: utility of the plain trees minus the utility of this model.
         worst: the attack on labels with the highest mean result.
-        bins, answers: fraction of the variance of columns that attacks infer from bins, and from
-            predictions.
+        bins, answers: fraction of the variance of columns that attacks infer from bins, and the
+            fraction that attacks infer from predictions.
         members: AUC of the membership inference.
     """
 
@@ -156,9 +157,10 @@ class Task:
         without: best result on labels without a model.
         own: fraction of the variance of columns that the label party's own columns predict.
         places: results for each model, in the order of the grid.
-        told: the strongest attack if feature parties know nodes; None if it was not run.
-        networks: the frontier's undefended network, and its most accurate network with a label-free
-            bottom.
+        told: the strongest attack if feature parties know which rows are in which node; None if
+            this attack was not run.
+        networks: the frontier's undefended network, and the frontier's most accurate network with a
+            label-free bottom.
     """
 
     task: str
@@ -173,7 +175,7 @@ class Task:
 def task_of(
     rows: Sequence[AttackRow], told: Sequence[AttackRow], networks: frontier.Frontier
 ) -> Task:
-    """Return the results of a task, also those for known nodes and for networks."""
+    """Return the results of a task, including those for known nodes and for networks."""
     models = list(dict.fromkeys(one.model for one in rows))
     plain = _by_seed([one for one in rows if one.model == PLAIN], "utility")
     places = [_place_of([one for one in rows if one.model == model], plain) for model in models]
@@ -238,7 +240,7 @@ _COMMON = ("max_depth=4", "learning_rate=0.1")
 
 
 def summary_of(found: Sequence[Task]) -> str:
-    """Return a line for each task: the leakage of default trees, and of the frontier's networks."""
+    """Return a line for each task: leakage of default trees and of the frontier's networks."""
     head = [
         "task", "model", "test AUC", "worst attack on labels", "reaches", "beside no model",
     ]  # fmt: skip
@@ -266,7 +268,7 @@ def summary_of(found: Sequence[Task]) -> str:
 
 
 def table_of(found: Task) -> Table:
-    """Return a table with a line for each model."""
+    """Return a table with a row for each model."""
     head = [
         "trees", "test AUC", "less", "worst attack on labels", "reaches", "beside no model",
         "columns from bins", "from answers", "members",
@@ -341,9 +343,10 @@ def bench_trees_attacks(
     Args:
         task: name of a file of examples/trees.
         seeds: number of victims of each model.
-        jobs: number of simultaneous cells, each in its own process.
+        jobs: number of simultaneous trainings with their attacks (cells of the grid), each in its
+            own process.
         out: folder for the grids.
-        page: file of the page; its rows are beside it in a CSV file, and so are the frontier's
+        page: file of the page; two CSV files beside it contain the page's rows and the frontier's
             rows.
         redraw: only write the page, without training.
     """

@@ -6,9 +6,9 @@
 The program draws a random fraction of the trained rows of each page in `PAGES`. It trains these
 rows again with the seeds of the page, and attacks them. Trainings that were repeated before with
 the same draw are not repeated once more. A result is confirmed if it differs from the stored result
-by at most both half widths together, or by at most one point. It cannot be equal, because
-protective noise is never the same twice. Times are not compared. The exit code is 1 if less than 95
-% of the results are confirmed.
+by at most the sum of the half widths of both intervals, or by at most one percentage point. The two
+results cannot be equal, because protective noise is never the same twice. Times are not compared.
+The exit code is 1 if less than 95 % of the results are confirmed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Return whether both results agree within both half widths together, or within a point."""
+        """Return whether the results differ by at most both half widths together, or by a point."""
         if self.again is None:
             return False
         room = (self.stored.half_width or 0) + (self.again.half_width or 0)
@@ -310,7 +310,7 @@ def _labels(
 
 
 def of_training(asked: Asked) -> Iterator[Figure]:
-    """Yield the figures of drawn trainings from the pages of training attacks and defenses.
+    """Yield the results of drawn trainings from the pages of training attacks and defenses.
 
     Each row names a file of `examples` and its overrides. Rows without a file are left out.
     """

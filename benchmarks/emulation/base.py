@@ -95,7 +95,7 @@ class Wan:
         46.2
 
         Args:
-            most_bytes: number of bytes of the party that sends most.
+            most_bytes: number of bytes that the party with the most traffic sends.
             hops: number of sequential messages.
         """
         return most_bytes * self.seconds_a_byte + hops * self.one_way_s
@@ -108,7 +108,7 @@ def _refuse(got: str, want: str = _WANT) -> NoReturn:
 
 
 class Egress:
-    """Outgoing network link of one party; messages to all receivers leave one by one.
+    """Outgoing network link of one party; all its messages leave one by one over this link.
 
     Args:
         wan: bandwidth and delay of the link.
@@ -298,7 +298,7 @@ class _ModelStar:
 
 
 class _Taken:
-    """The middle party's end of a stream, for a frame that was received from any stream."""
+    """The middle party's end of a stream whose frame `receive_any` has already received."""
 
     def __init__(self, link: TransportLink) -> None:
         self._link, self.frame = link, Frame(Kind.DONE, 0)

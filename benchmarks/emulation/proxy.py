@@ -1,4 +1,4 @@
-"""A network of TCP proxies on the loopback interface; it needs no rights and delays bytes only."""
+"""A network of TCP proxies on the loopback interface; it needs no root and only delays bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.emulation.base import LOOPBACK, Address, Egress, Network, Wan
 
 Way = Literal["up", "down"]
 _PIECE_BYTES = 16 * 1024
-#: Socket option with which closing a connection resets it, so that a sender that waits for room
-#: ends.
+#: Socket option with which a close resets the connection, so that a sender that waits for room
+#: stops.
 _RESET = struct.pack("ii", 1, 0)
 _BUFFER_BYTES = 64 * 1024
 _UNLIMITED_BYTES = 16 * 1024 * 1024
 
 
 class ProxyNetwork(Network):
-    """A proxy for each pair of parties and each port, so that bytes are counted for their sender.
+    """A proxy for each pair of parties and each port, so that bytes are counted by sender.
 
     A new connection opens without delay, and TCP's slow start is that of the loopback interface.
     The counted bytes are those of the connections, without packet headers.
@@ -55,16 +55,17 @@ class ProxyNetwork(Network):
 class TcpProxy:
     """Proxy that delays data, limits bandwidth and breaks connections; a context manager.
 
-    The data of all connections in one direction pass one after the other at the bandwidth, and
-    arrive after the delay; the two directions are independent. A connection opens without delay,
+    In each direction, the data of all connections pass one after the other at the bandwidth, and
+    arrive after the delay. The two directions are independent. A connection opens without delay,
     because the operating system opens it. There is no jitter, and TCP's slow start is that of the
     loopback interface.
 
     Args:
         target: address to which connections are forwarded.
         wan: bandwidth in each direction, and round-trip time.
-        up: outgoing link of the connecting side; by default, a separate link.
-        down: outgoing link of the target; by default, a separate link.
+        up: outgoing network link of the connecting party; by default, a link that only this proxy
+            uses.
+        down: outgoing network link of the target; by default, a link that only this proxy uses.
         listen: address to listen on; by default, a free port of this machine.
 
     Attributes:
@@ -121,7 +122,7 @@ class TcpProxy:
             _break(end)
 
     def shut(self) -> None:
-        """Break every connection, also each new connection at once, until `restore`."""
+        """Break every connection; break each new connection at once, until `restore` is called."""
         with self._lock:
             self._open = False
         self.cut()
@@ -180,7 +181,7 @@ class TcpProxy:
         far.close()
 
     def _pump(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
-        """Read from one end; a second thread writes to the other end at the computed times."""
+        """Read from one socket; a second thread writes to the other one at computed times."""
         travelling = _Travelling(self._most_bytes)
         writer = threading.Thread(target=_deliver, args=(travelling, source, sink), daemon=True)
         writer.start()
@@ -196,7 +197,7 @@ class TcpProxy:
 
 
 def _deliver(travelling: _Travelling, source: socket.socket, sink: socket.socket) -> None:
-    """Write bytes when they arrive; if the receiving end closes, close the sending end too."""
+    """Write bytes when they arrive; if the receiving socket closes, close the other one."""
     taken = True
     while data := travelling.take():
         if taken:
@@ -218,7 +219,8 @@ def _break(end: socket.socket) -> None:
 class _Travelling:
     """Bytes in transit in one direction of a connection, at most as many as the link can hold.
 
-    Further data stay with the sender, so that its `send` blocks as it does on a real network.
+    Further data stay with the sender, so that the sender's `send` blocks, as it does on a real
+    network.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -228,7 +230,7 @@ class _Travelling:
         self._changed = threading.Condition()
 
     def add(self, arrival: float, data: bytes) -> None:
-        """Add bytes to those in transit, when there is room."""
+        """Add bytes to the bytes in transit, when there is room."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._most_bytes)
             self._pieces.append((arrival, data))
@@ -248,7 +250,7 @@ class _Travelling:
 
 
 def _most_bytes(wan: Wan) -> int:
-    """Return how many bytes may be in transit: on a link of this delay, and in its buffer."""
+    """Return how many bytes may be in transit: on a link of this delay and in its buffer."""
     if wan.mbps is None:
         return _UNLIMITED_BYTES
     return _BUFFER_BYTES + int(2 * wan.one_way_s / wan.seconds_a_byte)

@@ -62,7 +62,7 @@ class TunNetwork(Network):
     process, so this process should be idle during a measurement.
 
     Raises:
-        UserError: the process lacks rights, or the system does not support it.
+        UserError: the process lacks rights, or the system does not support such a network.
     """
 
     kind = "tun"

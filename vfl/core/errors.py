@@ -245,7 +245,8 @@ class LostPeerError(PeerError, code="V405"):
 class PeerFailedError(PeerError, code="V406"):
     """Another party reported an error from its own process."""
 
-    #: Code and text of the error at the other party, if that party reported them.
+    #: Code and text of the error at the other party; None and an empty text if that party reported
+    #: none.
     peer_code: str | None = None
     peer_what: str = ""
 
@@ -279,7 +280,7 @@ class FrameError(PeerError, code="V450"):
 
 
 class TruncatedFrameError(FrameError, code="V451"):
-    """A frame has fewer bytes than announced, or more."""
+    """A frame has fewer or more bytes than its header announced."""
 
 
 class OversizedFrameError(FrameError, code="V452"):
@@ -326,7 +327,7 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 def read_record(
     record: object, where: str, shown: Callable[[str], str] = printable
 ) -> dict[str, str]:
-    """Check and filter another process's `VFLError.record`: ``code``, ``what`` and all set fields.
+    """Check and filter another process's `VFLError.record`: keep ``code``, ``what`` and set fields.
 
     Args:
         record: parsed JSON from outside; unknown keys are ignored.
@@ -377,7 +378,7 @@ def title_of(code: str) -> str:
 
 
 def file_mistake(problem: Exception) -> UserError | None:
-    """Convert an operating system's error that names a file to a `UserError`, others to None.
+    """Convert an operating system's error that names a file to a `UserError`; others give None.
 
     >>> file_mistake(FileNotFoundError(2, "No such file or directory", "rows.csv")).where
     'rows.csv'
@@ -388,7 +389,7 @@ def file_mistake(problem: Exception) -> UserError | None:
 
 
 def redacted_traceback(bug: BaseException) -> str:
-    """Format a traceback with the type of the error but without its text; VFL_DEBUG shows it."""
+    """Format a traceback with the error's type but without its text; VFL_DEBUG adds the text."""
     if os.environ.get("VFL_DEBUG"):
         return "".join(traceback.format_exception(bug)).rstrip()
     lines = "".join(traceback.format_tb(bug.__traceback__))
@@ -406,10 +407,10 @@ class InsecureWarning(UserWarning):
 
 @contextmanager
 def redacted_output() -> Iterator[None]:
-    """Show warnings, and errors that end a thread, by their type and place only.
+    """Show only type and place of warnings, and of errors that end a thread.
 
-    Libraries quote values in the texts of warnings and errors. If VFL_DEBUG is set, their texts are
-    shown.
+    Libraries quote values in the texts of warnings and errors. If VFL_DEBUG is set, the texts of
+    warnings and errors are shown.
     """
     if os.environ.get("VFL_DEBUG"):
         yield

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2
-#: File and folder modes that give access to the owner only, independent of the umask.
+#: Modes of files and folders that only their owner can access, whatever the umask is.
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 _MAGIC = b"vflseal1"
@@ -60,12 +60,13 @@ _ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Kind, owner, run and step of a stored file.
+    """Seal of a stored file: kind and owner of the file, run and step of its content.
 
     Attributes:
         kind: kind of the file, such as "checkpoint" or "weights".
-        party: party that owns the file; None in an expected seal matches any party.
-        run: name of the file's run. None in an expected seal matches any run.
+        party: party that owns the file; in a seal that a reader expects, None matches any party.
+        run: name of the run to which the file belongs. In a seal that a reader expects, None
+            matches any run.
         step: number of the exchange after which the content was stored; 0 if it belongs to no
             exchange.
     """
@@ -82,11 +83,11 @@ class Seal:
         return f"{self.kind}{party}{run}{step}"
 
     def check(self, record: Mapping[str, Any], path: Path) -> None:
-        """Refuse a file whose record has another seal than this one.
+        """Refuse a file whose record has a different seal.
 
         Raises:
             RunFolderError: the seals differ, and the error states both; or the record has no seal,
-                or another format.
+                or has another format.
         """
         check_format(record, path)
         said = [record.get(name) for name in ("kind", "party", "run", "step")]
@@ -124,7 +125,8 @@ def private_folder(path: Path) -> None:
     """Make a folder and its missing parents, accessible to the owner only."""
     if path.is_dir():
         return
-    if path.exists() and not path.is_dir():  # another party's thread may have made it meanwhile
+    # Another party's thread may have made the folder meanwhile.
+    if path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     private_folder(path.parent)
     path.mkdir(exist_ok=True)
@@ -136,9 +138,9 @@ def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
 
     Args:
         folder: the folder; it stays unchanged if it does not exist or belongs to another user.
-        ours: names of all files that vfl writes there, for a folder that a user has named. If such
-            a folder contains other files, it belongs to the user and stays unchanged. Use None for
-            folders that vfl itself has named.
+        ours: names of all files that vfl writes to this folder, if a user has chosen the folder. If
+            such a folder contains further files, it belongs to the user and stays unchanged. Use
+            None for folders that vfl itself has chosen.
     """
     if not folder.is_dir() or folder.stat().st_uid != os.geteuid():
         return
@@ -153,8 +155,8 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
     """Remove temporary files of killed processes, but not of writes still in progress.
 
     Args:
-        folder: without `names`, vfl's own folder, which is searched recursively; with `names`, any
-            folder, and its subfolders are not searched.
+        folder: without `names`, one of vfl's folders, which is searched with all subfolders; with
+            `names`, any folder, whose subfolders are not searched.
         names: names of the target files whose temporary files are removed.
     """
     if not folder.is_dir():
@@ -191,7 +193,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
         private_folder(folder)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        # Another process may be testing the lock at this moment.
+        # Another process may test the lock at this moment, which takes it briefly.
         deadline = time.monotonic() + max(patience_s, _LOCK_POLL_S)
         while not _takes(handle):
             if time.monotonic() >= deadline:
@@ -229,7 +231,7 @@ def worker_of(folder: Path) -> int | None:
 
 
 def _takes(handle: int) -> bool:
-    """Try to take the lock of an open file; return False if another process has it."""
+    """Try to take the lock of an open file; return False if another process holds the lock."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -267,7 +269,7 @@ def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
 def write_pieces(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> None:
-    """Replace a file as `write_bytes` does, from pieces that are never joined in memory.
+    """Replace a file as `write_bytes` does, with content in pieces that are never joined in memory.
 
     With `durable=False` the function does not wait for the disk, so a crash of the machine may
     leave an empty file.
@@ -318,7 +320,7 @@ def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
 
 @contextmanager
 def not_durable() -> Iterator[None]:
-    """Let no write in the block wait for the disk; use it where all folders are temporary."""
+    """Let no write in the block wait for the disk; for blocks that use temporary folders only."""
     token = _DURABLE.set(False)
     try:
         yield
@@ -333,13 +335,13 @@ def _flush(file: IO[Any], *, durable: bool = True) -> None:
 
 
 def _aside(path: Path) -> tuple[int, str]:
-    """Make a temporary file beside another file; while open, a lock protects it from `sweep`."""
+    """Make a temporary file beside another file; `sweep` leaves it alone while it is open."""
     while True:
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, aside
-        os.close(handle)  # another process's sweep removed the file before it was locked
+        os.close(handle)  # the sweep of another process removed this file before it was locked
 
 
 def sync_folder(folder: Path) -> None:
@@ -536,7 +538,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> None:
-    """Compare the digest inside a file with the digest of the file with zeros in its place."""
+    """Compare a file's digest with a computed one, for which zeros replace the digest."""
     if found is None:
         _check_unsealed(content, path)
         raise damaged(path)
@@ -549,7 +551,7 @@ def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> 
 
 
 def _check_unsealed(content: bytes, path: Path) -> None:
-    """Report a record of another format by its version, instead of as a damaged file.
+    """Report a record of another format as such, with its version, and not as a damaged file.
 
     Raises:
         RunFolderError: the content is JSON of another format.
@@ -589,12 +591,12 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
     """Refuse a record written in another format by another version of vfl.
 
     Args:
-        record: a record that begins with the fields of `stamp`.
+        record: a record whose first fields are those that `stamp` returns.
         path: path of the record's file, for the message.
 
     Raises:
-        RunFolderError: the record has another format; the error names the version that wrote it,
-            its format, and a version that can read it.
+        RunFolderError: the record has another format; the error names the vfl version that wrote
+            the record, the format, and a version that can read it.
     """
     found, writer = record.get("format"), record.get("vfl")
     if found == FORMAT:
@@ -625,7 +627,8 @@ def pack_weights(
     from safetensors.torch import save
 
     about = {name: str(value) for name, value in (stamp() | asdict(seal)).items()}
-    # Copies, because the format refuses tensors that share memory, such as tied weights.
+    # The tensors are copied, because the format refuses tensors that share memory, such as tied
+    # weights.
     packed: bytes = save(
         {name: value.contiguous().clone() for name, value in state.items()},
         {**(notes or {}), **about, "sha256": _ZEROS},
@@ -639,7 +642,7 @@ def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Te
     """Decode the state dict and notes from `pack_weights`; `path` is used only in messages.
 
     Raises:
-        RunFolderError: the content is damaged, or has another seal.
+        RunFolderError: the content is damaged, or has a different seal.
     """
     from safetensors.torch import load
 
@@ -676,7 +679,7 @@ def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Compute SHA-256 over names, types, shapes and bytes of a state dict, sorted by name."""
+    """Compute SHA-256 over a state dict's names, types, shapes and bytes, sorted by name."""
     import torch
 
     digest = hashlib.sha256()
@@ -689,17 +692,17 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
-    """Compute the digest of a whole model from the parties' digests, in name order."""
+    """Compute the digest of a whole model from the parties' digests, sorted by name."""
     text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-#: Prefixes of sources that are databases in a file; `vfl.datasets.sql` reads them.
+#: Prefixes of sources that are databases in a file; `vfl.datasets.sql` reads such databases.
 DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Return whether a source is a database, an object in a store or a function, not a file.
+    """Return whether a source is a database, an object in a store, or a function, and not a file.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
@@ -737,7 +740,7 @@ def is_object(source: object) -> bool:
 
 
 def may_be_csv(source: str | Path) -> bool:
-    """Return whether a source may be CSV: a file or folder without a Parquet name.
+    """Return whether a source may be CSV: a file or folder not named as Parquet.
 
     >>> may_be_csv("loans.csv.gz"), may_be_csv("loans.parquet"), may_be_csv("duckdb:loans.db")
     (True, False, False)
@@ -756,7 +759,7 @@ def is_named_set(source: str) -> bool:
 
 
 def database_beside(source: str, folder: Path) -> str:
-    """Make a database's relative file path start at a folder; other sources stay unchanged.
+    """Make a database's relative file path start at a folder; return other sources unchanged.
 
     >>> database_beside("duckdb:loans.db", Path("/data"))
     'duckdb:/data/loans.db'

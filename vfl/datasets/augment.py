@@ -1,9 +1,9 @@
 """Augmentations: random changes of a party's rows, drawn anew each time the party trains on them.
 
-Other parties do not notice them, because a message contains only the cut of the changed rows. To
-add an augmentation, write a subclass of `Augmentation`, and register it by an entry point in the
-group ``vfl.augmentations``, by `--plugin` or by `AUGMENTATIONS.register`. The party's own file may
-also contain the path of any function of rows.
+Other parties do not notice augmentations, because a message contains only the cut of the changed
+rows. To add an augmentation, write a subclass of `Augmentation`, and register it by an entry point
+in the group ``vfl.augmentations``, by `--plugin` or by `AUGMENTATIONS.register`. The party's own
+file may also name any function of rows by its path.
 
 >>> augment = augmentation_of("flip+noise:sigma=0.1", (1, 8, 8))
 >>> augment(torch.zeros(2, 1, 8, 8)).shape
@@ -103,7 +103,7 @@ class Mask(Augmentation):
     """Sets random numbers to 0, a standardised column's mean (Vincent et al. 2008, section 2.3).
 
     Args:
-        share: share of the numbers in each row that are set to 0, on average.
+        share: fraction of the numbers in each row that are set to 0, on average.
     """
 
     def __init__(self, share: float = 0.1) -> None:
@@ -133,7 +133,7 @@ class Augment:
 
     Attributes:
         changes: functions of rows, axes (rows, ...).
-        rows_apart: whether every change is known to treat each row independently.
+        rows_apart: whether every change is known to treat each row independently of other rows.
     """
 
     changes: tuple[Change, ...]

@@ -122,8 +122,8 @@ def _tree(
         leaves: most leaves.
 
     Returns:
-        A function that returns, for other cells, the mean target of each row's leaf, axes (rows,
-        outputs).
+        A function that returns, for the cells of other rows, the mean target of each row's leaf,
+        axes (rows, outputs).
     """
     members = [np.arange(len(cells))]
     best = [_best_split(cells, targets, weights)]

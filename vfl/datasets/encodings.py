@@ -95,8 +95,8 @@ def encoding_of(opened: Opened, where: str) -> str:
         where: name of the file, for the error text.
 
     Raises:
-        DataError: the text has another encoding than those above, or mixes two encodings. The error
-            quotes no text.
+        DataError: the text has an encoding that vfl does not read, or mixes two encodings. The
+            error quotes no text.
     """
     try:
         with opened() as file:

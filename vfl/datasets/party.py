@@ -47,8 +47,8 @@ class PartyData:
         row_weights: weight of each row in the training loss, float32, axes (rows,), at least 0, at
             the label party; None gives all rows the same weight. Evaluation gives all rows the same
             weight.
-        unfamiliar: numbers of cells in test rows without an example in the training rows, by column
-            and kind; the party does not send them.
+        unfamiliar: numbers of cells in test rows whose values do not occur in the training rows, by
+            column and kind; the party does not send these numbers.
         held: mask of the rows that a feature party has, bool, axes (rows,), if rows are missing. A
             feature party has only its own mask; the label party has all masks. Empty if every party
             has all rows. Inputs of missing rows are NaN, so that no model learns from them by
@@ -57,7 +57,7 @@ class PartyData:
         trained: for rows of a prediction, their use in the run's training, axes (rows,). "yes":
             trained on; "validation": used to select weights or to calibrate; "no": not used, so
             that the prediction is an honest test; or "unknown". None if the table has changed and
-            none of its rows is of the first two kinds.
+            none of its rows is known to be "yes" or "validation".
         unseen: mask of an evaluation's rows that are new to the run, bool, axes (rows,); None if
             the rows are those of the training.
     """
@@ -133,7 +133,7 @@ class PartyData:
 
 
 def digest_of(ids: Ids) -> bytes:
-    """Return the SHA-256 of ordered ids, 32 bytes; as JSON, so that ids cannot run together.
+    """Return the SHA-256 of ordered ids, 32 bytes; JSON keeps neighbouring ids distinct.
 
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
     True
@@ -163,11 +163,11 @@ class IdsDigest:
 
 
 class Inputs(NamedTuple):
-    """One party's model inputs, axes (rows, ...), and their encoder; a missing part is None.
+    """One party's model inputs, axes (rows, ...), and their encoder; None for what is missing.
 
     Attributes:
-        unfamiliar: numbers of cells in test rows without an example in the training rows; see
-            `Unfamiliar`.
+        unfamiliar: numbers of cells in test rows whose values do not occur in the training rows;
+            see `Unfamiliar`.
         unaligned: inputs of the party's rows that are in no session, axes (other rows, ...).
     """
 

@@ -119,7 +119,7 @@ def _split_in_blocks(
     share = validation + test
 
     def held_out(before: int) -> tuple[int, int]:
-        """Return how many of the first `before` rows are test rows, and test or validation rows."""
+        """Return the numbers of test and of test or validation rows in the first `before` rows."""
         held = round(before * share)
         return (round(held * test / share) if share else 0), held
 
@@ -208,8 +208,8 @@ def split_fold(
     """Take the rows of one fold as test rows, and the other rows for training and validation.
 
     The seed shuffles the rows, and the rows are assigned to the folds class by class. So two folds
-    differ by at most one row, in total and in each class. This needs the labels, so only a process
-    that has them can do it.
+    differ by at most one row, in total and in each class. This assignment needs the labels, so only
+    a process that has all labels can make such a split.
 
     Args:
         labels: labels of all rows, axes (rows,).
@@ -236,10 +236,11 @@ def split_fold(
 
 
 def split_apart(complete: np.ndarray, split: Callable[[np.ndarray], Split]) -> Split:
-    """Split the rows that all parties have, and separately split the other rows.
+    """Split the rows that all parties have, and separately the rows that some party lacks.
 
-    So the test rows that all parties have are the same as in a training that uses only such rows.
-    If the other rows are too few to fill every part, all of them become training rows.
+    So the test rows that all parties have are the same as in a training that uses only the rows of
+    all parties. If the rows that some party lacks are too few to fill every part, all of them
+    become training rows.
 
     Args:
         complete: mask of the rows that all parties have, bool, axes (rows,).

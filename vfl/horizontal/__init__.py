@@ -3,9 +3,9 @@
 `settings` defines the settings file of `vfl horizontal`. `plan` computes the noise that a privacy
 budget requires, and the guarantees that result. `client` trains on the rows of one client, and
 `average` averages the updates of all clients. `flower` runs clients as a Flower ClientApp and the
-average as a ServerApp; `simulation` runs all clients in one process. `party` and `server` run a
+averaging as a ServerApp; `simulation` runs all clients in one process. `party` and `server` run a
 training with the parties of a project, and `ledger` records the budget that a party has spent.
-`study` and `command` run many trainings, and the command.
+`study` runs many trainings, and `command` defines the command `vfl horizontal`.
 """
 
 from __future__ import annotations

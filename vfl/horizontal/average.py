@@ -47,7 +47,7 @@ class Averager:
         return [int(one) for one in (draws < settings.sampled / settings.clients).nonzero()[0]]
 
     def absorb(self, updates: Sequence[Update], round_number: int) -> None:
-        """Change the weights by the mean of the clients' updates.
+        """Change the weights by the mean of the updates that the clients sent.
 
         Raises:
             PeerFailedError: an update does not fit the network, or contains numbers that are not
@@ -71,7 +71,7 @@ class Averager:
                 self.layers[number] = self.layers[number] + total / len(changes)
 
     def _absorb_private(self, updates: Sequence[Update], round_number: int) -> None:
-        """Change the weights by the noisy sum of clipped updates over the expected client count."""
+        """Change the weights by the noisy sum of clipped updates over the expected number."""
         count = sum(len(one) for one in self.layers.values())
         law = kernel.NoisySum(self.norm, self.plan.multiplier * self.norm, count)
         total = torch.zeros(count, dtype=torch.float64)

@@ -35,8 +35,9 @@ def horizontal(
 ) -> None:
     """Train one network over clients that have different rows of the same columns.
 
-    If an earlier command was interrupted, this command continues it, and trains only the missing
-    runs. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
+    If an earlier command was interrupted, this command continues its study, and trains only the
+    missing runs. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0,
+    1, 2]'.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.horizontal.settings import read_horizontal
@@ -91,7 +92,7 @@ def _on_the_federation(settings: Any, project: Path, json: bool) -> None:
 
 
 def _table(done: Sequence[Trained]) -> list[str]:
-    """Return a table of mean accuracies with intervals over the seeds; a line for each setting."""
+    """Return a table of mean accuracies with intervals over the seeds; a row for each setting."""
     from vfl.experiments.statistics import estimate
 
     groups: dict[str, list[float]] = {}

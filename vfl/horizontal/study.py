@@ -149,7 +149,8 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
             fix="pip install 'vfl[simulation]', or --engine process",
         )
     with _quiet(), warnings.catch_warnings():
-        # Run_simulation; the version of Flower has an upper bound.
+        # `run_simulation` is deprecated; it exists, because the version of Flower has an upper
+        # bound.
         warnings.simplefilter("ignore", DeprecationWarning)
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation

@@ -1,8 +1,8 @@
-"""Lower bound of a training's epsilon, from guesses about which rows the training used.
+"""Lower bound of a training's epsilon, from guesses about which rows were in the training.
 
-A claimed epsilon is an upper bound of a training's cost for one row. If guesses are right more
-often than the claimed epsilon allows, they refute the claim. The guesses prove a lower bound of
-epsilon, at a given confidence.
+A claimed epsilon is an upper bound of a training's cost for one row. If the guesses are right more
+often than the claimed epsilon allows, they refute the claimed epsilon. In any case, the guesses
+prove a lower bound of epsilon, at a given confidence.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vfl.core.registry import require
 
 _HALVINGS = 40
 _MOST = 50.0
-#: Fractions of the canary rows for which the audit guesses; it guesses for the most certain rows
-#: first.
+#: Fractions of the canary rows about which the audit guesses; it guesses about the most certain
+#: rows first.
 _SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
 #: Smallest number of guesses for which a test makes sense.
 _FEWEST = 8
@@ -36,7 +36,7 @@ class LowerBound:
             audit.
         method: "one run" or "many runs".
         score: name of the score from which the guesses were made; the confidence accounts for all
-            scores that were tried.
+            scores from which the best one was chosen.
         guesses, right: number of guesses, and number of right guesses.
         canaries: number of canary rows, whose inclusion in the training a coin flip decided.
         trainings: number of trainings that the audit ran.
@@ -59,7 +59,7 @@ class LowerBound:
 def one_run_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Return the smallest epsilon with which so many right guesses are plausible.
+    """Return the smallest epsilon with which this number of right guesses is plausible.
 
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin flip decides whether
     each canary row is included in the training. Let e = exp(epsilon) and p = e / (1 + e). The
@@ -102,8 +102,8 @@ def many_runs_epsilon(
     """Return a lower bound of epsilon from many trainings, each with or without one canary row.
 
     Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. Scores of the first half
-    of the trainings determine a threshold; the second half yields exact bounds of both error rates
-    (Clopper and Pearson 1934).
+    of the trainings determine a threshold. The second half yields exact bounds of the two error
+    rates at this threshold (Clopper and Pearson 1934).
 
     Returns:
         The result is epsilon, the number of guesses, and the number of right guesses.
@@ -125,8 +125,8 @@ def bound_of(
 ) -> LowerBound:
     """Return the best lower bound from one training, over all scores and numbers of guesses.
 
-    All combinations that were tried share the error probability (Bonferroni), so the confidence
-    also holds for the best combination.
+    All combinations of score and number of guesses share the error probability (Bonferroni), so the
+    confidence also holds for the best combination.
 
     Args:
         scores: scores by name, axes (canaries,); a higher score means that the canary row was more
@@ -167,7 +167,7 @@ def bound_of_many(
 
 
 def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: float) -> float:
-    """Bound epsilon by exp(epsilon) >= (true rate - delta) / false rate, for both guesses."""
+    """Bound epsilon by exp(epsilon) >= (true rate - delta) / false rate, for either guess."""
     risk = (1 - confidence) / 2
     there, absent = int(told.sum()), int((~told).sum())
     if not there or not absent:
@@ -184,7 +184,7 @@ def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: f
 
 
 def _least(allowed: Callable[[float], bool]) -> float:
-    """Return the smallest epsilon that is allowed; above it, every epsilon must be allowed."""
+    """Return the smallest epsilon for which `allowed` is true; it must be true for all above it."""
     if allowed(0.0):
         return 0.0
     low, high = 0.0, _MOST

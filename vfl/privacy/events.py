@@ -20,7 +20,7 @@ class GaussianSteps:
         noise: standard deviation of the noise divided by the sensitivity.
         steps: number of steps.
         sampling_rate: probability that a step includes the record, independently in each step
-            (Poisson sampling); 1 means in every step.
+            (Poisson sampling); 1 means that every step includes it.
 
     Raises:
         BadOptionError: a number is out of range.

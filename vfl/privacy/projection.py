@@ -16,9 +16,9 @@ def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret
     """Return the first principal directions of normalised rows, with noise; axes (columns, width).
 
     Source: Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). Each row
-    is scaled to length 1, so adding or removing one row changes the sum of the outer products by at
-    most 1. The release is therefore one Gaussian step with this noise and sampling rate 1, and
-    results computed from the directions cost no further privacy.
+    is scaled to length 1, so adding or removing one row changes the sum of the rows' outer products
+    by at most 1. The release is therefore one step of the Gaussian mechanism with this noise and
+    sampling rate 1. Results computed from the directions cost no further privacy.
 
     Args:
         rows: axes (rows, columns).

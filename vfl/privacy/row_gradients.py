@@ -31,7 +31,8 @@ _MOST_KEPT = 1 << 22
 #: Time to read and convert one number of a row gradient, measured in multiplications.
 _OPERATIONS = 32
 #: In products of positions, large float64 terms of opposite sign may cancel. A norm is therefore
-#: increased by this fraction of the sum of the parts' norms, which exceeds the rounding error.
+#: increased by this fraction of the sum of the parts' norms; the increase exceeds the rounding
+#: error.
 _CANCELLED = 2.0**-20
 
 

@@ -84,7 +84,7 @@ class AccountantContract(Contract):
 
 
 def _least(kind: GaussianSteps) -> float:
-    """Return a lower bound of epsilon: the exact value without sampling, else that of one step.
+    """Return a lower bound of epsilon: exact without sampling, otherwise the bound for one step.
 
     A sampled step includes the record with probability q, so a test for the record errs at least as
     often as a test at delta / q does.

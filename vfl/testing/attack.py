@@ -122,14 +122,14 @@ class AttackContract(Contract):
                 attack.run(less.view, generator(0, "draw"))
 
     def require_win(self, score: Score) -> None:
-        """Require the score that an attack must reach if the victim leaks labels."""
+        """Require the score that an attack must reach if the victim's cuts leak labels."""
         assert score.value >= self.wins, f"{score.measure} {score.value:.3f}"
 
     def require_guess(self, score: Score) -> None:
-        """Require a score close to guessing if the victim does not leak labels."""
+        """Require a score close to that of guessing if the victim's cuts do not leak labels."""
         deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
-        # Even random clusters match the classes better than by chance, because the best matching is
-        # used.
+        # Even random clusters match the classes better than by chance, because the best matching of
+        # clusters to classes is used.
         margin = 6 if score.measure == "matched_accuracy" else 4
         assert score.value <= score.guess + margin * deviation, "it beats its guess"
 
@@ -149,7 +149,7 @@ def require_form(
 
 
 def _bottom(width: int) -> nn.Module:
-    """Return two rotations, which lose no information, in place of a trained bottom model."""
+    """Return two rotations, which lose no information, as the trained bottom model."""
     with scoped(1):
         layers = [nn.Linear(width, width), nn.Linear(width, width)]
         for layer in layers:
@@ -167,7 +167,7 @@ def _linear(weight: Tensor) -> nn.Module:
 class GradientAttackContract(AttackContract):
     """`AttackContract` for attacks on a training that a feature party recorded.
 
-    In the case without a leak, the label party trained on the labels of other rows.
+    In the case without a leak, the label party has trained on labels that belong to other rows.
 
     Attributes:
         top: spec of the label party's top model.
@@ -237,14 +237,14 @@ class GradientAttackContract(AttackContract):
 class InputAttackContract(AttackContract):
     """`AttackContract` for attacks on cuts that a label party received from one feature party.
 
-    In the case without a leak, the cuts and predictions belong to other rows. In a U-shape, the top
-    model follows the middle model; a last layer follows the top model, and the label party does not
-    have it.
+    In the case without a leak, the cuts and predictions belong to other rows. In a U-shape, three
+    models follow the bottom model: the middle model, the top model, and a last layer, which the
+    label party does not have.
 
     Attributes:
         joint: whether the label party has two columns of its own, which its top model also uses.
-        wins: largest squared error that an attack may have, as a fraction of the error of always
-            guessing the mean row.
+        wins: largest squared error that an attack may have, as a fraction of the error of an attack
+            that always guesses the mean row.
         leaks: number of rows whose columns are leaked.
     """
 
@@ -255,7 +255,7 @@ class InputAttackContract(AttackContract):
     leaks: ClassVar[int] = 150
 
     def recipe(self) -> nn.Module:
-        """Return an untrained bottom model with the architecture of the victim's."""
+        """Return an untrained bottom model with the victim's architecture."""
         return nn.Sequential(nn.Flatten(), nn.Linear(self.width, 2 * self.width), nn.Tanh())
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:

@@ -76,7 +76,7 @@ class CodecContract(Contract):
                 assert _same_bits(trip.replay(), trip.grad), (
                     "`kept` differs from the values that encode kept"
                 )
-            trip.decoded += 1  # both are writable memory
+            trip.decoded += 1  # both arrays are writable memory
             trip.grad += 1
 
     def test_any_bytes_like_payload_is_read_alike(self, spec: str) -> None:

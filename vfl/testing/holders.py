@@ -3,10 +3,11 @@
 class TestMine(HolderContract):
     protocols = {"product": Protocol(make, program, result=torch.tensor([6.0]), holders=2)}
 
-The tests replace the links of one holder by an adversary, which receives the messages of the others
-before it sends its own (rushing). The adversary repeats other parties' messages or earlier ones,
-changes its messages partly or for one receiver, sends other sizes, or stops sending. The last party
-is the helper, which deals; the tests also check the messages that it receives.
+The tests replace the links of one holder by an adversary, which receives the messages of the other
+parties before it sends its own messages (a rushing adversary). The adversary repeats messages of
+other parties or earlier messages, changes a part of its messages, changes messages for one receiver
+only, sends messages of other sizes, or stops sending. The last party is the helper, which deals;
+the tests also check the messages that it receives.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ from vfl.testing.base import Contract
 Note = Callable[[Tensor], None]
 #: Messages that a holder sends in one turn, each with the role of its receiver.
 Sent = list[tuple[int, Frame]]
-#: Function from the turn, the messages that an honest holder would send, and the messages received
-#: in this turn, to the messages that the adversary sends. If the function replaces a received
-#: message, the adversary's own holder continues with the replaced one.
+#: Function that determines the messages that the adversary sends; its arguments are the turn, the
+#: messages that an honest holder would send, and the messages received in this turn. If the
+#: function replaces a received message, the adversary's own program continues with the replaced
+#: message.
 Behaviour = Callable[[int, Sent, dict[int, Frame]], Sent]
 
 _WORD = np.dtype("<i8")
-#: Seconds that the adversary waits for messages of the others first; in an asymmetric protocol, the
-#: others wait for its message instead.
+#: Seconds for which the adversary first waits for the messages of the other parties; in an
+#: asymmetric protocol, the other parties may wait for the adversary's message instead.
 _PATIENCE_S = 0.02
 _TIMEOUT_S = 0.15
 #: Seconds after which a protocol counts as hanging.
@@ -64,17 +66,17 @@ class Protocol:
     """A program of several parties; the first parties hold shares, and the last party helps them.
 
     Attributes:
-        make: function that makes the parties, with agreed keys, from the seconds that they wait for
-            a message.
-        program: program that each party runs; it records the shares that it sends to the helper in
-            another form. It returns a tensor at every holder that learns the values, and None at
-            all other parties.
+        make: function that makes the parties with agreed keys; its argument is the number of
+            seconds that a party waits for a message.
+        program: program that each party runs; if it sends shares to the helper in another form, it
+            records these shares. It returns a tensor at every holder that learns the values, and
+            None at all other parties.
         result: the result if all parties follow the protocol.
         holders: number of holders; the helper has the next role number.
         tolerance: largest error of a correct result.
-        macs: whether the protocol detects a false share. If it does not, it assumes that parties
-            follow it, and may accept a wrong result if a party sends false values of the right
-            form.
+        macs: whether the protocol detects a false share. Without MACs, the protocol assumes that
+            all parties follow it; it may accept a wrong result if a party sends false values of the
+            right form.
         helper: values that the helper receives: nothing, values that masks make uniform, or masked
             parts of permuted values, from which it learns only the unordered values.
         word_bytes: number of bytes of an element in a message to the helper; they are the upper
@@ -101,9 +103,11 @@ class Adversary:
 
     Args:
         links: the holder's links, by role of the other party.
-        holders: number of holders, for whose messages it waits.
-        behave: function that determines its messages in a turn; by default, they are honest.
-        patience_s: seconds to wait for the others' messages before it sends.
+        holders: number of holders; the adversary waits for the messages of all other holders.
+        behave: function that determines the adversary's messages in a turn; by default, the
+            adversary sends honest messages.
+        patience_s: seconds for which the adversary waits for the other parties' messages before it
+            sends.
 
     Attributes:
         turns: messages that an honest holder would have sent, for each turn.
@@ -227,7 +231,8 @@ def play(
                 }
                 hands = None
                 if party.role == liar:
-                    # If every opening is checked, all holders send a message in each turn.
+                    # If every opening is checked, all holders send a message in each turn, so the
+                    # adversary can wait for them.
                     patience_s = _HANGING_S if protocol.macs else _PATIENCE_S
                     hands = adversary = Adversary(links, protocol.holders, behave, patience_s)
                 for peer, channel in party.channels.items():
@@ -305,7 +310,8 @@ class Lie:
                 found.append((peer, frame))
             self._before.append(frame)
         if turn == self.turn and self.kind.endswith("throughout") and heard:
-            one = min(heard)  # the liar's own holder then gets the same wrong sum as all others
+            # The program of the lying holder then computes the same wrong sum as all other holders.
+            one = min(heard)
             shifted = self._changed(one, bytes(heard[one].payload), heard)
             heard[one] = replace(heard[one], payload=shifted)
         return found
@@ -337,7 +343,8 @@ class Lie:
         return payload
 
 
-#: Kinds of messages that the protocol cannot send, and kinds that it could send.
+#: Kinds of false messages whose size or place excludes them from the protocol, and kinds that have
+#: the right form.
 SIZES = ("shorter", "longer", "empty", "other turn")
 KINDS = (
     "first element",
@@ -361,7 +368,8 @@ class LateLie:
     def __call__(self, turn: int, sent: Sent, heard: dict[int, Frame]) -> Sent:
         """See `Behaviour`."""
         if turn == self.opening:
-            one = min(heard)  # the liar's own holder then gets the same wrong sum as all others
+            # The program of the lying holder then computes the same wrong sum as all other holders.
+            one = min(heard)
             heard[one] = replace(heard[one], payload=_shifted(bytes(heard[one].payload), -1))
             return [(peer, replace(one, payload=_shifted(bytes(one.payload), -1)))
                     for peer, one in sent]  # fmt: skip
@@ -414,7 +422,7 @@ class HolderContract(Contract):
         return self._turns[spec, role]
 
     def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
-        """Yield each kind of false message in each turn of each holder, to all and to one."""
+        """Yield each kind of false message in each turn of each holder, sent to all and to one."""
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             for turn, sent in enumerate(self._honest_turns(spec, liar)):

@@ -1,7 +1,7 @@
 """Links between parties: in one process, or over TLS sockets that reconnect.
 
-Only this package uses sockets. The code of a protocol never names a class of this package; it
-receives a `Link`.
+Only this package uses sockets. The code of a protocol never names a class of this package; such
+code receives a `Link`.
 """
 
 from vfl.transport.certificates import (

@@ -30,8 +30,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Most connections accepted in one turn of the event loop, and seconds to pause when no file
-#: descriptor is left.
+#: Largest number of connections accepted in one turn of the event loop, and seconds to pause when
+#: no file descriptor is left.
 _AT_ONCE, _REST_S = 64, 0.05
 #: Time limit in seconds for closing a TLS connection.
 _CLOSE_S = 2.0
@@ -41,7 +41,7 @@ _START_S, _TICK_S = 10.0, 0.01
 def http_config(
     app: Any, certificate: str | None, key: str | None, client_ca: str | None = None
 ) -> uvicorn.Config:
-    """Return the uvicorn configuration of our HTTP listeners: quiet, no web sockets, TLS 1.3 only.
+    """Return the uvicorn configuration of vfl's HTTP listeners: quiet, TLS 1.3, no web sockets.
 
     Args:
         app: an ASGI application.
@@ -83,8 +83,8 @@ async def read_body(
         receive: the ASGI receive function of the request.
         most: largest accepted size in bytes.
         patience_s: time limit in seconds for the whole body.
-        scope: ASGI scope of the request. It may show that the whole body has already arrived; then
-            no time limit is needed.
+        scope: ASGI scope of the request. The scope may show that the whole body has already
+            arrived; in that case, no time limit is needed.
 
     Raises:
         LargeBodyError: the body is larger than the limit.
@@ -106,7 +106,7 @@ async def read_body(
 
 
 def announces_at_most(scope: Scope, most: int) -> bool:
-    """Return whether a request announces at most `most` bytes, or no length (as in chunks)."""
+    """Return whether a request announces at most `most` bytes, or no length (as with chunks)."""
     announced = [value for key, value in scope["headers"] if key == b"content-length"]
     return all(whole_number(each, most) is not None for each in announced)
 
@@ -122,7 +122,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class Connection:
-    """One connection of a server, from accept to end; use it only on the server's loop.
+    """One connection of a server, from accept to end; only the server's loop may use it.
 
     Args:
         server: server that accepted the connection.
@@ -240,7 +240,7 @@ class HttpServer(uvicorn.Server):
     Args:
         config: configuration of uvicorn; the server opens only its host and port.
         front: rules for strangers.
-        signals: whether the server handles SIGINT and SIGTERM; if not, the caller does.
+        signals: whether the server handles SIGINT and SIGTERM; if not, the caller handles them.
 
     Attributes:
         front: the argument.
@@ -274,7 +274,7 @@ class HttpServer(uvicorn.Server):
         """Return the TLS context for a new connection, made from the present certificate file.
 
         Open connections keep their context. During a renewal, certificate and key may not match for
-        a moment; then the previous context is used.
+        a moment; during that time, the method returns the previous context.
         """
         config, now = self.config, _stamps(self.config)
         if config.ssl is not None and now and now != self._files:
@@ -365,7 +365,7 @@ class _Listener:
                 accepted, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # the process has no file descriptor left
+            except OSError:  # the process has no free file descriptor
                 self._server.front.make_room()
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._socket)
@@ -381,7 +381,7 @@ class _Listener:
 
 
 class _Noted:
-    """ASGI application that records for each connection while a request is in progress."""
+    """ASGI application that records, for each connection, whether a request is in progress."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -430,7 +430,7 @@ class _Joined:
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol with deadlines for request heads and one write per response."""
+    """uvicorn's HTTP protocol, with deadlines for request heads and a single write per response."""
 
     def __init__(self, connection: Connection, **options: Any) -> None:
         super().__init__(**options)

@@ -15,8 +15,8 @@ from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
 from vfl.transport.handshake import error_frame, read_failure
 
-#: Number of sent frames that each party stores for a resend; also the most unread frames in
-#: transit.
+#: Number of sent frames that each party stores for a resend; also the largest number of unread
+#: frames in transit.
 WINDOW_FRAMES = 4
 #: Seconds for which a party that ends a link waits until the peer has read the reason.
 LINGER_S = 0.5
@@ -106,7 +106,7 @@ Sent = tuple[int, Frame] | None
 
 
 class LocalLink:
-    """One end of an in-process pair of links; one thread may run both ends, or one thread each.
+    """One end of an in-process pair of links; one thread runs both ends, or each end its own.
 
     Args:
         put: function that queues a sent message for the peer.
@@ -354,7 +354,7 @@ class ObservedPoll(Observed):
         return self._polled.fileno()
 
     def filenos(self) -> list[int]:
-        """File descriptors as a list, like a link that has several streams."""
+        """File descriptors as a list, in the form of a link that has several streams."""
         return [self.fileno()]
 
     @property

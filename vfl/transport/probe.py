@@ -39,8 +39,8 @@ class Probe:
 
     Attributes:
         connect_s: time in seconds to establish the TCP connection.
-        clock_s: seconds by which the server's clock is ahead of ours, accurate to about one second;
-            None if the response had no ``Date``.
+        clock_s: seconds by which the server's clock is ahead of this machine's clock, accurate to
+            about one second; None if the response had no ``Date``.
     """
 
     connect_s: float
@@ -214,7 +214,7 @@ def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
 
 
 def _unproven_time(address: Address) -> datetime | None:
-    """Return the time that a server reports which has not proved its identity."""
+    """Return the time that a server reports without proof of the server's identity."""
     try:
         with closing(_connect(address, None)) as connection:
             return _time_at(connection)

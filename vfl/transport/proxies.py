@@ -132,7 +132,7 @@ def _request(target: Address, proxy: Proxy) -> bytes:
 
 
 def _head(connection: socket.socket, deadline: float) -> bytes:
-    """Read the head of the proxy's response; nothing follows it before this party sends."""
+    """Read the head of the proxy's response; no bytes follow before this party sends."""
     head = bytearray()
     while not head.endswith(b"\r\n\r\n"):
         connection.settimeout(max(0.001, deadline - time.monotonic()))

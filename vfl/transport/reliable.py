@@ -41,7 +41,7 @@ _TICK_S = 0.05
 
 
 class Sequence:
-    """The frame counters and stored frames of one party; a lock of the owner protects them.
+    """Frame counters and stored frames of one party; protected by a lock of the owner.
 
     Args:
         window: number of sent frames to store.
@@ -138,7 +138,7 @@ class _StreamLink:
         next party reads.
 
         Args:
-            links: links used by the same thread as this one; they replace earlier ones.
+            links: links that the same thread uses; they replace the links of an earlier call.
         """
         self._beside = tuple(links)
 
@@ -197,7 +197,7 @@ class _StreamLink:
                 return frame
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this party to the peer, then close; a later attach gets it too."""
+        """Report an error of this party to the peer and to later attaches, then close."""
         with self._changed:
             stream = self._stream if self._ended is None else None
             self._ended = self._ended or error
@@ -551,7 +551,7 @@ class HubLink(_StreamLink):
             return self._stream
 
     def _await(self, deadline: float, did: str) -> None:
-        """Wait, with the lock, until a handshake thread attaches a new stream, or time is up."""
+        """Wait until a handshake thread attaches a stream, or time is up; needs the lock."""
         self._check_open()
         now = time.monotonic()
         if now >= deadline:
@@ -583,7 +583,7 @@ class HubLink(_StreamLink):
                 self._lost_at = self._lost_at or time.monotonic()
 
     def _release(self) -> None:
-        """The time for reconnecting begins here at the latest."""
+        """The time for reconnecting begins at this point at the latest."""
         if self._stream is not None:
             self._lost_at = self._lost_at or time.monotonic()
         super()._release()

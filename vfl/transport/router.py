@@ -4,8 +4,8 @@ Each session runs in a separate process with a separate hub. The port belongs to
 long as the SuperLink runs. Its `StreamRouter` accepts a connection and reads the first message of
 TLS (the ClientHello, RFC 8446, section 4.1.2) without consuming it. The ALPN field (RFC 7301) of
 this message names the session, and the router passes the connection to the session's process
-through a Unix socket of this user. The router decrypts nothing and holds no key. A route only leads
-to a hub; the hub then checks certificate, token and greeting, as it does without a router.
+through a Unix socket of this user. The router decrypts nothing and holds no key. The ALPN name only
+selects a hub; the hub then checks certificate, token and greeting, as a hub without a router does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.local_socket import connected_to, is_ours, listen_in
 from vfl.transport.stream import listen
 
-#: Environment variable with the folder in which a router and its sessions connect; set for all
-#: child processes of a SuperLink.
+#: Environment variable with the folder in which a router and its sessions connect; a SuperLink sets
+#: it for all its child processes.
 ROUTER_VARIABLE = "VFL_STREAM_ROUTER"
 _PREFIX = "vfl/"
 _ROUTE_DIGITS = 32
@@ -39,7 +39,7 @@ _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 
 
 def route_of(session: str, rank: int = 0) -> str:
-    """Return the ALPN name of a session's stream; anyone on the network path can read it.
+    """Return the ALPN name of a session's stream, which anyone on the network path can read.
 
     The name is a digest, so it does not disclose the session's identifier, which is a key for
     digests of rows.
@@ -133,7 +133,7 @@ class RoutedListener:
 
 
 def router_port(folder: Path, host: str, port: int) -> int | None:
-    """Return the port of the router that connects to its sessions through a folder.
+    """Return the port of the router that reaches its sessions through a folder.
 
     Args:
         folder: folder of the router.
@@ -141,7 +141,8 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
         port: port on which the router should listen; 0 stands for any free port.
 
     Returns:
-        The port; None if there is no router in this folder, or if it listens on another address.
+        The port; None if no router uses this folder, or if the folder's router listens on another
+        address.
     """
     path = folder / _ADDRESS_FILE
     at, _, found = path.read_text().rpartition(" ") if path.exists() else ("", "", "0")
@@ -149,7 +150,7 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
 
 
 def routed_listener(session: str, host: str, port: int, rank: int = 0) -> RoutedListener | None:
-    """Return a listener behind this process's router; None if no router has this address.
+    """Return a listener behind this process's router; None if no router listens on this address.
 
     Args:
         session: identifier of the session.
@@ -175,7 +176,7 @@ class _Waiting:
 
 
 class OtherConnections:
-    """Connections that a router passes to a server in its process; works like a socket."""
+    """Connections that a router passes to a server in the same process; works like a socket."""
 
     def __init__(self) -> None:
         self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -201,7 +202,7 @@ class OtherConnections:
             raise ConnectionAbortedError("the connection ended meanwhile") from None
 
     def fileno(self) -> int:
-        """File descriptor that is readable if a connection waits to be accepted."""
+        """File descriptor that is readable if a connection waits for `accept`."""
         return self._out.fileno()
 
     def setblocking(self, flag: bool) -> None:
@@ -222,7 +223,8 @@ class StreamRouter:
         port: port to listen on; 0 takes a free one.
         folder: folder of the sessions' sockets; files of an earlier router are removed.
         front: rules for connections before the router passes them on.
-        others: receives TLS connections that name no session, if one port serves both kinds.
+        others: receives TLS connections that name no session, if sessions and a server share one
+            port.
 
     Attributes:
         port: the port on which the router listens.
@@ -297,13 +299,13 @@ class StreamRouter:
             self._ready.register(connection, selectors.EVENT_READ, one)
 
     def _look(self, one: _Waiting) -> None:
-        """Pass a connection on when its ClientHello is complete; close it if there is none."""
+        """Pass on a connection with a complete ClientHello; close a connection that sends none."""
         try:
             hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)
             whole = 5 + int.from_bytes(hello[3:5]) if len(hello) >= 5 else 5
             if len(hello) < whole <= _HELLO_BYTES and len(hello) > one.seen:
-                # Linux wakes the router when this many bytes have arrived, or when no more can
-                # come.
+                # Linux wakes the router when this many bytes have arrived, or when no more bytes
+                # can arrive.
                 one.seen = len(hello)
                 one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, whole)
                 return
@@ -331,7 +333,7 @@ class StreamRouter:
         if failed:
             self._front.failed(one.visitor.source)
         else:
-            one.visitor.welcome()  # from here on, the limits of the session's hub apply
+            one.visitor.welcome()  # from this point on, the limits of the session's hub apply
         one.visitor.leave()
         self._ready.unregister(one.connection)
         one.connection.close()

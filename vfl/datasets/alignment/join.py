@@ -35,7 +35,8 @@ from vfl.datasets.table import (
 
 _WITH_POINT = re.compile(r"\d+(\.0*)?")
 Ids = np.ndarray | ExtensionArray  # int64, or text as a pandas array
-MIN_OVERLAP = 0.05  # share of the smaller table; below it, ids are unrelated
+# Share of common ids in the smaller table; below this share, the ids count as unrelated.
+MIN_OVERLAP = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +73,8 @@ def align(
         frames: tables by party.
         id_column: name of the id column; names by party if the tables use different names.
         id_type: type in which the ids are compared; see `TableFormat`.
-        whole: a party whose rows all stay if at least one other party has them; None selects only
-            rows that all parties have.
+        whole: name of a party: each of its rows stays if at least one other party has the row; None
+            selects only rows that all parties have.
 
     Raises:
         MissingColumnError: a table lacks the id column.
@@ -150,7 +151,7 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
 
 def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray, pa.Array]:
     """Sort ids by their bytes in UTF-8, which is also the order of Python's texts."""
-    pool = pa.system_memory_pool()  # shares freed memory with numpy
+    pool = pa.system_memory_pool()  # this pool shares freed memory with numpy
     pieces = [pa.array(block, kind, memory_pool=pool) for block in blocks]
     ids = pa.concat_arrays(pieces or [pa.array([], kind)], memory_pool=pool)
     del pieces
@@ -177,7 +178,7 @@ def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
     """
     try:
         return np.array([int(text) for text in cells], dtype=np.int64)
-    except (ValueError, OverflowError):  # int() would quote the id in its error
+    except (ValueError, OverflowError):  # the error of int() would quote the id
         raise MisalignedError(
             f"the ids of {where} are not all whole numbers of 64 bits",
             where=f"column '{id_column}'",

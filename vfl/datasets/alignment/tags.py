@@ -36,7 +36,7 @@ def as_tags(payload: Payload) -> np.ndarray:
 
 
 def tag_blocks(payload: bytes | DiskBytes, skip: int = 0) -> Iterator[np.ndarray]:
-    """Yield the tags of a message in blocks; they begin after the first `skip` bytes."""
+    """Yield the tags of a message in blocks; the tags begin after the first `skip` bytes."""
     size = BLOCK_TAGS * TAG_BYTES
     for start in range(skip, len(payload), size):
         yield as_tags(payload[start : start + size])
@@ -60,7 +60,7 @@ def common_rows(
     count = bucket_count(place, sum(sizes) * _RECORD.itemsize)
     buckets = [_by_first_bits(tags, place, count) for tags in sets]
     for own, size in zip(buckets, sizes, strict=True):
-        if own.sizes.max() > _most_by_chance(size, count):  # could fill the memory
+        if own.sizes.max() > _most_by_chance(size, count):  # such a bucket could fill the memory
             raise ProtocolError("a set has far more tags with one prefix than chance gives")
     found = [DiskColumn(place, np.int64) for _ in sets]
     for number in range(count):
@@ -173,7 +173,7 @@ def _both(
 
 
 def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the common rows if two tags of a set share 8 bytes (one in 10^7 sets of 10^6)."""
+    """Return the common rows if two tags of a set share 8 bytes (1 in 10^7 sets of 10^6)."""
     rows = [{bytes(tag): row for row, tag in enumerate(tags)} for tags in sets]
     if any(len(own) < len(tags) for own, tags in zip(rows, sets, strict=True)):
         raise ProtocolError("a set has one of its ids twice")
@@ -182,7 +182,7 @@ def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _halves(tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and the last 8 bytes of each tag as numbers that sort like the bytes."""
+    """Return the first and the last 8 bytes of each tag as numbers, which sort like the bytes."""
     words = np.ascontiguousarray(tags).view(">u8").astype(np.uint64)
     return words[:, 0], words[:, 1]
 

@@ -381,7 +381,8 @@ def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
         for name, code in number.items()
         for path in sorted(
             (folder / "train" / name / "images").glob("*.JPEG"),
-            key=lambda path: (len(path.name), path.name),  # sorts number 2 before 10
+            # This key sorts file number 2 before file number 10.
+            key=lambda path: (len(path.name), path.name),
         )
     ]
     lines = _tiny_file(folder / "val" / "val_annotations.txt").read_text().splitlines()

@@ -10,8 +10,8 @@ import numpy as np
 from vfl.core import seeds
 from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows
 
-#: Digit pairs: pairs in each part of the split, single digits that a part draws from, and the
-#: standard deviation of the noise.
+#: Digit pairs: number of pairs in each part of the split, number of single digits from which a part
+#: draws, and the standard deviation of the noise.
 PART_ROWS = (12_000, 3_000, 3_000)
 PART_DIGITS = (1_200, 300, 297)
 NOISE = 0.25
