@@ -2,9 +2,9 @@
 
 The label of a synthetic table depends on some of its many normally distributed columns. All systems
 train with one thread, each in its own process; the measurement begins with each party's float32
-table in memory. The systems run one after the other, several times; result rows show the median over the
-turns, and ratios within a turn. vfl's parties share one process. The AUC is measured on rows that
-are not in the training.
+table in memory. The systems run one after the other, several times; result rows show the median
+over the turns, and ratios within a turn. vfl's parties share one process. The AUC is measured on
+rows that are not in the training.
 
 With ``--wan 80mbps,40ms``, a training of vfl also runs over computed network links, where
 computation takes no time (`LinkModel`); its messages are those of the training on the loopback

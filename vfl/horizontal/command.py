@@ -35,9 +35,8 @@ def horizontal(
 ) -> None:
     """Train one network over clients that have different rows of the same columns.
 
-    If an earlier command was interrupted, this command continues its study, and trains only the
-    missing runs. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0,
-    1, 2]'.
+    If an earlier command was interrupted, this command continues it, and trains only the missing
+    runs. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.horizontal.settings import read_horizontal

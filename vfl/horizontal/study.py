@@ -149,8 +149,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
             fix="pip install 'vfl[simulation]', or --engine process",
         )
     with _quiet(), warnings.catch_warnings():
-        # `run_simulation` is deprecated; it exists, because the version of Flower has an upper
-        # bound.
+        # `run_simulation` is deprecated, but all versions of Flower that vfl allows have it.
         warnings.simplefilter("ignore", DeprecationWarning)
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
