@@ -864,7 +864,8 @@ class Dealer(Party):
         """Mark the material of a question as used, as both other parties have done.
 
         Raises:
-            ReusedPadError: the material was used before, or was dealt before this store was lost.
+            ReusedPadError: the material was used before, or was dealt before an earlier store of
+                this dealer was lost.
         """
         for wire in wires.values():
             wire.receive_talk(Kind.DONE)

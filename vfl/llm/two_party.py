@@ -635,10 +635,10 @@ class Role(Engine):
         elements move together.
 
         There are two messages: P0 sends P1 the shown bits of each element, and P1 sends P0 s bits
-        per element of the result. In thesis mode, and if P1's share is not known in advance, P1
-        first sends P0 a message with two bits more per element than are shown. Offline, P2 sends P0
-        s bits per element of the values and of the result. P0 draws its permutation from its stream
-        with P2, whereas algorithm 6.3 sends the permutation.
+        per element of the result. If the mode is "thesis", or P1's share is not known in advance,
+        P1 first sends P0 a message with two bits more per element than are shown. Offline, P2 sends
+        P0 s bits per element of the values and of the result. P0 draws its permutation from its
+        stream with P2, whereas algorithm 6.3 sends the permutation.
 
         The result in plain torch is ``function(values)``.
 
@@ -802,17 +802,17 @@ class Role(Engine):
         """Run SecurePrediction (algorithm 6.5): return, at P1, an index that P1 picks in each row.
 
         P1 learns the permuted scores and its index. P0 learns nothing, because the query is
-        uniform. The printed protocol retrieves the index with a BFV query (`Form.retrieval`).
-        Otherwise, the index is retrieved by a query for subsets from two servers (Chor, Goldreich,
-        Kushilevitz and Sudan 1995, section 3.1). The dealer, which knows the permutation already
-        (6.3), is the second server: offline, it gives P1 a random set S, and the masked sum of the
-        permutation's entries in S. Online, P1 adds its position to S, or removes it from S, and
-        sends the resulting set; P0 answers with the masked sum over this set. An honest P1 learns
-        only one entry. If P1 does not follow the protocol, it learns another sum instead.
+        uniform. The printed protocol retrieves the index with a BFV query (`Form.retrieval`). With
+        "sets", the default, a query for subsets to two servers retrieves the index (Chor,
+        Goldreich, Kushilevitz and Sudan 1995, section 3.1). The dealer, which knows the permutation
+        already (6.3), is the second server: offline, it gives P1 a random set S, and the masked sum
+        of the permutation's entries in S. Online, P1 adds its position to S, or removes it from S,
+        and sends the resulting set; P0 answers with the masked sum over this set. An honest P1
+        learns only one entry. If P1 does not follow the protocol, it learns another sum instead.
 
         For n scores, three messages contain the shown bits of each score, n bits, and 4 bytes per
-        row. In thesis mode, and if P1's share is not known in advance, a message with two bits more
-        per score than are shown comes before them.
+        row. If the mode is "thesis", or P1's share is not known in advance, a message with two bits
+        more per score than are shown comes first.
 
         The result in plain torch is ``[pick(row) for row in scores]``, for a pick that ignores the
         order.

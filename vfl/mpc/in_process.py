@@ -202,8 +202,8 @@ class LocalParties(Generic[_Peer]):
         """End the session; closing twice is harmless.
 
         Args:
-            wait: whether to wait until the threads have ended. The garbage collector, which may
-                call this method while a thread is starting, must not wait.
+            wait: whether to wait until the threads have ended. If the garbage collector calls this
+                method, a thread may be starting, so the call must not wait.
         """
         self._ended = True
         for links in self._links:

@@ -31,7 +31,7 @@ _SLACK = 4
 #: Bits before the point that values may have, and total number of bits of a ring element.
 MOST_BITS, ROOM_BITS = 26, 62
 #: Number of leading bits to which `scaled_briefly` rounds its factor, and the largest distance from
-#: 1 of a factor for which `scaled` calls it.
+#: 1 of a factor for which `scaled` calls `scaled_briefly`.
 _SHORT_BITS, _SMALL = 8, 1 / 8
 
 

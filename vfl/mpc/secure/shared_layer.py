@@ -107,7 +107,8 @@ def check_outputs(outputs: Tensor, step: int) -> None:
     """Refuse outputs near the limit of the ring, before a later step exceeds the limit.
 
     Raises:
-        RingRangeError, NonFiniteError: an output is too large; the error states its bits.
+        RingRangeError, NonFiniteError: an output is too large; the error states how many bits the
+            output needs.
     """
     ring.require_integer_bits(outputs, OUTPUT_ROOM, OUTPUT_BITS, f"first layer, step {step}", _FIX)
 

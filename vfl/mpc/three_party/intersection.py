@@ -37,7 +37,8 @@ from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.three_party.party import Party, shape_only
 
-#: Fraction bits of columns; with them, sums of products over 2^28 standardised rows fit the ring.
+#: Fraction bits of P1's columns; with this number, sums of products over 2^28 standardised rows fit
+#: the ring.
 BITS = 16
 _FUNCTIONS = 3
 _TAG_WORDS = 2

@@ -26,7 +26,8 @@ from vfl.mpc.three_party.party import Party, Question
 Loss = Literal["cross_entropy", "squared"]
 #: Number of bits of the integer that represents the learning rate divided by the batch size.
 _RATE_BITS = 10
-#: Largest zmax; above it, the ring has no room to move a share by a quarter.
+#: Largest zmax (see `Truncation`); with a larger zmax, the ring has no room to move a share by a
+#: quarter.
 _MOST_ZMAX_BITS = 61
 
 

@@ -293,8 +293,8 @@ class PrivateModule(nn.Module):
                 want=f"{last.outputs}",
             )
         if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
-            # Divisions are planned for differences to outputs of a sigmoid; larger differences
-            # would wrap around.
+            # Divisions have room for differences between targets from 0 to 1 and outputs of a
+            # sigmoid; larger differences would wrap around.
             raise DataError(
                 "some targets are outside the range of a sigmoid",
                 where="targets",

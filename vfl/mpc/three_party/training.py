@@ -141,7 +141,7 @@ class ThreePartyNetwork:
             learning_rate: factor of the mean gradient.
 
         Raises:
-            BadOptionError: the batch has too many rows for the rules' bits.
+            BadOptionError: the batch has too many rows for the number of bits in the rules.
             RingRangeError: a value is too large; the error names the layer.
             PeerError: another party did not take part in the step.
         """
