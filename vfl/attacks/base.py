@@ -79,7 +79,7 @@ class Attack(ABC):
 
 
 def rarest(prior: Tensor) -> int:
-    """Return the rarest class, which attacks with scores look for; of equally rare ones, the last.
+    """Return the rarest class, for attacks with scores; of equally rare classes, the last one.
 
     Args:
         prior: share of each class among the training rows, axes (classes,).

@@ -108,7 +108,7 @@ def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: in
 
 
 def stands_out(seen: Tensor, real: int = 1) -> Tensor:
-    """Return positions of the values least likely to be normal dummies; axes (real,).
+    """Return positions of the values least likely to be normally distributed dummies; (real,).
 
     >>> stands_out(torch.tensor([0.5, -7.0, 1.0])).tolist()
     [1]

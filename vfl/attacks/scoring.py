@@ -367,7 +367,7 @@ def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
 
 
 def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
-    """Score a reconstruction against the mean row; for pictures, with further measures."""
+    """Score a reconstruction and the mean row; add further measures for pictures."""
     mean = inputs.mean(0, keepdim=True).expand_as(inputs)
     measures: dict[str, Callable[[Tensor, Tensor], float]] = {"mse": mean_squared_error}
     if inputs.dim() == 4:

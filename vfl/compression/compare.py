@@ -1,4 +1,4 @@
-"""Comparison of codecs on one saved cut, without training: bytes, bound, error and times."""
+"""Compares codecs on one saved cut, without training: sizes, entropy bound, error and times."""
 
 from __future__ import annotations
 

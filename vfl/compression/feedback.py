@@ -181,7 +181,7 @@ class RowFeedback(Codec):
         self._surrogates.load_state_dict(state)
 
     def _parts(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Return two masks of rows, axes (rows,): rows to send dense, and as differences."""
+        """Return masks, axes (rows,), of rows to send dense and of rows to send as differences."""
         whole = ~batch.known if self._first_is_dense else torch.zeros_like(batch.known)
         return whole, ~whole
 

@@ -1,4 +1,4 @@
-"""Measures a codec on a cut: real frames, decoded again, with formula and entropy bound.
+"""Measures a codec on a cut with real frames, and computes its formula and entropy bound.
 
 The entropy bound is the number of bits that an ideal coder needs for the kept indices and codes of
 a whole cut, computed from their frequencies. The bound does not include headers, scales, or the
@@ -158,7 +158,7 @@ class _Crossing(NamedTuple):
 
 
 def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
-    """Yield the result for every batch; the first batch runs twice, because it compiles code.
+    """Yield every batch's result; the first batch runs twice, because its first run compiles code.
 
     The same cut and context give the same bytes, so the repetition changes no state.
     """

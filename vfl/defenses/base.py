@@ -202,7 +202,7 @@ class Defense:
         return None
 
     def logits(self, logits: Tensor, context: StepContext) -> Tensor:
-        """Return the logits that the label party uses for loss and answers; differentiable."""
+        """Return, differentiably, the logits that the label party uses for loss and answers."""
         return logits
 
     def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:

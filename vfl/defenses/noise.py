@@ -38,7 +38,7 @@ _LEAST_NORM, _MOST_NORM = 1e-6, 1e6
 
 
 class RowNoise:
-    """Clips rows to a norm and adds noise; the options of both row-noise defenses.
+    """Clips rows to a norm and adds noise; holds the options of both row-noise defenses.
 
     Two rows with norm at most C differ by at most 2 C, in the 2-norm for `gaussian` and in the
     1-norm for `laplace`. Without a clip norm there is no such bound, and so no epsilon.

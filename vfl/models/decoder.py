@@ -491,7 +491,7 @@ class Decoder(_Stack):
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits, axes (texts, steps, vocabulary); within `cached`, they continue a text.
+        """Return logits, axes (texts, steps, vocabulary); within `cached`, tokens continue a text.
 
         Args:
             tokens: int64, axes (texts, steps).

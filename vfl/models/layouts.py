@@ -409,7 +409,7 @@ _WINDOW = 4096
 
 
 def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return each block's window; newer configurations list blocks, older ones imply a rule."""
+    """Return each block's window, from a list of block types or, in older files, from a rule."""
     size = config.given("sliding_window", _WINDOW)
     layers = range(config["num_hidden_layers"])
     kinds = config.get("layer_types") or [
@@ -536,7 +536,7 @@ def _bert(config: Config) -> EncoderShape:
 
 
 def _bert_padding(config: Config) -> int:
-    """Return RoBERTa's padding token, which offsets its positions; -1 for BERT."""
+    """Return RoBERTa's padding token, whose number offsets the positions; -1 for BERT."""
     return -1 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1))
 
 

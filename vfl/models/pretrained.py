@@ -140,7 +140,7 @@ class Described:
 
 
 def describe(folder: Path, part: Part = "whole") -> Described:
-    """Describe a folder's model without its weights; arguments and errors as `load_pretrained`."""
+    """Describe a folder's model without its weights; for the arguments see `load_pretrained`."""
     found = _json(folder / CONFIG)
     family, settings, layout, others = _layout(folder, found, part)
     weights = Weights(folder, layout.prefixes)

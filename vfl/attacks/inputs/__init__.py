@@ -1,1 +1,1 @@
-"""Attacks on a feature party's columns; the attacker receives its cuts or predictions."""
+"""Attacks on a feature party's columns by an attacker that receives cuts or predictions."""

@@ -139,7 +139,7 @@ class SDAR(Attack):
         return _Simulated(scale, inverse, behind)
 
     def _beside(self, targets: GrantedRows, classes: int) -> Tensor:
-        """Return labels that the discriminators read with the victim's rows; (rows, classes)."""
+        """Return labels that discriminators read with the victim's rows, axes (rows, classes)."""
         if self.labels:
             return one_hot(targets.labels, classes).float()
         return torch.empty(targets.rows, 0)

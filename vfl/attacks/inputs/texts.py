@@ -149,7 +149,7 @@ def search(
 
 
 def follower_table(texts: Tensor, words: int) -> Tensor:
-    """Return log probabilities of a word after another one, counted in texts; axes (words, words).
+    """Return log probabilities of a word after another word, from texts; axes (words, words).
 
     Pair frequencies, with 1 added to each count, and word frequencies are mixed in equal parts.
 

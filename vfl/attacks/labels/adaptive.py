@@ -294,7 +294,7 @@ def _learner(spec: str) -> tuple[str, bool]:
 
 
 def compositions(layers: Sequence[str], draw: torch.Generator, many: bool = False) -> Iterator[str]:
-    """Yield different compositions of some layers; frequent winners of earlier searches first.
+    """Yield different compositions of some layers, frequent winners of earlier searches first.
 
     Args:
         layers: layers to read.

@@ -1,4 +1,4 @@
-"""Labels from gradients that a defense averages over rows: solves one linear equation per group."""
+"""Infers labels from gradients that a defense averages over rows, by linear equations."""
 
 from __future__ import annotations
 

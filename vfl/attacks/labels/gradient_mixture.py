@@ -1,4 +1,4 @@
-"""Labels from the gradients of all epochs: a mixture of classes, and a student of columns."""
+"""Infers labels from the gradients of all epochs, by a mixture model and a student network."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ class GradientMixture(GradientAttack):
 
     A defense's noise, drawn anew in every epoch, averages out: with n epochs, 1/sqrt(n) of it
     remains. First the attack scales the gradients, which shrink while a network learns. With two
-    classes it divides them by the root mean square of their batch; with more classes it scales each
-    to length 1. Then it projects them on K - 1 principal directions for K classes.
-    Expectation-maximisation (Dempster, Laird and Rubin 1977) fits, in every epoch, one mean for
-    each class and a common spread; means change because the top changes. Leaked rows keep their
-    labels, which shows which class is which. With two classes, the mean of the first gradients and
-    a regression on the attacker's columns show this too. The attack fits normal and heavy-tailed
-    noise (Student's t distribution, Peel and McLachlan 2000), and keeps the fit with the higher
-    likelihood, which needs no labels. A student network learns the fitted class probabilities from
-    the attacker's columns. A second fit uses the student's outputs as priors of the rows.
+    classes, it divides gradients by the root mean square of their batch; with more classes, it
+    scales each gradient to length 1. Then it projects them on K - 1 principal directions for K
+    classes. Expectation-maximisation (Dempster, Laird and Rubin 1977) fits, in every epoch, one
+    mean for each class and a common spread; means change because the top changes. Leaked rows keep
+    their labels, which shows which class is which. With two classes, the mean of the first
+    gradients and a regression on the attacker's columns show this too. The attack fits normal and
+    heavy-tailed noise (Student's t distribution, Peel and McLachlan 2000), and keeps the fit with
+    the higher likelihood, which needs no labels. A student network learns the fitted class
+    probabilities from the attacker's columns. A second fit uses the student's outputs as priors of
+    the rows.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning", for the use
     of gradient directions with two classes.
@@ -199,7 +200,7 @@ def fitted(
 
 
 def densities(points: Tensor, shares: Tensor, tail: float | None) -> Tensor:
-    """Return log densities of the points in each class, with a common spread; (rows, classes).
+    """Return log densities of points in each class with a common spread, axes (rows, classes).
 
     >>> points = torch.tensor([[-1.0], [1.0]]).double()
     >>> shares = torch.eye(2).double() * 0.98 + 0.01

@@ -1,4 +1,4 @@
-"""Labels from gradients: by norm, direction, similarity, a trained student, or signs."""
+"""Infers labels from gradients: by norm, direction, similarity, a trained student, or signs."""
 
 from __future__ import annotations
 

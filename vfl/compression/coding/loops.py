@@ -94,7 +94,7 @@ def unpack_rows(
 
 @compiled
 def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
-    """Find the indices of a one-limb rank: each is the largest whose term fits the remainder.
+    """Find the indices of a one-limb rank; each is the largest index whose term fits the rest.
 
     The terms of the first index are 0, 1, 2, ..., so this index equals the remainder.
     """
@@ -144,7 +144,7 @@ def _is_at_most(one: Any, other: Any) -> bool:
 
 @compiled
 def _write(out: Any, end: int, number: int, bits: int) -> int:
-    """Append the bits of a number, the most significant first; return the new end in bits."""
+    """Append the bits of a number, the most significant first; return the new length in bits."""
     while bits > 0:
         room = 8 - (end & 7)
         taken = min(room, bits)

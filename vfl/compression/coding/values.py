@@ -423,8 +423,8 @@ def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
 def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
     """Return the bits of the largest finite bfloat16 that is at most a value.
 
-    For a value below the range of bfloat16, this is the smallest bfloat16; then `quantise` clips
-    the value.
+    For a value below the range of bfloat16, the result is the smallest bfloat16; then `quantise`
+    clips the value.
     """
     bits = np.maximum(values, _LOWEST).view(np.uint32)
     below = (bits + (bits >> 31) * np.uint32(0xFFFF)) >> 16
@@ -489,7 +489,7 @@ class GradientCode:
         return 2 * rows + packed_bytes(values, self.bits)
 
     def encode(self, grad: Tensor, mask: Mask | None, context: StepContext) -> bytes:
-        """Encode gradients of axes (rows, k); if there is a mask, only the values that it marks.
+        """Encode gradients of axes (rows, k); with a mask, only the values that the mask marks.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf.

@@ -225,7 +225,7 @@ def _giving(
     lane: Any,
     end: Any,
 ) -> Any:
-    """Encode the symbols of 16 columns in one row; return the new end of the words.
+    """Encode the symbols of 16 columns in one row; return the position after the words.
 
     The first of the 16 states writes its word first; `encode` reverses this order later.
     """
