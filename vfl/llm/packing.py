@@ -104,7 +104,7 @@ def _packed_words(count: int, bits: int) -> int:
 
 @compiled
 def _pack_pass(elements: np.ndarray, bits: int, low: int, packed: np.ndarray) -> None:
-    """Pack elements into words that are zero; uint64 of axes (elements,) and (words,)."""
+    """Pack elements into words, which must be zero; uint64 of axes (elements,) and (words,)."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     for place in range(len(elements)):
         value = (elements[place] >> np.uint64(low)) & mask

@@ -137,7 +137,7 @@ class Field(Ring):
         return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply matrices in limbs of 21 bits, whose products int64 sums exactly."""
+        """Multiply matrices in limbs of 21 bits; int64 sums the products of limbs exactly."""
         ones, twos = self._limbs(left), self._limbs(right)
         found = torch.zeros((), dtype=torch.int64)
         for place in range(2 * len(ones) - 1):

@@ -371,7 +371,7 @@ def silu(a: FP, inplace: bool = False) -> FP:
 
 
 def gelu(a: FP, approximate: str = "none") -> FP:
-    """Return a times the normal distribution function at a, for any a; takes 18 rounds."""
+    """Return a * N(a) for the normal distribution function N, for any a; takes 18 rounds."""
     if approximate != "none":
         return mul(a, sigmoid(mul(add(a, mul(power(a, 3), 0.044715)), math.sqrt(8 / math.pi))))
     with torch.no_grad():

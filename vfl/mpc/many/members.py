@@ -557,7 +557,7 @@ def _at(places: Sequence[int], words: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The rows that products of bits use: one for each different factor, then one for each subset.
+    """Layout of the rows that products of bits use: one per different factor, then one per subset.
 
     Attributes:
         words: index of each factor's word, the number of bits by which it is shifted, and the bits

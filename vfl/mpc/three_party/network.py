@@ -266,7 +266,7 @@ class Network:
         return self._times_slope(party, delta, self._slope(party, kept, last), last)
 
     def _slope(self, party: Party, kept: Pass, index: int) -> SharedTensor:
-        """Return the slope of a layer's function; request it if that was not done before."""
+        """Return the slope of a layer's function; request the slope if no earlier call did."""
         slope = kept.slopes[index]
         if slope is not None:
             return slope
