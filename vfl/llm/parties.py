@@ -670,7 +670,7 @@ class Party:
             self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
-        """Remove every other sharing of the weights, and its material."""
+        """Remove all other sharings of the weights, with their material."""
         if setup is None:
             (self.folder / "setup.json").unlink(missing_ok=True)
         for path in self.folder.glob("*-*"):

@@ -428,7 +428,7 @@ class Role(Engine):
         return decode((elements << above) >> above, shared.bits)
 
     def plus_own(self, shared: Shared, values: Tensor | None) -> Shared:
-        """Add P0's plaintext values to its share: a bias, or position vectors."""
+        """Add P0's plaintext values to P0's share: a bias, or position vectors."""
         if self.role != P0 or self.offline or values is None:
             return shared
         own = self.encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits)

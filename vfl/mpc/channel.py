@@ -330,7 +330,7 @@ class LeakageLedger:
         leak.of += of
 
     def restore(self, leaks: Iterable[Sequence[Any]]) -> None:
-        """Continue from earlier observations: what, where, times, elements and of."""
+        """Continue from earlier observations, as lists of what, where, times, elements and of."""
         for what, where, *counts in leaks:
             self._leaks[what, where] = Leak(self._observer, what, where, *counts)
 

@@ -25,7 +25,7 @@ _STEPS = 2**63
 
 
 class PadStream:
-    """The one-time pads of one key; only one thread uses the object.
+    """One-time pads of one key; only one thread may use this object.
 
     A purpose consists of words and numbers; a number as the last part is the step. The steps of a
     purpose only increase, so the last step per purpose records which steps are used.

@@ -366,7 +366,7 @@ def tanh(a: FP) -> FP:
 
 
 def silu(a: FP, inplace: bool = False) -> FP:
-    """Return a sigmoid(a); takes two rounds more than `sigmoid`."""
+    """Return a * sigmoid(a); takes two rounds more than `sigmoid`."""
     return mul(a, sigmoid(a))
 
 

@@ -614,7 +614,7 @@ class SharedGradient(Uncompressed):
         self._learning_rate = learning_rate
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        """Encode a party's share of the gradient, with the update of the other layer.
+        """Encode a party's share of the gradient, with the update for the layer it is partner of.
 
         Raises:
             RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
@@ -714,7 +714,7 @@ class DealtSum(LayerSum):
                 _codec(end).share = self._sharing(name, other)
 
     def _sharing(self, name: str, other: Tensor) -> Callable[[Tensor, int], Payload]:
-        """Return a function that makes G - R for a party, and the other layer's update."""
+        """Return a function that makes G - R for a party, and the update it needs as partner."""
         dealer = self._dealers[name]
         return lambda gradient, step: pack([dealer.share_gradient(gradient, step), other])
 

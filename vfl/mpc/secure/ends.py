@@ -200,7 +200,7 @@ class Place(ABC):
 
     @abstractmethod
     def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
-        """Announce the party's description of its rows; receive the facts, or make them.
+        """Announce the party's description of its rows; receive the facts, or derive them from all.
 
         Raises:
             ProtocolError: another party sent an unexpected message.

@@ -238,7 +238,7 @@ class FastDealer(Fast, Dealer):
             self._asked.clear()
 
     def _links_to_poll(self) -> dict[int, Polled]:
-        """Return links by holder, if both can be polled; look again if a link was replaced."""
+        """Return both holders' links if both can be polled, else none; check new links anew."""
         links = self.channels[P0].link, self.channels[P1].link
         if self._links != links:
             first, second = self._links = links

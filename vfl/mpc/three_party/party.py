@@ -278,7 +278,7 @@ class Party(Engine, ABC):
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        """Run this party's part of opening tensors that are not open yet; for modes that open."""
+        """Run this party's part of opening tensors; modes that open tensors override this."""
         return closed
 
     def multiply(
