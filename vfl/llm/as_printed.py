@@ -274,7 +274,7 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
             loaded = [_loaded(each, file) for each in asked[own]]
             try:
                 found += [_saved(each, file) for each in _products(loaded, factors[own])]
-            except (ValueError, RuntimeError):  # a ciphertext without a secret value
+            except (ValueError, RuntimeError):  # raised for a ciphertext that contains no secret
                 raise _no_ciphertexts() from None
     return _framed(found)
 

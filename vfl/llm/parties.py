@@ -1124,7 +1124,7 @@ class User(Party):
     def restored(self) -> None:
         """See `Party.restored`; first wait until running questions and dealings have ended."""
         with ExitStack() as held:
-            for task in ("ask", "deal"):  # the same order of locks as in `ask_all`
+            for task in ("ask", "deal"):  # take the locks in the same order as `ask_all`
                 self._take_turn(held, task)
             super().restored()
 

@@ -295,7 +295,7 @@ class PrivateLayers:
             name, last = f"layers.{index}", index + 1 == shape.layers
             mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
             x = self._skipped(party, f"{name}.attention", normed.within(ring)).plus(mixed)
-            if last:  # later layers use only the first token's vector
+            if last:  # the classifier uses only the first token's output
                 x = x.map(lambda share: share[:1])
             normed = self._normed(party, x, f"{name}.attention_norm", ring)
             x = self._skipped(party, f"{name}.mlp", normed).plus(self._mlp(party, name, normed))

@@ -590,7 +590,8 @@ class ShareHolder:
         return self._pending
 
 
-# The label party has the gradient. It is either the dealer, or the partner of every layer.
+# The label party has the gradient. The label party is either the dealer, or the partner of every
+# layer.
 
 
 class SharedGradient(Uncompressed):

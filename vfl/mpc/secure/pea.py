@@ -365,7 +365,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         facts = self._known
-        if facts is None or not self._training_rows(facts):  # the other rows are not known yet
+        if facts is None or not self._training_rows(facts):  # other parties' rows are unknown yet
             return ()
         plan = self._plan_of(facts)
         hidden, left_out = "no other party knows which rows a batch had", len(self._holders) // 3
