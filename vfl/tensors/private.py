@@ -40,8 +40,8 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Number of future steps that a budget records on disk as taken; if the worker is killed, the steps
-#: that it did not take are lost.
+#: Number of future steps that a budget records on disk as taken; if the worker is killed, the
+#: budget of steps that it did not take is lost.
 _RESERVE = 64
 #: For each loss, a function of outputs and labels, axes (rows, width); it returns the gradient of
 #: each row's loss with respect to the output.

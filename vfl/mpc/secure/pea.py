@@ -88,7 +88,7 @@ _MOST_CLASSES = 1024
 #: Largest `longest` for any number of classes; `SecureSgd` checks the limit for a session's
 #: classes.
 _MOST_LENGTH = 32.0
-#: Largest number of ring elements in one frame per number of a batch, which products of bits need.
+#: Ring elements in the largest frame, for each number in a batch; products of bits need this many.
 _BATCH_WORDS = 192
 #: Number of ring elements that a holder stores at once: for each input, and for each number in a
 #: batch.

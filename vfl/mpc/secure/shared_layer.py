@@ -439,9 +439,9 @@ class LayerAxes:
         return payloads + 4 * HEADER_BYTES
 
 
-#: Size of the number of rows in a request to a third party that deals, in bytes.
+#: Bytes that the number of rows takes in a request to a third party that deals.
 ROWS_BYTES = 4
-#: Size of the number of columns in an announcement of a layer, in bytes.
+#: Bytes that the number of columns takes in an announcement of a layer.
 COLUMNS_BYTES = 4
 
 

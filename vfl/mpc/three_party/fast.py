@@ -51,7 +51,7 @@ from vfl.mpc.three_party.party import Dealer, Party, Product, Question, ShareHol
 #: Number of elements of a slice of a dealt product. P2 looks for questions after each slice; on a
 #: link of 80 Mbit/s this is every 26 ms.
 _SLICE = 2**15
-#: Largest number of bytes that P2 deals while a question waits; P1 stores them in memory.
+#: Largest number of bytes that P2 deals while a question waits; P1 stores these bytes in memory.
 _AHEAD_BYTES = 1 << 26
 
 

@@ -28,7 +28,7 @@ from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.private_module import layers_of
 
 #: Size in bytes of the blocks in which rows are shared or evaluated: the largest frame of a block
-#: stays below it, and thus below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
+#: stays below this size, and thus below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
 BLOCK_BYTES = 1 << 26
 #: Outputs nearer to 0 or 1 than this are beyond the resolution of shared values.
 _LEAST = 2.0**-23
