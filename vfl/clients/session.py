@@ -114,8 +114,8 @@ def take_part(
 def play_rank(order: Order) -> None:
     """Run one further rank of a feature party through a training.
 
-    It has a separate stream to the same rank of the label party, and stores nothing: rank 0 does,
-    which has also checked the session.
+    The rank has a separate stream to the same rank of the label party. It stores nothing and checks
+    no session, because rank 0 does both.
 
     Raises:
         VFLError: the error that ended the session; the label party's rank has received it.

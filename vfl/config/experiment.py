@@ -319,10 +319,10 @@ class TrainSettings(Settings):
         keep: "best" keeps the weights with the best validation metric, "last" the weights of the
             last epoch.
         measure: validation metric that selects the best epoch.
-        shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of them,
-            and then the rows of each window of blocks (`vfl.session.schedule.shuffled_in_blocks`),
-            and splits rows into training, validation and test block by block; it is meant for
-            tables on disk.
+        shuffle: "full" permutes all training rows in each epoch. "blocks" permutes blocks of
+            training rows, and then the rows of each window of blocks
+            (`vfl.session.schedule.shuffled_in_blocks`); it also splits rows into training,
+            validation and test block by block, and is meant for tables on disk.
         block_rows, window_blocks: number of training rows in a block, and number of blocks in a
             window.
         warm_start: name of a run that ended well. Instead of new weights, each party starts with

@@ -390,7 +390,7 @@ class OwnFile(Settings):
         return found
 
     def beside(self, name: str) -> Path:
-        """Return a path from the file, resolved relative to the file's folder."""
+        """Return a path that the file names, resolved relative to the file's folder."""
         return self._path.parent / name if self._path else Path(name)
 
     @property

@@ -2,7 +2,7 @@
 
 A rule yields all mistakes that it finds, so that all mistakes of a file are reported together:
 
-- `HELD_TO` lists the rules for each class of settings, which are checked on reading.
+- `HELD_TO` lists the rules for each class of settings, which are checked when a file is read.
 - `of_one_process` has further rules for an experiment in which one process runs every party;
   `of_project` has rules for parties with separate files.
 - `named_plugins` lists the settings that name a plug-in, with its family. Each plug-in itself

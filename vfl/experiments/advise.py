@@ -1,4 +1,4 @@
-"""Advice on defenses for an experiment: who sees what, and what measurements support.
+"""Advice on defenses for an experiment: what attackers see, and which defenses have evidence.
 
 `advice.toml`, next to this file, is the only source of `vfl advise` and of the table in
 docs/defenses.md. Privacy guarantees with an epsilon come from the privacy statements of the

@@ -163,9 +163,9 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
     - "backdoor": share of other classes' test rows that the model assigns to the adversary's class
       with the trigger; the guess is this share without the trigger.
     - "flagged", if a defense judges parties: share of the same test rows for which the defense
-    flags the adversary's cut with the trigger; the guess is the share that is flagged without the
-    trigger. - "error": share of wrong predictions on test rows; the guess is the error of the best
-    constant
+      flags the adversary's cut with the trigger; the guess is the share that is flagged without the
+      trigger.
+    - "error": share of wrong predictions on test rows; the guess is the error of the best constant
       prediction.
     - An adversary that is also an attack has the measures of this attack.
     """

@@ -221,7 +221,7 @@ class GridFolder:
             )
         about = (self.path / GRID).stat()
         version = about.st_mtime_ns, about.st_size, about.st_ino
-        # cached, because each cell reads it several times and it can have megabytes
+        # cached, because each cell reads the record, of megabytes, several times
         if self._read[0] != version:
             record = read_json(self.path / GRID)
             check_format(record, self.path / GRID)

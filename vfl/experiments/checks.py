@@ -117,7 +117,7 @@ def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterat
 
 
 def _like(experiment: Experiment, settings: GridSettings) -> list[Experiment]:
-    """Return victims with the experiment's kind of model, but other options."""
+    """Return victims that have the experiment's kind of model with other options."""
     name = parse(experiment.secure)[0]
     return [
         experiment.model_copy(update=settings.differs(one))

@@ -180,7 +180,7 @@ class CutShape:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the batch as plain float32, for all parties, without headers."""
+        """Bytes of a batch's cuts as plain float32, for all parties, without headers."""
         return 4 * self.rows * sum(self.widths)
 
 

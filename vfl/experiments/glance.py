@@ -163,8 +163,8 @@ def of_comparison(
 ) -> Glance:
     """Return a comparison's summary: the reference, and the smallest codec not shown to be worse.
 
-    That is no proof of being as good: "Not shown to be worse" does not mean "as good", because few
-    repeats are weak evidence; the text states the possible difference.
+    "Not shown to be worse" does not mean "as good", because few repeats are weak evidence; the text
+    states the possible difference.
 
     Args:
         settings: settings of the comparison.
@@ -280,7 +280,7 @@ def verdict_words(one: Standing) -> str:
 
 
 def _more_words(one: Standing) -> str:
-    """Return the verdict at a margin of one point, or how many more victims would decide it."""
+    """Return the verdict at a margin of one point, or how many more victims would decide."""
     if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
         return ""
     if one.judged.verdict == "undecided" and one.judged.more is None:

@@ -89,7 +89,7 @@ class LeaderboardEntry:
 
     Attributes:
         defense: its spec.
-        utility: quality of the victims' predictions on test rows, over victims.
+        utility: quality of predictions on test rows, as a mean over victims.
         judged_by: measure of this quality: AUC if attacks are ranked by a measure that does not
             depend on class frequencies and the AUC is known; else accuracy.
         difference: quality of the defended model minus quality of the undefended model, per victim;
@@ -109,7 +109,7 @@ class LeaderboardEntry:
 
     @property
     def worst(self) -> Standing:
-        """Standing with the largest advantage; if some have a shown leak, the largest of these."""
+        """Standing with the largest advantage; standings with the verdict "leaks" come first."""
         return max(self.standings, key=lambda one: (one.verdict == "leaks", one.advantage.mean))
 
 

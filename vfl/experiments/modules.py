@@ -114,7 +114,7 @@ class _Bottom(nn.Module):
     Args:
         model: a copy of the model that no other code changes.
         party: name of the party.
-        like: the party's inputs in some batch, which show axes and types.
+        like: the party's inputs in some batch, as an example of axes and types.
         others: arguments that other parties give to the whole model, axes (rows, ...); this party's
             cut does not depend on these arguments.
     """
@@ -174,7 +174,7 @@ class _Top(nn.Module):
     Args:
         model: a copy of the model that no other code changes.
         party: party that sends the cut.
-        like: the party's inputs in some batch; the model takes no other inputs.
+        like: the party's inputs in some batch, as an example; the model takes no other inputs.
         until: party whose cut is the result; None returns the model's outputs.
     """
 

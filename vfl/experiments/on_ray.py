@@ -1,7 +1,7 @@
 """Runs cells of a grid on a Ray cluster (the extra `ray`): each worker is a Ray actor.
 
-The machines of the cluster share no disk with this machine. So an actor works in a folder of its
-own: It receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's
+The machines of the cluster share no disk with this machine. So each actor works in a separate
+folder: it receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's
 object store has one copy of the data on each machine. If a worker dies, only the progress of its
 current cell is lost, and another worker starts this cell again. Inside the cluster Ray passes
 objects in its own form, as pickles. Therefore use only machines that you trust.

@@ -111,8 +111,8 @@ def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
 def pair_angles(cut: Tensor) -> Tensor:
     """Return the angle between each two rows in rad, axes (rows, rows), also exact if small.
 
-    Formula: 2 atan2(|u - v|, |u + v|) of unit vectors; the arc cosine of their product would lose
-    small angles.
+    The angle of unit vectors u and v is 2 atan2(|u - v|, |u + v|); the arc cosine of their product
+    would lose small angles.
     """
     import torch
 

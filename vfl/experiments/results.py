@@ -327,7 +327,7 @@ class LoadedGrid:
 
     @property
     def unfinished(self) -> list[str]:
-        """Notes about missing cells, which are shown with the results."""
+        """Notes about missing trainings (cells), which are shown with the results."""
         attacked = self.folder.kind == "attacks"
         going = [self.path_of(one) for one in self.cells if one.title not in self.failures]
         left = sum(not ((one / OF_CELL).exists() if attacked else is_done(one)) for one in going)
@@ -498,7 +498,7 @@ def _bytes_to(
 
 
 def bytes_to(least: float) -> str:
-    """Return the measure's name for the bytes until validation rows reach this score."""
+    """Return the name of the measure of bytes until validation rows reach this score."""
     return f"bytes_to_{least:g}"
 
 

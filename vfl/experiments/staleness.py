@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "the rows and code that it came from are not recorded"
 CODE, ROWS = "its code has changed since", "its rows have changed since"
-#: File in a run that was moved aside, with the reason.
+#: File with the reason, in the folder of a run that was moved aside.
 NOTE = "stale.json"
 
 

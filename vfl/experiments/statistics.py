@@ -1,6 +1,6 @@
 """Means over repeats, and their uncertainty.
 
-SciPy is imported where a quantile is needed: A report of a single run does not need this module.
+SciPy is imported only where a quantile is needed; a report of a single run does not need SciPy.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def simes(chances: Sequence[float]) -> float:
 
 
 def rivals_of(among: Sequence[Values]) -> list[Values]:
-    """Return the values that are not clearly below those with the largest mean."""
+    """Return the values in `among` that are not clearly below the values with the largest mean."""
     best = max(among, key=_mean)
     return [one for one in among if chance_below(advantage(one, best), 0.0) > ONE_SIDED]
 

@@ -366,7 +366,8 @@ def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
 
-    An empty list is given too: An option replaces the value that the file has for the same setting.
+    An option replaces the value that the file has for the same setting, even if the option is an
+    empty list.
 
     >>> overrides_of("grid", {"defenses": []})
     ['grid.defenses=[]']

@@ -321,7 +321,7 @@ def _checks(
     submitted: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
 ) -> list[Check]:
-    """Compare the figures of repeated cells; a figure that is missing on one side counts too."""
+    """Compare figures of repeated cells; a figure with only one of its two values counts too."""
     values: dict[tuple[Any, ...], list[float]] = {}
     for row in submitted:
         values.setdefault(_key(row, _REPEATED), []).append(row["value"])

@@ -114,8 +114,9 @@ def measure_cell(
         device: device on which the bottoms run.
 
     Returns:
-        An entry `train` with metrics of the training rows without random draws, unlike the metrics
-        of epochs; and for each feature party its codec's measures on the cuts of test rows.
+        An entry `train` with metrics of the training rows, computed without random draws, unlike
+        the metrics of epochs; and, for each feature party, its codec's measures on the cuts of test
+        rows.
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()

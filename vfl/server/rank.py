@@ -51,7 +51,7 @@ def start_ranks(
     certificate: ServerCertificate,
     nodes: Mapping[str, int],
 ) -> dict[str, tuple[RankStream, ...]]:
-    """Start the further ranks; return their streams by feature party when all listen.
+    """Start the further ranks; when all ranks listen, return their streams by feature party.
 
     Args:
         ranks: the further ranks to start.

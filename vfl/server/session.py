@@ -421,7 +421,7 @@ class LabelSession:
 
         Args:
             most: newest checkpoint that may be intact at the other parties; None stands for the
-                committed one.
+                committed checkpoint.
         """
         if self.checkpoints is None:
             return 0

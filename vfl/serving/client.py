@@ -1,7 +1,7 @@
 """Client of `vfl serve`: queries rows over HTTP, in requests of an accepted size.
 
-It only needs this package, without torch or a run: the address, a file with the token, and the
-authority's certificate if the service has a private one.
+The client needs neither torch nor a run. It needs this package, the service's address, a file with
+the token, and the authority's certificate if a private authority signed the service's certificate.
 """
 
 from __future__ import annotations

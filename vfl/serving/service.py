@@ -1,4 +1,4 @@
-"""The service between HTTP and a session: collects requests, and queries rows in batches.
+"""The service between HTTP and a session: it collects requests, and queries rows in batches.
 
 All code of the service runs on HTTP's event loop, which wakes up for messages of parties and of
 clients, so a request stays in one thread. The thread that runs the session only waits until the
@@ -430,9 +430,8 @@ class Service:
     def _watch(self, serving: ServingParty) -> None:
         """Register every stream with the event loop, so that its messages wake the loop.
 
-        Each has a descriptor of our own: Each stream is registered by a duplicate of its
-        descriptor, because another thread may close the stream and the descriptor may then be
-        reused.
+        Each stream is registered by a duplicate of its descriptor, because another thread may close
+        the stream and the descriptor may then be reused.
         """
         streams = dict[int, tuple[int, str | None]]()
         for number, name in serving.streams():

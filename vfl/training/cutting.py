@@ -778,7 +778,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
 
 
 def _untie(model: nn.Module, traced: _Traced) -> None:
-    """Give the layers after the cut separate weights where both sides use the same weights."""
+    """Give layers after a cut separate weights where both sides of the cut share weights."""
     for key, users in traced.tied().items():
         for name in traced.weights[key]:
             layer, _, own = name.rpartition(".")

@@ -339,7 +339,7 @@ class _Auditor:
             self._jumps.setdefault(name, []).append(part_in(differ))
 
         def part_in(along: Sequence[Tensor]) -> Tensor:
-            """Return the inner product with each canary's own clipped gradient."""
+            """Return the inner product of `along` with each canary's own clipped gradient."""
             size = sum(float(one.square().sum()) for one in along) ** 0.5
             if not size:
                 return torch.zeros_like(length)

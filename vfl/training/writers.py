@@ -1,7 +1,8 @@
 """Export of a run's metrics to TensorBoard and MLflow.
 
-Both writers write only to the disk of this machine. They write settings, metrics of epochs and
-bytes of parties, all of which the run's folder already contains. They write no data of single rows.
+Both writers write only to the disk of this machine. The writers write settings, metrics of epochs
+and bytes of parties, all of which the run's folder already contains. They write no data of single
+rows.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ _OF_NODES = ("values", "gains", "weights")
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """Yield consecutive slices of the rows; computing by slices limits memory."""
+    """Yield consecutive slices of the rows; computing slice by slice limits memory."""
     starts = range(0, max(1, rows), _BLOCK_ROWS)
     return (slice(start, min(rows, start + _BLOCK_ROWS)) for start in starts)
 

@@ -10,8 +10,8 @@ transit at a time. The label party knows a feature party's columns by number, no
 training, a feature party learns only which of its columns were split, and at which bins. In
 evaluations and predictions, the feature party also receives the Shapley values of its own columns,
 if the label party consents. The bins disclose the order of a feature party's cells; with an
-`epsilon`, the party sends bins only after randomised response. Queries for test rows and new rows
-use the true cells: answers show on which side of each split they lie.
+`epsilon`, the party sends bins only after randomised response. Answers to queries for test rows and
+new rows use the true cells, and show whether these rows go left at each split.
 """
 
 from __future__ import annotations

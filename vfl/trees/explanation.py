@@ -159,8 +159,9 @@ class Leaves:
         """Return each player's Shapley value for each margin, axes (rows, players, outputs).
 
         The values of all players add up to the margins minus `base`. Each leaf is a game of the few
-        players on its path. Its value is multiplied by one factor per player: whether the player's
-        answers lead to the leaf (`ones`), or the share of weight that does (`zeros`).
+        players on its path. The leaf's value is multiplied by one factor per player: whether the
+        player's answers lead to the leaf (`ones`), or the share of training weight that goes to the
+        leaf (`zeros`).
 
         Args:
             goes_left: whether each row goes left at each split, bool, axes (rows, splits).

@@ -55,7 +55,7 @@ class Columns:
 def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
     """Write the forest of a run as `forest.json`, a model file of XGBoost 3.1 or later.
 
-    Its columns are those of the parties whose files are in the run: A run in one process has the
+    The file has the columns of the parties whose files are in the run. A run in one process has the
     thresholds of all columns; in a federation, the label party has the thresholds of its own
     columns only.
 

@@ -1,8 +1,8 @@
 """Growth of one tree from histograms of gradients, whichever party computes the histograms.
 
-A tree is grown over bins: The grower uses only the bin number of a cell. The grower requests from a
-`Histograms` the gradient sums over bins, and the division of a node's rows; it never reads a cell,
-a threshold or, in a protected training, a gradient.
+A tree is grown over bins, so the grower uses only the bin number of a cell. The grower requests
+from a `Histograms` the gradient sums over bins, and the division of a node's rows; it never reads a
+cell, a threshold or, in a protected training, a gradient.
 
 Gains, leaf weights and the choice between equal gains follow Chen and Guestrin 2016 (equations 5 to
 7) as computed by XGBoost's `hist`; this code uses float32 where XGBoost does. With the same bins,

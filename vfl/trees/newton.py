@@ -384,7 +384,7 @@ def local_sums(
     Args:
         family: distribution of the labels.
         inputs: columns of the model, axes (rows, columns); column 0 is the constant 1.
-        weights: weight of each row, as a number of equal rows.
+        weights: weight of each row; a row of weight w counts as w equal rows.
     """
     counted = np.ones(len(inputs)) if weights is None else weights
 
@@ -409,7 +409,7 @@ def outcome_of(
         family: distribution of the labels.
         products: X^T y, where each row counts as often as its weight.
         labels: axes (rows,).
-        weights: weight of each row, as a number of equal rows.
+        weights: weight of each row; a row of weight w counts as w equal rows.
 
     Raises:
         DataError: the labels do not fit the family.

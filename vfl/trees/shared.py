@@ -84,8 +84,8 @@ _BITS = 32
 def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Round gradients to integers whose sums fit half a ring element; return these and their units.
 
-    The units are powers of two, so that sums are exact in float64. They follow from the sums of
-    absolute values over all rows: No sum over fewer rows is larger than this bound.
+    The units are powers of two, so that sums are exact in float64. The units follow from the sums
+    of absolute values over all rows, because no sum over fewer rows is larger.
 
     Args:
         gradients: first and second derivatives, axes (rows, 2); second derivatives are not

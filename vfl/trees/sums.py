@@ -5,7 +5,7 @@ labels y and learns the sums. A helper, which has the last role, has no data. Th
 like a dealer (`vfl.mpc.engine`), and receives the margins of secretly permuted rows.
 
 A holder's mask A is a pad that the holder shares with the helper. The holder opens E = X - A to the
-other holders, once. once: The other holders know E but not A, and the helper knows A but not E. The
+other holders, once. The other holders know E but not A, and the helper knows A but not E. The
 shares that the helper deals are fresh for each computation. In the formulas, brackets are additive
 shares of all holders, which send their shares of the results to the label party:
 
@@ -186,7 +186,8 @@ class Summing(Engine):
             return Masked(torch.empty(0, dtype=torch.int64), torch.cat(masks, 1), bits)
         assert own is not None, "a holder has columns"
         mask = self.pad(self.dealer, shapes[self.role], "columns", number)
-        # Rounding up or down at random, so that errors of rows with equal cells do not add up.
+        # Cells are rounded up or down at random, so that errors of rows with equal cells do not add
+        # up.
         draw = generator(bits, "sums", self.role)
         dither = torch.rand(own.shape, generator=draw, dtype=torch.float64) - 0.5
         rounded = encode(own + dither * 2.0**-bits, bits, "columns", _SUM_BITS - bits)
@@ -370,7 +371,7 @@ class Summing(Engine):
         of_means = self._bits_beside(fine.bits, means)
         of_weights = self._bits_of_weights(coarse.bits, float(weights.max()))
         dither = torch.zeros(self.rows, dtype=torch.float64)
-        if self.dithers:  # a row is rounded alike in every Newton step, so steps shrink
+        if self.dithers:  # equal rounding in all Newton steps lets steps shrink
             dither = torch.rand(self.rows, generator=generator(0, "means")).double() - 0.5
         m, w = (
             encode((one + dither * 2.0**-bits)[:, None], bits, what, _SUM_BITS - bits)

@@ -165,7 +165,7 @@ def attack_advantages(
 def _by_leaks(
     title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
 ) -> Iterator[Drawing]:
-    """Draw lines over an entry's numbers of leaked labels, in as many charts as needed."""
+    """Draw lines over an entry's numbers of leaked labels, at most `STYLES` lines in a chart."""
     ticks = [(float(x), str(one.k)) for x, one in enumerate(entry.standings)]
     label = "leaked labels of each class"
     for start in range(0, len(lines), STYLES):

@@ -61,8 +61,8 @@ ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIG
 def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
     """Write `report.html` into the folder of a run or grid, from the folder's content.
 
-    The page is one static file: The page has one script, which sorts tables, loads nothing, and
-    always has the same bytes.
+    The page is one static file. It has one script, which sorts tables, loads nothing, and always
+    has the same bytes.
 
     Args:
         run_folder: folder that a training, a comparison or a grid wrote.

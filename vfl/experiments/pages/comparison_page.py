@@ -205,7 +205,7 @@ class CodecPoint:
 
 
 def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Yield a chart for each variant, if the measure is a share, for which high is better."""
+    """Yield a chart for each variant, if the measure is a share (a high share is better)."""
     if measure not in SHARES:
         return
     for variant in dict.fromkeys(line.about["variant"] for line in lines):

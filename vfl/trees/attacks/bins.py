@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Bins(Attack):
     """Assigns to each cell a value that represents its bin.
 
-    From a marginal distribution: The attack matches an ordered column's bins by quantiles, and the
+    From a marginal distribution, the attack matches an ordered column's bins by quantiles, and the
     categories of another column by frequencies (Naveed, Kamara and Wright 2015, sections 4 and 5,
-    for order-preserving encryption). From known rows: the value of a bin is the mean of the known
+    for order-preserving encryption). From known rows, the value of a bin is the mean of the known
     rows in it, shrunk towards the value from the marginal distribution. Bayes' rule reverses
     randomised response; the attack estimates the bin frequencies before the response from the
     frequencies after it (Kairouz et al. 2016).
@@ -153,8 +153,7 @@ def _by_frequency(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
 class OwnColumns(Attack):
     """Predicts another party's columns from the label party's columns, without the trained model.
 
-    Method: Method: kernel ridge regression on the known rows (Saunders et al. 1998), one column at
-    a time.
+    Method: kernel ridge regression on the known rows (Saunders et al. 1998), one column at a time.
 
     Args:
         strength: inverse weight of the squared (L2) penalty.

@@ -1,7 +1,7 @@
 """Fit of a scorecard from counts and sums: bins, weights of evidence, regression, points.
 
 A `Source` returns the number of rows of either class in each fine bin, and sums over rows of
-columns of weights of evidence: The source is `Local` if one party has all bins;
+columns of weights of evidence. The source is `Local` if one party has all bins;
 `vfl.trees.scorecard.shared` has the source on additive shares.
 """
 

@@ -1,7 +1,7 @@
 """A run's scorecard, with names, edges and categories from the run's folder.
 
 A run in one process has the parts of all parties. In a federation the label party has only its own
-part: other parties' columns have numbers, and each party reads its part from its own folder.
+part, so other parties' columns have numbers there; each party reads its part from its own folder.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def points_of(
     """Return the points of each bin, and the points that every row has, as integers.
 
     The intercept and the offset of the scale are divided evenly among the columns that count, so
-    that points add up to the score: offset/n + factor (coefficient WoE + intercept/n).
+    that points add up to the score. A bin has offset/n + factor (coefficient WoE + intercept/n)
+    points.
 
     Args:
         scale: scale that converts log odds to scores.
