@@ -212,7 +212,7 @@ class OwnAlignment:
 
     Raises:
         ConsentError: the party's own configuration file allows fewer alignments a day.
-        ConfigError: only a single process can run the protocol.
+        ConfigError: the protocol can be used only in an experiment that runs in one process.
         DataError: see `OwnIds.read`; the error contains counts only.
     """
 

@@ -161,7 +161,7 @@ def check_consent(
     """
     _check_ranges(terms, party, consent)
     differences = list(_differences(terms, party, consent, split, shared))
-    if not differences and row_shape is not None:  # the limits bound the cost of counting, too
+    if not differences and row_shape is not None:  # counting is cheap only within the limits
         differences = list(
             _of_model(terms, party, consent, split, row_shape, own_bottom, unaligned)
         )
@@ -229,7 +229,7 @@ def check_tasks_consent(
         *_version(terms, consent),
     ]
     found += [*_of_plugins(terms, consent), *_of_rows(split, consent)]
-    _refuse(party, found)  # the limits bound the cost of counting, too
+    _refuse(party, found)  # counting is cheap only within the limits
     needed = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
     found += _above(consent, "max_bytes", needed, f"up to {needed} bytes")
     top, rows, mine = terms.tasks[party].top, most_rows(terms, split), terms.at_label(party)
@@ -538,7 +538,7 @@ def _of_model(
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
         if defenses.uses(defense, "fit"):  # `fit` gets a copy of all rows
-            copies = 2 if unaligned else 1  # and a second copy with the unaligned rows appended
+            copies = 2 if unaligned else 1  # a second copy has the unaligned rows appended
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
     memory = f"about {needed} bytes of memory for {model}"

@@ -112,7 +112,8 @@ class Draws:
 
     Args:
         secret: secret of the party that owns the model.
-        purpose: text that gives each model of one party different random numbers.
+        purpose: text that distinguishes the models of one party, so that each draws different
+            random numbers.
         model: the model to run; if no layer of the model may draw random numbers, no generator is
             set up.
         always: whether other code that may draw random numbers, such as a defense, runs together
@@ -708,7 +709,7 @@ class FeatureEnd(_End):
         return grad
 
     def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
-        """Compute a batch's cut, note that its gradient is awaited, and return its payload."""
+        """Compute a batch's cut, mark its gradient as awaited, and return the cut's payload."""
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
@@ -896,7 +897,7 @@ class LabelEnd(_End):
         self._commit_all_but(self.in_flight - 1)
 
     def drained(self) -> None:
-        """Note that an epoch's training ended, and thus that the party receives every gradient."""
+        """Note that an epoch's training is over, so the party will receive all gradients."""
         self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:

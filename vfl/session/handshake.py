@@ -111,8 +111,8 @@ class Introduction(Settings):
 
     Attributes:
         terms: digest of the received terms.
-        settings: the settings in these terms as short texts, so that an error can name the one that
-            differs.
+        settings: the settings in these terms as short texts, so that an error can name the setting
+            that differs.
         row_order: digest of the order of the party's rows, keyed with the session's identifier.
         standing: counter of the party's store; None for a session that aligns rows, because it
             spends no budget.

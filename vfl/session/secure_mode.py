@@ -276,7 +276,7 @@ class WholeNetwork(Protocol):
         raise AssertionError("the label party receives no verdict")
 
     def end(self, report: Frame) -> list[Frame]:
-        """Send this party's report to the label party, which sends none; return received ones."""
+        """Send this party's report, or at the label party receive and return all reports."""
 
     def weights(self) -> dict[str, Tensor]:
         """Return this party's shares of the weights; empty if it has no share."""
@@ -421,7 +421,7 @@ class SecureMode:
             weights; otherwise cells and labels are standardised, and all weights are equal. Each
             party has to name a mode that reads cells in `consent.models`.
         whole_epochs: whether each training exchange contains all training rows.
-        serves_rows: whether a whole network also answers single queried rows.
+        serves_rows: whether a whole network can also answer queries of single rows.
         answers_without: whether a service with a whole network can answer while a feature party is
             absent, if the label party allows it.
         explains_columns: whether a whole network computes the contribution of each column, for the
@@ -674,7 +674,7 @@ SECURE: Registry[SecureMode] = Registry(
 
 
 def make(spec: str) -> SecureMode:
-    """Make the secure mode that a spec names.
+    """Make the secure mode that is named in a spec.
 
     Raises:
         SpecError: the name or an option is unknown; the error suggests the nearest known name.

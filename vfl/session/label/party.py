@@ -3,9 +3,9 @@
 cuts -> merge -> top -> loss -> each party's gradient
 
 The file first defines learning and measuring: a task defines the loss and the meaning of the
-outputs, a `Meter` accumulates the results of a phase, and `Progress` those of the session. The
-class `AnyLabelParty` has the steps that are common to all label parties, and `LabelParty` is the
-label party with a top model.
+outputs, a `Meter` accumulates the results of a phase, and `Progress` accumulates the results of the
+session. The class `AnyLabelParty` has the steps that are common to all label parties, and
+`LabelParty` is the label party with a top model.
 """
 
 from __future__ import annotations
@@ -800,7 +800,7 @@ class LabelParty(AnyLabelParty):
 
     Raises:
         SpecError: a plug-in does not fit, or the defense is undefined for this kind of labels.
-        ExposedCutError: a sum of cuts would have a single term, and therefore hide nothing.
+        ExposedCutError: the secure mode would not hide the single cuts.
 
     Attributes:
         next_step: number of the next exchange.

@@ -2,7 +2,7 @@
 
 For two classes, rows are counted by score, which is the probability of the second class or the
 points of a scorecard. For more classes, rows are counted by class and predicted class. For a
-regression, residuals are averaged by the size of the prediction.
+regression, residuals are averaged over rows with neighbouring predictions.
 """
 
 from __future__ import annotations

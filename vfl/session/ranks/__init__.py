@@ -1,5 +1,5 @@
 """Several processes (ranks) of one party: their collective operations, start and connections.
 
-`group` shares a batch's rows and sums gradients; `processes` starts ranks on this machine;
-`machines` lets ranks on other machines join.
+`group` divides a batch's rows among the ranks and sums their gradients; `processes` starts ranks on
+this machine; `machines` lets ranks on other machines join.
 """

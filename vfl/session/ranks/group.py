@@ -311,7 +311,7 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
 
 
 def fit(model: nn.Module, ranks: Ranks) -> None:
-    """Make batch norms use the rows of all ranks; refuse other layers that mix rows or draw noise.
+    """Make batch norms use the rows of all ranks; refuse other layers that mix rows or draw.
 
     Raises:
         SpecError: a layer does not support several ranks; the error names it.

@@ -124,8 +124,8 @@ class FurtherRanks:
     Two other processes notice when a rank ends: the party's own rank 0, and the same rank of
     another party, to which the whole party seems lost. Rank 0 therefore checks its ranks while it
     waits for a party, and checks the parties while it waits for a rank. If the context ends with
-    the error of a loss, rank 0 looks for the cause: another party's report comes first, and a party
-    that is only missed has 5 s to report a lost rank.
+    the error of a loss, rank 0 looks for the cause: an error that another party has reported comes
+    first, and a party whose connection was lost has 5 s to report a lost rank.
 
     Args:
         party: party of the ranks.

@@ -32,8 +32,8 @@ class RunRows:
     """The rows of one training, at one party.
 
     Attributes:
-        split: positions of the training, validation and test rows, in the row order of the
-            training.
+        split: positions of the training, validation and test rows; positions count in the row order
+            of the training.
         alignment: name of the private alignment that determined the order of the rows; None without
             such an alignment.
         order: keyed digest of the order of the rows; with a private alignment, it identifies the

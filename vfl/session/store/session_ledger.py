@@ -145,7 +145,7 @@ class Entry(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Epsilon that sessions of this name spent on one row, by basic composition: a bound.
+        """Upper bound of the epsilon spent on one row under this name, by basic composition.
 
         Dwork and Roth 2014, theorem 3.16. The value is None if the defense states no epsilon;
         queries without a stated epsilon are not included.

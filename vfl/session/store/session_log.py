@@ -3,8 +3,8 @@
 The ledger contains the present state. Its log contains the events in order: which party requested
 which session, for which purpose, under which consent file, how the session ended, and its spending.
 The ledger writes each line while it holds the ledger's lock. A line contains counts and names, but
-no cell, no id and no nonce. Each line has the SHA-256 of the line before, and an Ed25519 signature
-(RFC 8032) by the party's identity key if the party has such a key:
+no cell, no id and no nonce. Each line has the SHA-256 of the previous line, and an Ed25519
+signature (RFC 8032) by the party's identity key if the party has such a key:
 
     {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
 
@@ -72,9 +72,9 @@ class Line(Settings):
         key: SHA-256 of the public key of the signature; empty without a key.
         consent: SHA-256 of the party's own configuration file, which allowed or forbade the
             session.
-        run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is a digest.
-            For the events "added", "removed" and "accepted", `parties` has the party that was
-            added, removed or accepted; for "renamed", its old and its new name.
+        run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is the digest
+            of its terms. For the events "added", "removed" and "accepted", `parties` has the party
+            that was added, removed or accepted; for "renamed", its old and its new name.
         rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
         epsilon: epsilon spent on one row's inputs; None if the defense states no epsilon.
         outcome: end of the session, or reason of the refusal: "well", or the code and text of an
@@ -266,8 +266,8 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
     Args:
         path: the log, or a copy of it.
         keys: public keys of the party that owns the log, including its earlier keys.
-        peers: logs of other parties; if they contain a head of the verified log, it must match the
-            line with the head's number.
+        peers: logs of other parties; a head of the verified log in one of them must match the line
+            with the head's number.
 
     Raises:
         RunFolderError: a file is missing.

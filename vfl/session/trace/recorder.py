@@ -1,9 +1,9 @@
 """Recorders write a party's own messages of a training while it runs.
 
-A recorder receives every frame on the party's own links, and follows the schedule to know which
-rows a frame contains. A recorder writes its content to disk at the end of every epoch, when the
-content grows large, and before every checkpoint. If the training returns to a checkpoint, the files
-written up to this checkpoint are therefore the whole trace, even if frames were in transit.
+A recorder receives every frame on the party's own links, and follows the schedule to know the rows
+of each frame. A recorder writes its content to disk at the end of every epoch, when the content
+grows large, and before every checkpoint. If the training returns to a checkpoint, the files written
+up to this checkpoint are therefore the whole trace, even if frames were in transit.
 """
 
 from __future__ import annotations
