@@ -331,7 +331,8 @@ def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[st
     """
     said, deadline = "", time.monotonic() + patience_s
     while True:
-        starts = worker_of(folder.state) is not None  # first: it may end with the SuperLink ready
+        # Read before the check: a command that starts the SuperLink ends when it is ready.
+        starts = worker_of(folder.state) is not None
         try:
             return _check_superlink(folder)
         except LostPeerError:

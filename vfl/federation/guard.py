@@ -126,7 +126,7 @@ _ARRIVING = "/v1/fleet/activate-node"
 #: application.
 Arrives = Callable[[bytes], Awaitable[None]]
 #: Function that authenticates a caller by the headers only, and returns None if the caller may not
-#: pass. It raises `FormerCallerError` for a caller whose key was registered earlier.
+#: pass. The function raises `FormerCallerError` for a caller whose key was registered earlier.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
 
 

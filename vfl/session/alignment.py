@@ -357,7 +357,7 @@ class OwnAlignment:
 def refused() -> ConsentError:
     """Return the error that other parties receive when one party refuses.
 
-    It contains no count, because a count could disclose the size of the intersection.
+    The error contains no count, because a count could disclose the size of the intersection.
     """
     return ConsentError(
         "a party does not consent to this alignment",

@@ -201,7 +201,7 @@ def check_introduction(
         or terms.mode == "align"
         or secure_mode.make(terms.secure).divides_rows
     ):
-        return  # no rows, rows not found yet, or rows of its own
+        return  # the party has no rows, has not aligned its rows yet, or has separate rows
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",

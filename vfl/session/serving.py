@@ -10,7 +10,7 @@ refusal does not end the session.
 
 With a middle party, the label party queries that party, which queries the feature parties over
 sealed links. The middle party queries the feature parties like a label party, and only the middle
-party answers the label party; cuts take the same way in training.
+party answers the label party; cuts are also sent in this way in training.
 """
 
 from __future__ import annotations

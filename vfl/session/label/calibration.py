@@ -1,9 +1,9 @@
 """Calibration corrects predicted probabilities with curves fitted to the validation rows.
 
 A curve maps the predicted probability of one class, against all other classes, to a corrected
-probability. It is fitted once, at the end of a training, to the validation rows with the final
-weights. For two classes there is one curve, for the second class. For more classes there is one
-curve for each class, and the curves' values are divided by their sum (Zadrozny and Elkan 2002,
+probability. Each curve is fitted once, at the end of a training, to the validation rows with the
+final weights. For two classes there is one curve, for the second class. For more classes there is
+one curve for each class, and the curves' values are divided by their sum (Zadrozny and Elkan 2002,
 section 4.3). A curve that is not fitted yet leaves probabilities unchanged.
 """
 

@@ -22,7 +22,8 @@ from vfl.session.schedule import own_rows
 class MissingCuts(nn.Module):
     """One learned vector per feature party, used for rows that the party lacks.
 
-    The vectors start at 0 and are trained with the top. If no row is missing, they are unused.
+    The vectors start at 0 and are trained with the top. If no row is missing, the vectors are
+    unused.
 
     Args:
         widths: widths of the cuts, by feature party.

@@ -1238,7 +1238,7 @@ class LabelParty(AnyLabelParty):
         return self._defense.logits(outputs, StepContext(step))
 
     def contributions(self, row: int) -> None:
-        """Return None: the caller computes them from the cuts; see `ServingParty.contributions`."""
+        """Return None: contributions follow from the cuts; see `ServingParty.contributions`."""
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)

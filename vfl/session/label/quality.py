@@ -8,7 +8,7 @@ too long. `reduced` stores three numbers for each row, and `reduced_quality` com
 metrics from them.
 
 The metrics are computed here, because importing scikit-learn takes as long as a small training.
-Tests compare them with the metrics of scikit-learn.
+Tests compare these metrics with the metrics of scikit-learn.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Ranks:
     def count_at_first(self, counts: Sequence[int]) -> list[int]:
         """Return the sums of the counts over all ranks at rank 0, and zeros at the other ranks.
 
-        If the counts of all ranks are added again later, no byte counts twice.
+        The other ranks have zeros, so that no byte is counted twice if all counts are added.
         """
         if self.alone:
             return list(counts)

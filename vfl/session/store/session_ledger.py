@@ -710,7 +710,7 @@ def total_epsilon(entries: Iterable[Entry]) -> float:
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    stated = [  # a row's inputs in one exchange; the smallest epsilon counts
+    stated = [  # only statements on a row's inputs per exchange; the smallest epsilon counts
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()
         if one.epsilon is not None and one.kind[:3] == ("inputs", "record", "exchange")
