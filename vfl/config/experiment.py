@@ -209,9 +209,9 @@ class PartySettings(Settings):
         columns: names or globs of its columns; None assigns an equal share of the columns in file
             order.
         source: the party's table, or the party.toml that describes it (only for one process).
-        branches: number of branches that the party's rows are divided among, equally and by the
-            public seed. The branches train the bottom model together, with differential privacy
-            (only for one process).
+        branches: number of branches that the party's rows are divided among, in equal parts that
+            are drawn from the public seed. The branches train the bottom model together, with
+            differential privacy (only for one process).
         shape: axes of one row as an image (channels, height, width); None keeps a row as columns.
         augment: specs of augmentations of the party's rows in each training step, joined with a
             plus (`vfl list augmentations`); in a project, the party's own file has this setting.

@@ -222,9 +222,9 @@ def attack(
     layers, the cuts that it sends, and a few leaked labels of each class. An attacker on columns,
     such as the attack `inversion`, is the label party; it knows the columns of some rows of the
     loader. In a U-shape, the server takes both roles. With a trace of the training, attacks that
-    read gradients run as well. Their attacker has the gradients of each step, and infers labels of
-    the training rows. The result shows, for each attack, its guess and the best baseline without
-    the model.
+    read gradients run as well. The attacker of such an attack has the gradients of each step, and
+    infers labels of the training rows. The result shows, for each attack, its guess and the best
+    baseline without the model.
 
     Args:
         victim: a `Run` or its folder; or a `SplitModule` or the result of `vfl.split`, which may
@@ -307,8 +307,8 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
 
         vfl.grid(build, loader, test, defenses=["dcor:alpha=0.1"], attacks=["light"], seeds=[0, 1])
 
-    `fit=function(model, loader)` sets your own training loop. Without it, `vfl.fit` trains with the
-    settings `train`, such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and
+    `fit=function(model, loader)` sets your own training loop. Without `fit`, `vfl.fit` trains with
+    the settings `train`, such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and
     `loss`. A loader is any iterable that can be iterated repeatedly, or a function that returns one
     from the seed; without `test`, every fifth batch is held out. If Python can import all functions
     by name, `jobs` and `ray` train in other processes. A repeated call with the same folder `out`

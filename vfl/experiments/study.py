@@ -1,8 +1,8 @@
 """Plans and runs the trainings of one experiment; commands and notebooks use this module.
 
 A study is a comparison of codecs, a grid of attacks on defenses, or a measurement of what each
-party gains from joint training. It has a plan of cells, results that are computed from the finished
-cells, and a page.
+party gains from joint training. A study has a plan of cells, results that are computed from the
+finished cells, and a page.
 """
 
 from __future__ import annotations

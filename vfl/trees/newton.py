@@ -2,8 +2,8 @@
 
 A model has margins X b and a mean for each margin (McCullagh and Nelder 1989, section 2.2); column
 0 of X is the constant 1. Newton's method equals Fisher scoring for the canonical links used here.
-It needs only X^T mu, X^T W X and one number, at coefficients that the method chooses. The fit is
-the same whether these sums are computed from all columns directly or on additive shares.
+Newton's method needs only X^T mu, X^T W X and one number, at coefficients that the method chooses.
+The fit is the same whether these sums are computed from all columns directly or on additive shares.
 """
 
 from __future__ import annotations
@@ -351,8 +351,8 @@ class Fit:
     def entry_p_values(self) -> np.ndarray:
         """Return p-values of the score test for adding each column outside the model (Rao 1948).
 
-        The axes are (columns,); columns in the model have NaN. For numbers, it equals the exact t
-        test of the coefficient after the column is added.
+        The axes are (columns,); columns in the model have NaN. For numbers, this p-value equals
+        that of the exact t test of the coefficient after the column is added.
         """
         inside, outside = np.flatnonzero(self.active), np.flatnonzero(~self.active)
         curvature = self.sums.curvature

@@ -24,9 +24,9 @@ class Bins(Attack):
     """Assigns to each cell a value that represents its bin.
 
     From a marginal distribution, the attack matches an ordered column's bins by quantiles, and the
-    categories of another column by frequencies (Naveed, Kamara and Wright 2015, sections 4 and 5,
-    for order-preserving encryption). From known rows, the value of a bin is the mean of the known
-    rows in it, shrunk towards the value from the marginal distribution. Bayes' rule reverses
+    categories of another column by frequencies. Naveed, Kamara and Wright 2015, sections 4 and 5,
+    do this for order-preserving encryption. From known rows, the value of a bin is the mean of the
+    known rows in it, shrunk towards the value from the marginal distribution. Bayes' rule reverses
     randomised response; the attack estimates the bin frequencies before the response from the
     frequencies after it (Kairouz et al. 2016).
 
