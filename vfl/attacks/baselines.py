@@ -32,10 +32,11 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
     Args:
         case: case whose view grants inputs and unlabelled rows, and for "autoencoder" the bottom's
             architecture.
-        kind: "raw": the bottom returns the inputs. "pca": it returns their first principal
-            components, fitted on the unlabelled rows. "random": it returns components of random
-            features. "autoencoder": an untrained bottom learns to reconstruct the unlabelled rows,
-            as in the defense `label_free:kind=autoencoder`.
+        kind: "raw": the bottom returns the inputs. "pca": the bottom returns the inputs' first
+            principal components, fitted on the unlabelled rows. "random": the bottom returns
+            principal components of random features of the inputs. "autoencoder": an untrained
+            bottom learns to reconstruct the unlabelled rows, as in the defense
+            `label_free:kind=autoencoder`.
         width: width of the cut; "raw" has the width of the inputs, "autoencoder" that of the
             bottom.
         draw: generator of all random numbers.

@@ -915,7 +915,7 @@ def queried_case(
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows.
-        rows: members, others, and the attacker's own rows.
+        rows: members, non-members, and the attacker's own rows.
         outputs: the network's outputs for `rows.targets`, axes (targets, classes).
     """
     label = data[experiment.label.party]

@@ -396,7 +396,7 @@ def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tens
 
     Args:
         seen: observed values, axes (seen,); their signs may be random.
-        sums: the true values in their original order, one axis.
+        sums: the true values in their original order, axes (values,).
         tolerance: largest distance to a true value; an observed value that is farther away is a
             dummy.
 

@@ -48,7 +48,7 @@ class StepContext:
             count: number of rows in the batch.
 
         Raises:
-            SpecError: the caller passed no positions, or those of a batch of another size.
+            SpecError: the caller passed no positions, or positions of a batch of another size.
         """
         if self.rows is None or self.rows.shape != (count,):
             raise SpecError(

@@ -53,7 +53,7 @@ class SparseCodec(PackedCodec):
             ``range``: adaptive; needs values of 1 to 8 bits.
         scale: group of values with common range limits in training, for values of 1 to 8 bits:
             ``batch``, ``row``, or ``agreed`` (like ``batch``). A query has one scale per row. With
-            ``agreed`` it has none, because both parties store running means.
+            ``agreed`` a query has no scale, because both parties store running means.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
             random rounding without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`; lengths differ only with

@@ -84,8 +84,8 @@ class Defense:
     """Base class of defenses. A constructor takes hyper-parameters; by default hooks do nothing.
 
     Attributes:
-        side: the party that must run the defense. "both" means that both parties build it from the
-            same spec.
+        side: the party that must run the defense. "both" means that both parties build the defense
+            from the same spec.
         label_free: whether the defense's hooks at the label party ignore labels. If so, another
             member's guarantee for labels still holds after these hooks.
         rows_apart: whether every hook treats each row separately. If so, another member's guarantee
@@ -168,7 +168,7 @@ class Defense:
                 own cut; only the total width if the merger mixes the parties' cuts.
 
         Raises:
-            SpecError: the defense cannot work with such a merged cut.
+            SpecError: the defense cannot work with a merged cut of these widths.
         """
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
@@ -465,7 +465,8 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
     """Refuse other members whose hooks make a row's gradient depend on exact labels.
 
     Args:
-        what: the setting that excludes such members; the error message names the setting.
+        what: the setting that does not allow the refused members; the error message names the
+            setting.
         members: the other members of the chain.
         cure: a fix that the error message suggests.
         early: names of further hooks to refuse, because they run while some labels are still

@@ -49,7 +49,7 @@ class LabelDP(Defense):
     weights.
 
     Args:
-        epsilon: epsilon of one label; exclusive with `flip`.
+        epsilon: epsilon of the guarantee for one label; exclusive with `flip`.
         flip: probability of replacing a label by another class; exclusive with `epsilon`.
         prior: publicly known share of each class, joined by dashes, in the order of the sorted
             classes; these shares must not come from the training labels.
@@ -175,8 +175,8 @@ def respond_with_prior(
     Args:
         labels: class codes, axes (rows,).
         priors: probabilities of the classes, axes (rows, classes), or (1, classes) if all rows have
-            the same.
-        epsilon: epsilon of one label.
+            the same probabilities.
+        epsilon: epsilon of the guarantee for one label.
         draws: see `respond`.
     """
     order, counts = answers_of(priors, epsilon)
@@ -227,7 +227,7 @@ class TwoStageLabelDP(Defense):
     class uses the outputs of their training batches, so it sends no further message.
 
     Args:
-        epsilon: epsilon of one label.
+        epsilon: epsilon of the guarantee for one label.
         epochs: number of epochs in the first stage; the training must have more epochs.
         share: share of the rows whose labels are used in the first stage.
 

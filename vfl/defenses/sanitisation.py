@@ -171,7 +171,7 @@ class CusText(Sanitisation):
     (ACL Findings): its mapping and its sampling function.
 
     Args:
-        epsilon: epsilon of one word within its set.
+        epsilon: epsilon of the guarantee for one word within its set.
         words: number of words in a set; the last set may have fewer.
 
     >>> CusText(epsilon=1, words=10).words

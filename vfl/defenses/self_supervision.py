@@ -204,7 +204,7 @@ def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float)
 
     Args:
         whole: rows to corrupt, axes (rows, ...).
-        inputs: rows that provide the replacement values, of the same column; axes (more rows, ...).
+        inputs: rows whose values replace other values of the same column; axes (more rows, ...).
         draw: generator that chooses values to replace and rows to take values from.
         mask: probability of replacing a value.
     """

@@ -55,7 +55,7 @@ class SplitGuard(Defense):
             the gradients of an untrained model detectably.
         checks: number of latest scores in the mean; each score belongs to one shuffled batch.
         threshold: smallest accepted mean score, and smallest accepted newest score. The scores of
-            an honest label party are near 1, those of a hijacker near 0.25.
+            an honest label party are near 1, the scores of a hijacker near 0.25.
 
     >>> vector = torch.tensor([1.0, 0.0])
     >>> round(score(-5 * vector, vector, 1.1 * vector), 3), round(score(vector, vector, vector), 3)
@@ -162,7 +162,7 @@ def score(fake: Tensor, regular: Tensor, other: Tensor) -> float:
     Args:
         fake: mean gradient of shuffled batches, axes (values,).
         regular: mean gradient of one half of the regular batches.
-        other: mean gradient of the other half.
+        other: mean gradient of the other half of the regular batches.
     """
     far, near = _gap(fake, (regular + other) / 2), _gap(regular, other)
     turned = _angle(fake, (regular + other) / 2) * far - _angle(regular, other) * near

@@ -42,7 +42,7 @@ class TranscriptPrivacy(Defense):
     (Mironov 2012). With two classes it stays exactly on the direction (1, -1).
 
     Args:
-        epsilon: epsilon of one label in one epoch.
+        epsilon: epsilon of the guarantee for one label in one epoch.
 
     Raises:
         BadOptionError: an option is out of range.

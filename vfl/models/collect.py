@@ -45,10 +45,11 @@ def collect(source: str, folder: Path) -> None:
     """Store a model in a new folder, in the Hugging Face layout.
 
     Args:
-        source: a folder with this layout; a ``.gguf`` or ``.zip`` file; or word vectors, as text
-            (``.txt``, ``.vec``) or as an array with a Parquet file of words in the same folder
-            (``.npy``). Also ``package:NAME`` for an installed package that contains one of these,
-            or ``hub:ORG/NAME`` for a model on the hub. Only ``hub:`` uses the network.
+        source: a folder in the Hugging Face layout; a ``.gguf`` or ``.zip`` file; or word vectors,
+            as text (``.txt``, ``.vec``) or as an array with a Parquet file of words in the same
+            folder (``.npy``). Also ``package:NAME`` for an installed package that contains a model
+            in one of these forms, or ``hub:ORG/NAME`` for a model on the hub. Only ``hub:`` uses
+            the network.
         folder: the new folder.
 
     Raises:

@@ -85,7 +85,7 @@ class BlockShape:
             periods are not stretched.
         trained: context length of the training.
         slowed: divisors of the frequencies of rotary positions, one per frequency (YaRN; Peng et
-            al. 2023, section 3.2); empty divides none.
+            al. 2023, section 3.2); if empty, no frequency is divided.
         turn_scale: factor of the entries that rotary positions change (YaRN, section 3.4).
 
     Raises:

@@ -40,7 +40,7 @@ class CNNBottom(Bottom):
             thesis (section 4.4, Fashion-MNIST: the linear layer reads 64 x 6 x 6 = 2304 values).
         last: activation of the cut: relu, leaky_relu or none.
         kernels: side lengths of the two convolutions' kernels, odd numbers, joined by a dash.
-        hidden: sizes of linear layers before the last one, each followed by `activation`.
+        hidden: sizes of linear layers before the last linear layer, each followed by `activation`.
 
     >>> module = CNNBottom(channels="2-4").build(shape=(1, 8, 4), width=5)
     >>> sum(p.numel() for p in module.parameters())  # 2*(25+1) + 4*(2*9+1) + 5*(4*2*1+1)

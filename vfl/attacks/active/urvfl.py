@@ -41,11 +41,11 @@ class URVFL(Bending):
         victim: party whose gradient is replaced; "all" for every feature party.
         steps: number of Adam steps for all of the attacker's networks before the training, each on
             64 rows.
-        learning_rate: learning rate of these steps.
+        learning_rate: learning rate of the Adam steps before the training.
         judge_steps: number of discriminator steps for each batch.
         judge_learning_rate: learning rate of the discriminator. If the discriminator learns too
-            fast, it separates the victim's cuts from codes without using labels. Then its gradients
-            do not hide the tampering.
+            fast, it separates the victim's cuts from codes without using labels. In this case the
+            discriminator's gradients do not hide the tampering.
 
     >>> URVFL(judge_steps=2).goal
     'inputs'

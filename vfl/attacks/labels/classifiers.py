@@ -361,7 +361,8 @@ class MLP(Composed):
         recipe: whether to train a network of the top's architecture instead; a linear network
             starts at the class means.
         loss: "robust": (1 - p^q) / q, where p is the probability of the label and q = 0.7; wrong
-            labels have less influence on it than on the cross-entropy (Zhang and Sabuncu 2018).
+            labels have less influence on this loss than on the cross-entropy (Zhang and Sabuncu
+            2018).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:

@@ -75,8 +75,8 @@ class Seen:
 
         Args:
             hidden: mask of the leaked rows to hide, bool.
-            some: positions of unlabelled rows. The hidden rows and then these rows are both the
-                targets and the unlabelled rows of the smaller problem.
+            some: positions of unlabelled rows. The hidden rows and then these unlabelled rows are
+                both the targets and the unlabelled rows of the smaller problem.
         """
         known = {layer: rows[~hidden] for layer, rows in self.known.items()}
         asked = {
@@ -132,7 +132,7 @@ class Composed(Attack):
         rounds: number of rounds of self-training or co-training.
         share: share of the unlabelled rows guessed to be of each class that the next round trains
             on, the most confident first.
-        every: stride over these rows; 4 takes every fourth row.
+        every: stride over the selected rows; 4 takes every fourth row.
         mix: share of the other layers in the squared distance, if they are joined with inputs.
         components: number of principal components that replace inputs joined with other layers; 0
             keeps the inputs.

@@ -111,7 +111,7 @@ def propagate(
 
     Args:
         rows: features of the rows, axes (rows, features); rows with a known label come first.
-        labels: labels of these first rows, int64.
+        labels: known labels of the first rows, int64.
         classes: number of classes.
         neighbours: number of neighbours of each row in the graph.
         spread: weight of a row's neighbours, from 0 to below 1.

@@ -45,7 +45,7 @@ def taught_rows(
         scores: class scores of the unlabelled rows, axes (rows, classes).
         share: share of each guessed class's rows to use, the most confident first; see
             `most_confident`.
-        every: stride over these rows; 1 takes all.
+        every: stride over the selected rows; 1 takes all of them.
 
     Returns:
         Features of the rows, their classes and their weights.
