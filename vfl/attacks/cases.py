@@ -454,7 +454,7 @@ class Victim:
         return half, OwnBottom(half.model.values(), core), here
 
     def _own_bottom(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Return a copy of the trained or an earlier bottom, with defense and codec layers."""
+        """Return a copy of the trained bottom or of a snapshot, with defense and codec layers."""
         return copy.deepcopy(self._own) if weights is None else self._trained(weights)[1]
 
     def _rows(self, part: Part) -> Tensor:
@@ -726,8 +726,8 @@ def received_case(
 ) -> Case:
     """Return the case of a label party that reconstructs test rows from a feature party's messages.
 
-    The leaked rows are validation rows. The last recorded cuts of both groups come from the same
-    weights, unless the training restored the weights of an earlier epoch.
+    The leaked rows are validation rows. The last recorded cuts of leaked rows and targets come from
+    the same weights, unless the training restored the weights of an earlier epoch.
 
     Args:
         experiment: experiment of the training.

@@ -36,7 +36,8 @@ def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
     Args:
         before: values of the rows before the change, axes (values,).
         after: values of the same rows in another order, after small changes of the weights.
-        signed: whether the signs are true; if not, the function compares magnitudes only.
+        signed: whether the signs of the values are true; if not, the function compares magnitudes
+            only.
 
     >>> by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.1, 2.2, 2.9])).tolist()
     [2, 0, 1]

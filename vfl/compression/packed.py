@@ -333,7 +333,7 @@ class DenseCodec(PackedCodec):
 
     @property
     def _fills_grads(self) -> bool:
-        """Return whether gradients are padded, because only values above zero have gradients."""
+        """Return whether to pad gradients, whose lengths show how many values are above zero."""
         return self._pad == "always" and self._rectified
 
     @property

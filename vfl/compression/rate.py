@@ -71,7 +71,7 @@ class Scales(nn.Module):
         self.logarithm = nn.Parameter(torch.full((width,), first))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return scaled values in the same axes, (rows, units)."""
+        """Return scaled values, axes (rows, units)."""
         return values * self.logarithm.exp()
 
 

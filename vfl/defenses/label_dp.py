@@ -218,9 +218,10 @@ class TwoStageLabelDP(Defense):
     late rows have zero gradients, so no model learns from them. After the first stage, the label
     party randomises the labels of the late rows with RRWithPrior. The prior of a late row is the
     top's prediction for this row in the last epoch of the first stage. The second stage trains with
-    all rows. The top does not learn from late labels before this, and every label is randomised
-    exactly once. So epsilon holds for each label, as in `label_dp`: the priors and all messages are
-    post-processing of randomised labels. Zero gradients show every party which rows are late.
+    all rows. The top does not learn from late labels before they are randomised, and every label is
+    randomised exactly once. So epsilon holds for each label, as in `label_dp`: the priors and all
+    messages are post-processing of randomised labels. Zero gradients show every party which rows
+    are late.
 
     Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, which is
     LP-MST with two stages. The paper computes the prior in a separate pass over the late rows. This

@@ -2,7 +2,7 @@
 
 The optimisers are torch's classes, and any other class with torch's base class. A spec sets options
 of the constructor by their names in torch; slashes join the numbers of one option. The learning
-rate, weight decay and (for `sgd`) momentum are settings in [train].
+rate, weight decay and (for `sgd`) momentum are settings in the section [train] of an experiment.
 
 >>> OPTIMIZERS.read("adamw:betas=0.8/0.99")[1]
 {'betas': (0.8, 0.99)}

@@ -330,7 +330,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
 
 
 def shrunken(layers: Sequence[str]) -> list[str]:
-    """Return compositions for many leaked rows of overlapping classes, such as columns in noise.
+    """Return compositions for many leaked rows of overlapping classes, as with noisy columns.
 
     >>> shrunken(["cut"])[0]
     'discriminant:at=cut,scaler=standard,weight=0,shrink=0.1'

@@ -100,7 +100,7 @@ def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, 
 
     Returns:
         The points, float64, axes (rows, epochs, dimensions). The mask, bool, axes (rows, epochs).
-        The log odds that class 1 of two classes has the higher points, see `by_shares`.
+        The log odds that class 1 of two classes has the points with higher values, see `by_shares`.
     """
     classes = len(prior)
 

@@ -15,7 +15,7 @@ from vfl.core.registry import require_range
 
 
 class ModelCompletion(Attack):
-    """Completes the trained bottom with a head, trained on leaked and unlabelled rows.
+    """Completes the trained bottom with a head that is trained on leaked and unlabelled rows.
 
     The head is a top of the known architecture; a linear head starts at the class means. Default
     values are those of the authors' code, except that the bottom stays fixed: with few labels,

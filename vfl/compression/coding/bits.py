@@ -224,7 +224,7 @@ def index_bits(width: int) -> int:
 
 
 class Layout(ABC):
-    """Base class: the format of a codec's codes and of their indices, at one of the two parties.
+    """Base class of formats for a codec's codes and their indices; an object serves one party.
 
     Attributes:
         k: number of codes in a row.

@@ -306,8 +306,8 @@ def quantise(
 ) -> Codes:
     """Return codes min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 if high equals low.
 
-    This is equation (3-1), except that the code of `high` is clamped, because in the equation it
-    needs one more bit.
+    This is equation (3-1), except that the code of `high` is clamped, because the equation gives
+    `high` a code that needs one more bit.
     """
     span = np.subtract(high, low, dtype=np.float64)
     steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
