@@ -75,7 +75,7 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
     threat = case.view.only(attack.needs).threat
     about = "attribute" if Grant.LEAKED_ATTRIBUTES in attack.needs else ""
     about = "membership" if threat.who == "outsider" else about
-    if about:  # this accuracy is not about labels
+    if about:  # this accuracy does not concern labels
         scores = [replace(one, measure=f"{about}_{one.measure}") for one in scores]
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return AttackResult(scores, threat, report=attack.last_report())
@@ -281,7 +281,7 @@ class AttackRunner:
         self._cases_of = cases or kind(experiment, data, settings, folder)
         self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
         self._width = experiment.parties[party].width
-        self._gallery: Path | None = None  # folder for the pictures that attacks reconstruct
+        self._gallery: Path | None = None  # folder for the images that attacks reconstruct
         self._about: dict[str, Any] = {
             "experiment": experiment_digest(recording(experiment, TraceSettings())),
             "data": data_digest(data),

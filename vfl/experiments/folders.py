@@ -50,7 +50,7 @@ def grid_status(path: Path) -> GridStatus:
     Raises:
         RunFolderError: the folder contains no grid, or the grid's record is damaged.
     """
-    # imported late, because it needs torch and pages do not
+    # imported late, because this module needs torch, and pages do not
     from vfl.training.status import AT_WORK, INTERRUPTED
 
     folder = GridFolder(path)

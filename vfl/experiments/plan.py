@@ -380,7 +380,7 @@ def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, 
     """Return facts about the trainings of `vfl compare`; empty without a [compare] table."""
     if experiment.compare is None:
         return {}
-    # imported late, because a plain training does not need it
+    # imported late, because a plain training does not need this module
     from vfl.experiments.comparison import comparison_of
 
     comparison = comparison_of(experiment, locations)

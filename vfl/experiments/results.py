@@ -526,7 +526,7 @@ class Today:
         return {key: why for key, why in found.items() if why}
 
     def _why(self, job: AttackJob, before: Mapping[str, str]) -> str:
-        # imported late, because it needs torch
+        # imported late, because this module needs torch
         from vfl.experiments.attack_runner import code_of_job
 
         if job.code_key not in before:

@@ -244,7 +244,7 @@ def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[
                 raise found
             yield found
     finally:
-        deque(ahead, maxlen=0)  # empties the iterator, so that no further cell starts
+        deque(ahead, maxlen=0)  # this empties the iterator, so that no further cell starts
         for worker in workers:
             worker.stop()
         for thread in threads:

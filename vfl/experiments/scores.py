@@ -275,7 +275,7 @@ class ScoresFile:
                 score = _record(line, self._path)
                 self._known[score.key] = score
             text = self._path.read_text(encoding="utf-8")
-            if not text.endswith("\n"):  # incomplete line from a process that was killed
+            if not text.endswith("\n"):  # an incomplete line from a process that was killed
                 write_text(self._path, text[: text.rfind("\n") + 1])
 
     def get(self, key: str) -> ScoreRecord | None:

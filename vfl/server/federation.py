@@ -339,7 +339,7 @@ class Federation:
         node = self._nodes[name]
         credential = Credential(str(node), secrets.token_urlsafe(32))
         for party in [party for party, of in list(self._node_of.items()) if of == name]:
-            # changed in place, because other parties are connecting meanwhile
+            # the dict is changed in place, because other parties are connecting meanwhile
             del self._node_of[party]
         self._hub.replace(name, credential)
         message = SessionMessage(

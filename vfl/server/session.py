@@ -197,7 +197,7 @@ def _serve(
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
         now = parties_of_today(party, today)
-        _gone(terms, now)  # checked before the service waits for these parties
+        _gone(terms, now)  # this is checked before the service waits for these parties
         settings: dict[str, Any] = {"simulation": simulation, "today": now}
         return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
 
@@ -360,7 +360,7 @@ class LabelSession:
         for attempt in count():
             again = resumed or attempt > 0
             attempt = min(attempt, _MOST_ATTEMPTS)
-            again = again and not self._partial  # other parties need not wait for this
+            again = again and not self._partial  # other parties need not wait for a lost party
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:

@@ -607,7 +607,8 @@ class Questions:
                 for name, value in result.contributions.items()
             }
             more += f',"contributions":{json.dumps(shares)}'
-        # Rows are JSON texts already: the rows of a batch are encoded once for all clients in it.
+        # The rows are JSON texts already, because a batch encodes its rows once for all of its
+        # clients.
         answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
         most = now.answer_bytes(len(asked.ids), asked.explain)
         return _Predictions(answered, most + len(asked.ids) * service.remark_bytes)

@@ -525,7 +525,7 @@ class Service:
         except RefusedRequest as refusal:
             self._refused(batch, refusal)
         except BaseException:
-            self._asked = batch  # kept, so that the clients are informed of the error
+            self._asked = batch  # the batch is kept, so that its clients are informed of the error
             raise
         else:
             if batch.refers and answer is not None:

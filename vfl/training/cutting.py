@@ -473,7 +473,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def new_value(self, tensor: Tensor) -> int:
         """Assign a new number to a tensor's value."""
-        self._alive.append(tensor)  # kept, so that no other tensor reuses this memory
+        self._alive.append(tensor)  # kept alive, so that no other tensor reuses this memory
         self.axes.append(tuple(tensor.shape))
         found = self._value_at[self._memory(tensor)] = len(self.axes) - 1
         return found

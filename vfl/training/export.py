@@ -344,7 +344,7 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
     shapes = tuple(axes) if isinstance(half, _FeatureHalf) else (tuple(axes),)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's GRU also keeps its weights in a list
+            warnings.simplefilter("ignore")  # torch warns about a list of weights in its GRU
             return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
     except Exception as problem:
         raise SpecError(

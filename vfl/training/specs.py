@@ -159,7 +159,7 @@ def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
         settings = TrainSettings.model_validate({**table_in(content, "train"), **changed})
     except ValueError:
         return
-    _ = Optimization(settings).copies  # building it detects mistakes
+    _ = Optimization(settings).copies  # the optimiser is built to detect mistakes
 
 
 def _check_schedule(content: Mapping[str, Any]) -> None:
@@ -321,7 +321,7 @@ def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> 
 #: fit.
 _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "codec": _check_codec,
-    # 1 replaces a number that is found later.
+    # The number 1 replaces a number that is found later.
     "wanted codec": lambda spec, widths: _check_codec(spec.replace(WANTED, "1"), widths),
     "defense": _check_defense,
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),

@@ -21,7 +21,7 @@ from vfl.core.registry import Registry
 from vfl.core.storage import private_folder, read_lines, worker_of
 
 _NO_FIGURES = ("epoch", "steps")
-_PARAMETER, _MOST_RUNS = 500, 10_000  # characters of a setting; runs that are looked through
+_PARAMETER, _MOST_RUNS = 500, 10_000  # most characters of a setting; most runs that are searched
 
 
 class RunWriter(ABC):

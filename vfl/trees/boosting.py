@@ -136,7 +136,7 @@ class Forest:
         for begin in range(0, len(margins), _WALKED_ROWS):
             rows = slice(begin, begin + _WALKED_ROWS)
             values = self._walk.values(goes_left[rows])
-            # added in the order of training, so that the sums are bitwise equal
+            # trees are added in the order of training, so that the sums are bitwise equal
             for place in range(values.shape[1]):
                 margins[rows, place % len(self.start)] += values[:, place]
         return margins

@@ -207,8 +207,8 @@ class Leaves:
         found = np.tile(self._start, (len(reached), 1))
         for output in range(len(self._start)):
             own = self._outputs == output
-            # A matrix product is not used, because its last digits would depend on the number of
-            # rows.
+            # A matrix product is not used, because the product's last digits would depend on the
+            # number of rows.
             found[:, output] += (reached[:, own] * self._values[own]).sum(axis=1)
         return found
 

@@ -309,7 +309,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _share(self) -> np.ndarray:
         self._drawn += 1
         share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
-        # read-only like a received array, so that numba compiles the loop only once
+        # the array is read-only like a received one, so that numba compiles the loop only once
         share.flags.writeable = False
         return share
 
@@ -693,7 +693,7 @@ class SharedSums:
         found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
         if self._own is not None:
             places = self._places(nodes)[: self._training]
-            own, columns = next(iter(self._columns.items()))  # this party comes first
+            own, columns = next(iter(self._columns.items()))  # the label party comes first
             width, bins = self._layouts[own].width, chosen(self._own[: self._training], columns)
             sums = sums_of(bins, places, len(nodes), self._elements, width)
             self._put(own, sums, found)

@@ -216,7 +216,7 @@ def list_runs(folder: Path) -> list[Listed]:
 
 
 def _listed(path: Path) -> Listed:
-    # imported late, because it needs torch and pages do not
+    # imported late, because this module needs torch, and pages do not
     from vfl.training.status import run_status
 
     kind = "grid" if is_grid(path) else "training"

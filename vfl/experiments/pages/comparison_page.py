@@ -283,7 +283,7 @@ class Family:
 
 def families(lines: Sequence[Line]) -> list[Family]:
     """Return the families that have at least two values of alpha, plain top-k included."""
-    from vfl.compression import CODECS  # imported late, because it needs torch
+    from vfl.compression import CODECS  # imported late, because this module needs torch
 
     found: dict[tuple[str, ...], dict[float, Line]] = {}
     plain: dict[tuple[str, ...], Line] = {}
