@@ -113,8 +113,8 @@ def bench_alignment(
         memory: memory limit of each role.
         small: number of ids of the party `small_at`, instead of `ids`.
         small_at: party with fewer ids, label or bank.
-        times: number of alignments one after another; they share the keys that `ecdh:reuse=true`
-            keeps.
+        times: number of alignments one after another; all of them share the keys that
+            `ecdh:reuse=true` stores.
 
     Raises:
         LostPeerError: a role ended early; its standard error says why.

@@ -14,8 +14,8 @@ the same way, and by a blend of decoders; the scores are the R2 of the pixels an
 similarity.
 
 Each attack runs on three inputs: the label party's own columns alone, the received cuts alone, and
-both together. The result for own columns alone is the reference; it is compared with the better of
-the two other results.
+both together. The result for own columns alone is the reference; the better of the two other
+results is compared with this reference.
 
 Each training of a task is a run in a subfolder of one folder. A result row describes one column.
 All result rows are in one CSV file, and the page and its pictures are made from this file only.

@@ -3,7 +3,7 @@
 The benchmark measures the rows of Tables 6.1 and 6.2 (thesis, 2025) and a small model. All parties
 are threads of this process, with one thread each. Online bytes are the payloads between P0 and P1;
 offline bytes are everything that was sent offline. Seconds are processor time: online, the sum of
-P0 and P1, who work in turn; offline, the sum of all three parties.
+P0 and P1, who work one after the other; offline, the sum of all three parties.
 
 The time over a network link with a bandwidth and a delay is computed: processor time, plus the time
 to send all bytes one after the other, plus half a round trip for each message. With `--wan` this

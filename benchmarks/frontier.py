@@ -528,7 +528,7 @@ class PlaceRow:
 
 
 def place_rows(found: Frontier) -> list[PlaceRow]:
-    """Return the lines of all defenses of a task, sorted by falling utility."""
+    """Return the rows of all defenses of a task, sorted by falling utility."""
 
     def figures(one: Estimate) -> tuple[float, float]:
         return one.mean, nan if one.half_width is None else one.half_width
@@ -693,7 +693,8 @@ def bench_frontier(
         task: name of a file of examples/frontier.
         seeds: number of victims of each defense.
         families: families of defenses to run; may be repeated.
-        jobs: number of simultaneous cells, each in its own process.
+        jobs: number of trainings with their attacks (cells of the grid) that run at the same time,
+            each in its own process.
         out: folder for the grids.
         page: file of the page; its result rows are in a CSV file next to it.
         redraw: only draw the page again, without training.

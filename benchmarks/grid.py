@@ -43,7 +43,7 @@ class GridRow:
 
     Attributes:
         engine: name of the engine that runs the cells.
-        jobs: number of simultaneous cells.
+        jobs: number of cells that run at the same time.
         cells: number of cells.
         wall_s: wall time of all cells in seconds, including start and end of the engine.
         cell_cpu_ms: CPU time of a cell, in milliseconds.
@@ -73,7 +73,7 @@ def bench_grid(
     Args:
         cells: number of cells; each has its own seed, and thus its own split.
         epochs: epochs of each training, which determine the time of a cell.
-        jobs: number of simultaneous cells in processes and on Ray.
+        jobs: number of cells that run at the same time, in processes and on Ray.
         engine: process for this process, pool for `--jobs`, ray for `--ray`.
         ray: value of the option `--ray`.
         quick: only check that the benchmark runs.

@@ -184,7 +184,8 @@ def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = 
 
     The value is 0 if there is no /proc.
 
-    `getrusage` is not used, because its peak includes the process that started this one.
+    `getrusage` is not used, because its peak includes the process that started the measured
+    process.
     """
     path = Path(f"/proc/{pid}/{file}")
     text = path.read_text() if path.exists() else ""

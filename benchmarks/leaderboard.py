@@ -340,7 +340,8 @@ def bench_leaderboard(
         tasks: names of files of examples/leaderboard.
         attack: the pack.
         seeds: number of seeds; each defense has one victim per seed.
-        jobs: number of simultaneous cells, each in its own process.
+        jobs: number of trainings with their attacks (cells of the grid) that run at the same time,
+            each in its own process.
         out: folder for the grids.
         page: file of the page; its rows are in CSV files next to it.
         plan: only print the expected time and memory, without training.

@@ -396,7 +396,7 @@ def bench_mpc(
 def take_turns(
     running: Mapping[str, RunningSystem], task: Task, turns: int
 ) -> dict[str, list[Taken]]:
-    """Run all systems in turn, several times; the last run of each turn is measured.
+    """Run all systems one after another, several times; the last run of each turn is measured.
 
     For fast mode, the last run includes dealing, and one more run deals ahead.
 

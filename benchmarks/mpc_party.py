@@ -120,7 +120,7 @@ class Task(Settings):
         rate: factor of the gradient, which is summed over the rows, in a training step.
         fresh: whether inputs are opened within the run, not before.
         ahead: whether dealing takes place before the measured time; otherwise the dealer deals
-            within it, when the others ask.
+            within the measured time, when the other parties ask for material.
         arrays: npz file with inputs, weights, targets and expected results; "" for vfl's parties,
             which draw these from the same seed.
         decoder: the step of a decoder, if the task is not a network or function; only for other
@@ -200,7 +200,7 @@ class Part:
         """Share all values, and open those that are opened before a run; this counts as setup.
 
         Args:
-            fresh: whether inputs are opened within the run, and so not here.
+            fresh: whether inputs are opened within the run, and therefore not in this method.
         """
         party, workload, example = self._party, self._workload, self._example
         inputs = example.inputs if example else None

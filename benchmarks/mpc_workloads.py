@@ -33,7 +33,7 @@ class Workload:
         name: name, such as lr100-b64-inference or gelu-1k.
         rows: number of rows of the batch, or of elements of an element-wise function.
         widths: widths of the network's layers; empty for an element-wise function.
-        training: whether the workload is a training step; if not, it is an inference.
+        training: whether the workload is a training step; otherwise it is an inference.
         function: name of the element-wise function; "" for a network.
     """
 

@@ -373,7 +373,7 @@ def models_table(
 def beginnings_table(
     task: Task, epsilon: float, seeds: int, steps: Sequence[int] = (2, 10, 40)
 ) -> Iterator[PeaRow]:
-    """Yield rows for the average and the best of local models, with even and sorted rows (5.5)."""
+    """Yield rows for starts from the average and best local model, rows even or sorted (5.5)."""
     noise = task.noise(epsilon, part=0.5)  # a batch is the same fraction of a holder's rows
     rate = best_rate(task, task.features, _SHARED * task.noise(epsilon))
     few = min(500, (len(task.labels) - task.train) // 4)

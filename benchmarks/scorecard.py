@@ -60,8 +60,9 @@ class ScorecardRow:
         source: name of the table.
         rows, columns: size of the table, all parties together.
         on_card: mean number of columns on the scorecard.
-        auc, ks, stability: means over the seeds on the test rows. Stability compares scores with
-            the training rows; it is NaN where their scores are missing.
+        auc, ks, stability: means over the seeds on the test rows. Stability compares the scores of
+            the test rows with those of the training rows; it is NaN where the training scores are
+            missing.
         auc_spread, ks_spread: standard deviations over the seeds; 0 for a single seed.
         cpu_s, wall_s: mean processor and wall time from the CSV files to the page, in seconds.
         sent_bytes: mean payload bytes of a training.

@@ -343,7 +343,7 @@ def bench_standing(
         clients: number of simultaneous clients, each of which requests one row after another.
         round_s: seconds between two kills.
         away_s: seconds from the kill of a party to the restart of its command.
-        kills: victims of the kills, in turn: machine, command, session.
+        kills: victims of the kills, one after the other: machine, command, session.
 
     Raises:
         UserError: the operating system does not list its processes, or a kind of kill is unknown.

@@ -140,7 +140,8 @@ def step_table(*columns: harness.Column, aim: Callable[[Any], float | None]) -> 
 
     Args:
         columns: columns that come before the times.
-        aim: function that returns the largest CPU ratio that a row should have, or None.
+        aim: function that returns the largest CPU ratio that a row should have (its target), or
+            None.
     """
 
     def aimed(row: StepCost) -> str:

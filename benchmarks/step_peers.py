@@ -61,8 +61,8 @@ from vfl.session.label.party import Classification, Meter
 Peer = Literal["gloo", "rpc"]
 System = Literal["tls", "tcp", "gloo", "rpc"]
 SYSTEMS: tuple[System, ...] = get_args(System)
-#: Largest relative difference between the losses of systems that train the same network; it comes
-#: from rounding.
+#: Largest relative difference between the losses of systems that train the same network; rounding
+#: causes this difference.
 _SAME = 1e-4
 _PATIENCE = timedelta(seconds=60)
 
@@ -241,7 +241,7 @@ def work(parent: Parent) -> None:
 
 
 class _Bottom:
-    """A feature party's model, which runs forward and backward passes in turn.
+    """A feature party's model, which runs one forward pass and one backward pass in turn.
 
     Args:
         setup: the party's rows, initial weights and schedule.

@@ -72,7 +72,8 @@ def played(
     Args:
         study: result of `study_of`.
         path: its folder.
-        jobs: number of simultaneous cells, each in its own process.
+        jobs: number of trainings with their attacks (cells of the grid) that run at the same time,
+            each in its own process.
         wanted: function that chooses cells; by default, all cells.
     """
     cells = None if wanted is None else [one for one in study.cells if wanted(one)]

@@ -316,7 +316,7 @@ class Setup:
         return fresh_top(self.workload, self.job.seed)
 
     def agreement(self, party: str) -> Agreement:
-        """Return a feature party's keys for a key agreement; they protect no secret here."""
+        """Return a feature party's keys for a key agreement; they protect no benchmark secret."""
         mode = secure_mode.make(self.terms.secure)
         everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]

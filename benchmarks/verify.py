@@ -456,7 +456,7 @@ def bench_verify(
 
 
 def shown(found: Sequence[Figure]) -> str:
-    """Return the results that are not confirmed, and the number of those that are."""
+    """Return the results that are not confirmed, and the number of confirmed results."""
     fallen = [str(one) for one in found if not one.holds]
     return "\n".join([*fallen, f"{len(found) - len(fallen)} of {len(found)} figures hold"])
 

@@ -277,8 +277,8 @@ class Setup:
             flatten=True,
         )
         self.parties, self.data = parties, parties[job.party]
-        # The secret protects no data here, and every number of cuts in flight must start with the
-        # same weights.
+        # The secret protects no data in this benchmark, and the trainings with all numbers of cuts
+        # in flight must start with the same weights.
         self.secret = Secret.of_simulation(experiment.seed, job.party)
 
     @property

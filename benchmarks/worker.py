@@ -1,4 +1,4 @@
-"""The processes of all benchmarks: one thread each; both directions carry lines of JSON messages.
+"""The processes of all benchmarks, with one thread each, and their messages: lines of JSON.
 
 ``python -m benchmarks.worker NAME`` calls `work(parent)` of ``benchmarks.NAME``. The process ends
 when its standard input ends.
@@ -82,10 +82,10 @@ def processes(
 
 
 class Parent:
-    """The process that started this one, as this process sees it.
+    """The process that started the present process, as the present process sees it.
 
     Args:
-        lines: lines of standard input, which that process writes.
+        lines: lines of standard input, which the starting process writes.
     """
 
     def __init__(self, lines: Iterator[str]) -> None:

@@ -57,9 +57,9 @@ class TunNetwork(Network):
     """Network with a namespace and an address for each party, and a router between the namespaces.
 
     TCP's slow start, windows, headers and acknowledgements are those of a real network. To start a
-    process at a party, put `command` in front of its command line; it listens at `host`. The
-    counted bytes are those of packets at the party's interface. The router is a thread of this
-    process, so this process should be idle during a measurement.
+    process at a party, put `command` in front of the process's command line; the process listens at
+    `host`. The counted bytes are those of packets at the party's interface. The router is a thread
+    of this process, so this process should be idle during a measurement.
 
     Raises:
         UserError: the process lacks rights, or the system does not support such a network.

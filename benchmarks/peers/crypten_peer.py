@@ -18,8 +18,8 @@ class Peer:
         os.environ["GLOO_SOCKET_IFNAME"] = assignment["device"]
         self._torch = import_module("torch")
         self._torch.set_num_threads(1)
-        # Later versions of torch lack this module; CrypTen imports it for ONNX only, which is not
-        # used here.
+        # Later versions of torch lack this module; CrypTen imports it for ONNX only, which the
+        # benchmark does not use.
         absent = types.ModuleType("torch.onnx.symbolic_registry")
         sys.modules.setdefault(absent.__name__, absent)
         import_module("torch.onnx").symbolic_registry = absent  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from xgboost import collective, federated
 def main() -> None:
     """Run jobs until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of the library must not get between the protocol's lines
+    os.dup2(2, 1)  # the output of the library must not appear between the lines of the protocol
 
     def tell(**message: Any) -> None:
         print(json.dumps(message), file=answers, flush=True)

@@ -72,7 +72,7 @@ def parse_address(text: str) -> Address:
 
     Args:
         text: the host in a form that `parse_host` accepts, except that an IPv6 address needs
-            brackets here.
+            brackets.
 
     Raises:
         ValueError: the text has another form; the message gives the reason and does not quote the

@@ -286,7 +286,7 @@ def supervise(
         follow: returns after the service has ended by itself; Ctrl-C passes through.
         say: receives one text line with the reason of each restart and the pause before it. Each
             pause is twice as long as the pause before, from 1 s up to 15 s.
-        patience_s: longest time of repeated failures to start.
+        patience_s: longest time in seconds during which the service may repeatedly fail to start.
 
     Raises:
         LostPeerError: the service has failed to start for longer than `patience_s`.

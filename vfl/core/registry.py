@@ -244,7 +244,7 @@ class Registry(Generic[Member]):
         members: maps a name to "module:Class".
         group: entry-point group of outside packages ("vfl.codecs"); "" if no package may add
             members.
-        aliases: maps the name that a paper uses for a member to the member's name here.
+        aliases: maps the name that a paper uses for a member to the member's name in the registry.
         former_options: maps an option's name in an earlier version to its present name; the former
             name causes a warning.
         option_aliases: maps another spelling of an option to the option's name.

@@ -230,7 +230,7 @@ class Secret:
         """Draw standard normal numbers; float64 of `shape`.
 
         From each Box-Muller pair (1958, eq. 1) it uses one number, of magnitude up to 10.3; see
-        `log_unit`. Row r does not depend on the rows after it, as in `uniform`.
+        `log_unit`. Row r does not depend on the rows after it; see `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)
@@ -241,7 +241,7 @@ class Secret:
     def laplace(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Draw Laplace numbers of scale 1 (variance 2), magnitude up to 52.7; float64 of `shape`.
 
-        See `log_unit`. Row r does not depend on the rows after it, as in `uniform`.
+        See `log_unit`. Row r does not depend on the rows after it; see `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 
 #: Largest number of characters shown of a text from another party, and of an error's field.
 TEXT_LIMIT = 2000
-# Most combining characters after a letter: no script needs more, and more could cover other lines.
+# Most combining characters after a letter: no script needs more, and more of them could cover
+# neighbouring lines of text.
 _MARKS = 3
 _REPLACEMENT = "?"
 #: Control, format (bidirectional, zero-width) and unassigned characters.

@@ -157,8 +157,8 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
 
     Returns:
         A pair of a score and the number of lines above the column names. The score's first number
-        is 2 if all rows have equally many cells, 1 if all rows below some first lines have, and
-        otherwise 0. Its second number is the number of cells.
+        is 2 if all rows have equally many cells, 1 if only the rows below some first lines have
+        equally many cells, and otherwise 0. Its second number is the number of cells.
     """
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0

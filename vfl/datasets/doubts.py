@@ -1,4 +1,4 @@
-"""Warnings about the data before a training; they do not stop the training.
+"""Warnings about the data before a training; the warnings do not stop the training.
 
 Each warning is one line with what was found, in which column, and a suggested fix. A warning
 contains names and counts, but no cells. The checks use the data that the training has read anyway,

@@ -278,7 +278,7 @@ class DateColumn:
         written: form of dates that are texts; None if the table's cells are dates.
         median, scale: statistics of the days since 1970 in the training rows; scale is 0 if all
             days are equal.
-        edges: edges of the bins of the days, as in `BinnedColumn`; empty if days are standardised.
+        edges: edges of the bins of the days, see `BinnedColumn`; empty if days are standardised.
         open: whether the training rows had days before `FIRST_DAY` or after `LAST_DAY`.
     """
 
@@ -688,8 +688,8 @@ class TokenEncoder(Encoder):
     """Encodes texts as token ids of a pretrained model.
 
     Token n becomes the input n + 1, and 0 is padding. A missing cell becomes a text without tokens.
-    If a row has texts in several columns, they become the lines of one text. This encoder does not
-    depend on the training rows.
+    If a row has texts in several columns, each of them becomes one line of a common text. This
+    encoder does not depend on the training rows.
 
     Attributes:
         names: names of the text columns.

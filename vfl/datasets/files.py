@@ -431,7 +431,7 @@ class ParquetTable(LargeTable):
 
 
 def _counted_index(schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    """Return a frame's counting index, stored as metadata: name, start and step."""
+    """Return a data frame's numbered index, stored as metadata: name, start and step."""
     try:
         kept = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", ())
         found = [one for one in kept if isinstance(one, dict) and isinstance(one["name"], str)]

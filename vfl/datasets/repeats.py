@@ -49,7 +49,7 @@ class Repeats:
     how: str
 
     def columns(self, known: Sequence[str]) -> list[str]:
-        """Return the columns that the rule reads: the id columns, and the column of "latest".
+        """Return the columns that the rule reads: the id columns, and COLUMN of "latest:COLUMN".
 
         Raises:
             MissingColumnError: the table lacks one of these columns.

@@ -536,7 +536,7 @@ _LOOKED_AT = 1000  # largest number of texts of a column that are checked
 
 
 def misread(name: str, texts: Collection[str]) -> str | None:
-    """Return advice if texts, read as categories, are numbers or dates; it quotes no text.
+    """Return advice if texts, read as categories, are numbers or dates; the advice quotes no text.
 
     >>> misread("income", ["1,5", "2,25"]), misread("price", ["5 €"])[:47]
     ('they are numbers with a decimal comma; set decimal = "," in [data]', \

@@ -43,10 +43,10 @@ class RoundLedger(Spending[Rounds]):
         """Count one more round of a training, and write the count to disk.
 
         Args:
-            new: record to start with if the training has not begun here.
+            new: record to start with if the party has not yet taken part in this training.
             most: largest number of rounds in which one client takes part in this training.
-            allow: function that is called with the epsilon of a new training; it raises an error if
-                the epsilon is too large.
+            allow: function that is called with the epsilon of a new training; the function raises
+                an error if this epsilon is too large.
 
         Raises:
             DisagreementError: this name already belongs to a training with other settings.

@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None:
-    """Let a ClientApp take part in horizontal trainings; it handles one message for each round.
+    """Let a ClientApp take part in horizontal trainings; it handles a message for each round.
 
     Args:
         app: ClientApp of the party.

@@ -23,7 +23,8 @@ class HorizontalSettings(Settings):
         seed: seed of all public draws.
         source: name of a data set; the clients of a simulation divide its training rows evenly.
         rows: number of rows to use, from the first row on.
-        classes: all labels in the parties' own tables, in one order; only in a project.
+        classes: names of all classes in the parties' own tables, in an order that is the same for
+            all parties; only in a project.
         model: spec of the network, written like the spec of a bottom model; the network has one
             output per class.
         clients: number of clients in a simulation; in a project, every party with a node is a
@@ -49,7 +50,7 @@ class HorizontalSettings(Settings):
         sensitivity: bound of an update's sensitivity, for noise = "client". "paper" assumes that a
             record changes only its own gradient; this is proven only for one local step. "rigorous"
             is the worst case for several local steps.
-        layers: fraction of the layers that a client uploads; it uploads the most changed layers
+        layers: fraction of the network's layers that a client uploads: those that changed most
             (Layer-Based FL).
         test_every: number of rounds from one test to the next.
     """

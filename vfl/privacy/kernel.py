@@ -212,7 +212,7 @@ def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
-    """Release noisy counts in multiples of 1/2, which every grid here can represent exactly."""
+    """Release noisy counts in multiples of 1/2, which the grid of every release can represent."""
     return release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
 
 

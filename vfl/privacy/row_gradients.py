@@ -3,9 +3,9 @@
 A round of split learning sends the gradient of each row's loss at a model's output. One backward
 pass to the outputs of all layers then gives, in factors, the gradient of every weight for every row
 (Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). Norms and
-weighted sums over rows can be computed from these factors, without a second pass. Each class here
-represents the row gradients of one call of one layer; its norms and sums are computed in float64
-from the same numbers.
+weighted sums over rows can be computed from these factors, without a second pass. Each class of
+this module represents the row gradients of one call of one layer; its norms and sums are computed
+in float64 from the same numbers.
 """
 
 from __future__ import annotations

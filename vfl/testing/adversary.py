@@ -78,7 +78,7 @@ class Watched(Adversary):
         assert isinstance(found, Tensor), f"{hook} gave no tensor"
         assert found.shape == before.shape, f"{hook} changed its shape"
         assert found.dtype == before.dtype, f"{hook} changed its type"
-        # The other party refuses a frame of another shape, and the training ends there.
+        # The other party refuses a frame of another shape, and this refusal ends the training.
         assert torch.isfinite(found).all(), f"{hook} returned a value that is not finite"
         return found
 

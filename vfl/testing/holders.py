@@ -79,8 +79,8 @@ class Protocol:
             right form.
         helper: values that the helper receives: nothing, values that masks make uniform, or masked
             parts of permuted values, from which it learns only the unordered values.
-        word_bytes: number of bytes of an element in a message to the helper; they are the upper
-            bytes of a word.
+        word_bytes: number of bytes of an element in a message to the helper; these bytes are the
+            upper bytes of a word.
     """
 
     make: Callable[[float], LocalParties[Any]]

@@ -56,8 +56,8 @@ class FrontLimits:
         burst: largest number of actions that a source may perform at once after a pause.
         failure_cost: number of tokens that a wrong credential costs in addition.
         longest_wait_s: longest time in seconds until a source in debt may act again.
-        sources: number of sources that the limiter remembers; it forgets the source that was seen
-            longest ago first.
+        sources: number of sources that the limiter remembers; it first forgets the source that was
+            seen longest ago.
     """
 
     strangers: int = 256
@@ -85,8 +85,8 @@ class RateLimiter:
         per_second: tokens that a bucket gains per second.
         burst: largest number of tokens in a bucket.
         longest_wait_s: longest time in seconds until a bucket in debt has a token again.
-        keys: number of keys that the limiter remembers; it forgets the key that was seen longest
-            ago first.
+        keys: number of keys that the limiter remembers; it first forgets the key that was seen
+            longest ago.
         clock: clock in seconds that never goes back.
     """
 
@@ -280,7 +280,7 @@ class _Held:
         return [each for each in self._strangers if each.front is front]
 
     def _least(self, own: list[Visitor]) -> Visitor | None:
-        """Choose a connection to close: a stranger's here or elsewhere, else an idle known one."""
+        """Choose a connection to close: a stranger's at any front, else an idle known one."""
         some = own or list(self._strangers) or [each for each in self._known if each.idle]
         return self._evict(some) if some else None
 

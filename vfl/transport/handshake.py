@@ -82,7 +82,7 @@ def fresh_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Greeting that a party sends when it attaches; it states how many frames it has.
+    """Greeting that a party sends when it attaches; the greeting states the party's frame counters.
 
     Attributes:
         session: identifier of the session, from the session message.

@@ -222,7 +222,7 @@ class TcpHub:
     Args:
         host: address to listen on.
         port: port to listen on, 0 for a free one.
-        admission: the parties that may attach, and their terms; the hub refuses all others.
+        admission: the parties that may attach, and their terms; the hub refuses all other parties.
         certificate: certificate for TLS 1.3; None disables TLS, which is allowed only on a loopback
             address.
         timeouts: time limits.

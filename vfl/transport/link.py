@@ -302,8 +302,8 @@ class Observed:
 class FanOut:
     """A feature party's links to several label parties, used as one link.
 
-    Each sent frame goes to every label party with the same bytes. `receive` reads one frame from
-    the label parties in turn, always in the same order.
+    Each sent frame goes to every label party with the same bytes. Each call of `receive` reads
+    one frame from the next label party, in a fixed order of the label parties.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:

@@ -483,8 +483,8 @@ class HubLink(_StreamLink):
         """Answer a party's greeting, resend frames that it lacks, and replace its old stream.
 
         The method holds the lock all the time. A frame that another thread sends meanwhile is thus
-        either resent here or follows later. A frame that the old stream still delivers is dropped,
-        because the party sends this frame again.
+        either resent by this method, or sent after it. A frame that the old stream still delivers
+        is dropped, because the party sends this frame again.
 
         Raises:
             LostPeerError: the frame counters of the two parties do not match.

@@ -224,7 +224,7 @@ class Stream:
     def _wait_beside(
         self, events: int, deadline: float, beside: Sequence[Stream]
     ) -> Sequence[Stream]:
-        """Wait for room to write, meanwhile read this stream and others; return the unbroken."""
+        """Wait for room to write; meanwhile read this stream and others; return those that work."""
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)
         others = {stream.fileno(): stream for stream in beside}
@@ -345,8 +345,8 @@ class Stream:
         Args:
             events: events to wait for, as in `select.poll`.
             deadline: time at which the wait ends.
-            least_bytes: number of unread bytes from which the socket counts as readable; it is
-                always readable when its buffer is full or the peer has closed.
+            least_bytes: number of unread bytes from which the socket counts as readable; the socket
+                is always readable when its buffer is full or the peer has closed.
         """
         if self.wire_limit_bytes is not None:
             self._check_received(self.wire_limit_bytes)

@@ -200,7 +200,7 @@ def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
 def _mismatch(
     ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType, common: int
 ) -> MisalignedError:
-    """Make an error about the two parties with the fewest common ids; it contains no id."""
+    """Make an error about the two parties with the fewest common ids; the error contains no id."""
     matches = {
         (left, right): len(np.intersect1d(ids[left], ids[right], True))
         for left, right in combinations(ids, 2)

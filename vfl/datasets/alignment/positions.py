@@ -196,7 +196,7 @@ class Alignment:
         return (len(ids), ids.digest) == (self.ids, self.table)
 
     def check(self, count: int, digest: str, where: str) -> None:
-        """Refuse other ids than those of the alignment, by their number and `ids_digest`.
+        """Refuse ids that differ from those of the alignment, by their number and `ids_digest`.
 
         Raises:
             MisalignedError: the ids have changed since the alignment.

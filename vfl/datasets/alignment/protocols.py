@@ -182,7 +182,8 @@ class Protocol(ABC):
         Args:
             own: the party's inputs.
             parties: all parties with ids, in an order that they agree on; at least two.
-            label_party: the party that receives the result after all others.
+            label_party: the party that receives the result after all other parties have received
+                it.
         """
 
     def helping(
@@ -656,7 +657,7 @@ def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Messag
 def _decide(
     answers: Mapping[str, Message], parties: Sequence[str], label_party: str, accepted: bool = True
 ) -> Generator[Send | Receive, Message, None]:
-    """Answer the parties in turn; the label party comes last, and only if all others accept."""
+    """Answer the parties one after another; the label party last, and only if all others accept."""
     asked = []
     for each in sorted(answers, key=lambda party: (party == label_party, parties.index(party))):
         if each == label_party and not accepted:

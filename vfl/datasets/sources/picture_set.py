@@ -138,8 +138,8 @@ def stacked(sets: Sequence[PictureSet]) -> PictureSet:
     """Join several picture sets; alternate between their rows, and number all classes in sequence.
 
     Raises:
-        DataError: the pictures of the sets differ in shape; this error is raised when they are
-            read.
+        DataError: the pictures of the sets differ in shape; this error is raised when the pictures
+            are read.
     """
     if len(sets) == 1:
         return sets[0]

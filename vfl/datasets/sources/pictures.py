@@ -357,7 +357,7 @@ def _cifar_file(path: Path) -> Path:
 def read_tiny_imagenet(root: Path | None = None) -> PictureSet:
     """Read Tiny-ImageNet, 200 classes, from its original folder or from JPEGs in npz files.
 
-    It cannot be downloaded here, because its authors published no checksum. The published
+    vfl does not download the data set, because its authors published no checksum. The published
     validation pictures serve as test rows, because the labels of the published test pictures are
     not public.
 

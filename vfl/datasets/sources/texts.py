@@ -141,7 +141,7 @@ class Tokens:
         """Encode all texts for a model: float32, axes (rows, length).
 
         Token n gets the code n + 1, and 0 is padding at the end of a row. The training rows have no
-        influence here.
+        influence on this encoding.
         """
         result = np.full((len(self.tokens), self.length), PADDING, dtype=np.float32)
         for row, tokens in enumerate(self.tokens):

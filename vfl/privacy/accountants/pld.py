@@ -1,4 +1,4 @@
-"""Privacy loss distributions, which give the smallest epsilon of the accountants here."""
+"""Privacy loss distributions, which give the smallest epsilon of all accountants of vfl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renyi differential privacy, the default accountant of a training; it needs no other package."""
+"""Renyi differential privacy, the default accountant of a training; needs no other package."""
 
 from __future__ import annotations
 
