@@ -247,7 +247,7 @@ def contenders(width: int, k: int) -> dict[str, Turn]:
 
 
 class _CodecTurn:
-    """A codec at both ends of a link; a trained layer at the feature party is not timed."""
+    """A codec at both parties of a link; a trained layer at the feature party is not timed."""
 
     def __init__(self, spec: str, width: int) -> None:
         self._codec = make(spec)

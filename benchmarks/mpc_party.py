@@ -2,8 +2,8 @@
 
 `modelled` runs all three parties in one process, over computed network links: it returns exact
 bytes, the number of sequential messages, and the least time that both allow. All compared systems
-exchange the same control messages. The adapter of another system takes their definition from
-`benchmarks/peers/talk.py`, because it imports no part of vfl.
+exchange the same control messages. The adapter of another system takes the definition of these
+messages from `benchmarks/peers/talk.py`, because the adapter imports no part of vfl.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ class Go(Settings):
 
 
 class Turn(Settings):
-    """Measurements of one process, from its start to its end.
+    """Measurements of one process in one turn, from the turn's start to the turn's end.
 
     Attributes:
-        began, ended: times of start and end on the machine's clock, in seconds.
+        began, ended: times at which the turn started and ended, on the machine's clock, in seconds.
         cpu_ms: user and system time of all threads of the process between these two times.
         offline_ms: time of the work before the start that every turn repeats; 0 if there is none.
         bytes_setup, bytes_offline, bytes_online: bytes that this party sent; None if the party does

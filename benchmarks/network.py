@@ -285,7 +285,7 @@ def _receive(end: socket.socket, size: int) -> None:
 
 
 def work(parent: Parent) -> None:
-    """Run one party's part of the requested patterns."""
+    """Run one party's sends and receipts in the requested patterns."""
     player = Player(parent.get(LinesJob), parent)
     parent.put(Played())
     with ThreadPoolExecutor(len(PARTIES)) as pool:

@@ -5,10 +5,10 @@
 
 The benchmark uses the first 300 tokens of each review that are among the 9,999 most frequent words
 of GloVe. The attacker knows half of the texts together with their sanitised form. For each
-substitute word in the other half, it names the word that this substitute replaced most often. Its
-guess without the sanitised texts is the most frequent word. The task is the polarity of a review,
-predicted by logistic regressions on the mean word vector and on the set of words; both are trained
-and tested on sanitised texts.
+substitute word in the other half, the attacker names the word that this substitute replaced most
+often. The attacker's guess without the sanitised texts is the most frequent word. The task is the
+polarity of a review, predicted by logistic regressions on the mean word vector and on the set of
+words; both are trained and tested on sanitised texts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Time to start a session in a running federation, and the cost of idle parties.
 
 The SuperLink, the SuperNodes and their workers run on this machine, as `vfl up` starts them.
-Training, evaluation and prediction are separate commands, timed from their start. One time ends
-when every party has connected to the stream, just before the first exchange; the other time ends
-with the command. The result also has the memory and CPU time of each idle process of a party.
+Training, evaluation and prediction are separate commands, timed from their start. The first time
+ends when every party has connected to the stream, just before the first exchange; the second time
+ends when the command ends. The result also has the memory and CPU time of each idle process of a
+party.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class PartyProcesses(ExitStack):
         self._workers = self.enter_context(processes(program, network))
 
     def _measured(self) -> Measurement:
-        """Combine all measurements: add CPU times; the rest is from the label party."""
+        """Combine all measurements: add CPU times; all other values are from the label party."""
         found = {party: worker.get(Measurement) for party, worker in self._workers.items()}
         cpu_ms = sum(one.cpu_ms for one in found.values())
         return found[LABEL_PARTY].model_copy(update={"cpu_ms": cpu_ms})

@@ -154,7 +154,7 @@ def bench_wan(
         local_steps: values of train.local_steps; each value is combined with every compatible value
             of train.in_flight.
         local_angle: value of train.local_angle for local steps above 1.
-        source: data set of pictures, which are cut in half.
+        source: data set of pictures; each picture is cut in half.
         codec: codec of the cuts.
         batch_size: number of rows in an exchange.
         learning_rate: learning rate of Adam at every party.

@@ -25,8 +25,8 @@ from vfl.core.text import printable, printable_lines
 DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
 #: File mode mask: only the owner may read a service's log, database and other files.
 _UMASK = 0o077
-#: Seconds for repeated starts: Flower treats a killed SuperNode as online for a minute and refuses
-#: its key meanwhile.
+#: Seconds during which a failed start is repeated: Flower treats a killed SuperNode as online for a
+#: minute, and refuses the node's key during this minute.
 PATIENCE_S = 300.0
 _END_S = 10.0
 _FIRST_PAUSE_S = 1.0
@@ -170,8 +170,8 @@ class Process:
 class Worker(Process):
     """A process that answers each input line with an output line; it ends when its input is closed.
 
-    The operating system closes its input when the starting process ends in any way, so the worker
-    ends too.
+    The operating system closes the worker's input when the starting process ends in any way, so the
+    worker ends too.
 
     Args:
         name: name of the process in messages.
@@ -246,7 +246,7 @@ class Service(Process):
 def _reason(said: str) -> tuple[str | None, str, str]:
     r"""Return the place, the cause and the fix of the last vfl error in a log.
 
-    If the log has no such error, return its last line as the place.
+    If the log has no such error, return the last line of the log as the place.
 
     >>> _reason("error[V001]: no port\n  where h:1\n  got   busy\n  try   0\n  more  vfl explain")
     ('h:1', ': no port: busy', '0')
@@ -279,7 +279,7 @@ def supervise(
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Run a service until it ends, then start it again, without end. It returns only by an error.
+    """Run a service until it ends, then start it again, and so on. It returns only by an error.
 
     Args:
         start: starts the service and returns it.

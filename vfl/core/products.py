@@ -24,8 +24,8 @@ class Mode:
         plays: path of the function that the label party's app calls to run the session; its
             arguments are Flower's grid, the experiment, the party's own file, the changed settings
             and the run's name.
-        outcome: name of the file in the run's folder whose presence marks a successful end of the
-            session.
+        outcome: name of a file in the run's folder; if the file exists, the session has ended
+            successfully.
     """
 
     plays: str

@@ -523,7 +523,7 @@ def _check_categories(name: str, found: Collection[str], rows: int) -> None:
 class _Moments:
     """Mean and spread of numbers that arrive in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
 
-    For numbers that come in one part, the results equal those of `mean_and_std` exactly.
+    For numbers that come in a single part, the results equal those of `mean_and_std` exactly.
     """
 
     def __init__(self) -> None:

@@ -411,7 +411,7 @@ def _read_tables(
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
-    """The joined rows of all parties' tables, in one order.
+    """Rows of all parties' tables, joined by id and sorted in the same order at all parties.
 
     Attributes:
         frames: rows of each party's table.
@@ -474,7 +474,7 @@ def _joined(
 
 
 def _without(table: Table, part: Part) -> Part:
-    """Return a table's rows outside a part of the table, in the table's order."""
+    """Return a table's rows that are not in a given part of the table, in the table's order."""
     return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
 
 

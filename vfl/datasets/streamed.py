@@ -2,8 +2,8 @@
 
 The table is read in blocks of rows: its ids once, to sort the rows; its training rows once, to fit
 the encoder; and all rows once, to encode them and to write each one to its position. For each row,
-memory also holds one byte that names its part of the split, and its position if there is a private
-alignment.
+memory also holds one byte that states whether the row is for training, validation or test. With a
+private alignment, memory holds the row's position too.
 """
 
 from __future__ import annotations

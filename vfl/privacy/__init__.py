@@ -2,7 +2,7 @@
 
 A statement names the protected unit, the attacker, the accountant and the assumptions of a
 guarantee. An accountant computes the epsilon that a mechanism costs. `dpsgd` clips the gradients of
-one party's part of a split network and adds noise to them.
+one party's model in a split network, and adds noise to them.
 """
 
 from __future__ import annotations

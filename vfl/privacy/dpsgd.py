@@ -1,4 +1,4 @@
-"""DP-SGD for one part of a split network: clip each row's gradient, and add noise to their sum.
+"""DP-SGD for one party's model in a split network: clip row gradients, add noise to their sum.
 
 Source: Abadi et al. 2016, algorithm 1. Each party applies the algorithm to its own model, the
 bottom or the top model. DP-SGD needs, at the output of this model, the gradient of each row's own

@@ -1,8 +1,8 @@
 """The handshake of a stream: a HELLO frame, answered by a WELCOME or ERROR frame.
 
-Each of these messages is one frame of JSON. Each side checks the type and the size of every field
-before use, and ignores unknown keys, so that later versions may add keys. A greeting that breaks a
-rule is a `ProtocolError`. The hub checks credentials before it asks the application.
+Each of these messages is one frame of JSON. Each of the two parties checks the type and the size of
+every field before use, and ignores unknown keys, so that later versions may add keys. A greeting
+that breaks a rule is a `ProtocolError`. The hub checks credentials before it asks the application.
 """
 
 from __future__ import annotations

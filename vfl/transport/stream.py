@@ -344,7 +344,7 @@ class Stream:
 
         Args:
             events: events to wait for, as in `select.poll`.
-            deadline: time at which the wait ends.
+            deadline: time at which the wait stops.
             least_bytes: number of unread bytes from which the socket counts as readable; the socket
                 is always readable when its buffer is full or the peer has closed.
         """

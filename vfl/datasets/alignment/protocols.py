@@ -296,12 +296,12 @@ class EcdhPsi(Protocol):
     """Diffie-Hellman on ristretto255 (Meadows 1986; Huberman et al. 1999, section 4).
 
     Every id is hashed to a point, and each party in turn multiplies every point by its secret
-    scalar. Equal ids therefore end as equal points. Each set passes through all other parties. The
-    first party in the list that is not the label party is the comparing party, where all sets end.
-    The comparing party compares 16 bytes of each point. It sends all parties the positions of their
-    common rows, the label party last. Each owner shuffles its points before sending them. No party
-    may read the messages between two other parties, because it could compare two sets that were
-    multiplied by the same scalars.
+    scalar. Therefore equal ids become equal points in the end. Each set passes through all other
+    parties. The first party in the list that is not the label party is the comparing party, which
+    receives all sets last. The comparing party compares 16 bytes of each point. It sends all
+    parties the positions of their common rows, the label party last. Each owner shuffles its points
+    before sending them. No party may read the messages between two other parties, because it could
+    compare two sets that were multiplied by the same scalars.
 
     Leakage: the comparing party learns the size of each set, the number of ids that each group of
     parties has in common, and which of its own ids are among these. (With two parties these are

@@ -47,8 +47,8 @@ class Texts:
         words: the different words in all texts.
         numbers: the words of all texts, one text after another, as positions in `words`; axes
             (words in all texts,).
-        starts: position in `numbers` where each text starts, and where the last one ends; axes
-            (rows + 1,).
+        starts: position in `numbers` where each text starts, and the position after the last text;
+            axes (rows + 1,).
         length: number of words in a row.
         vocabulary: largest number of different word codes, including the codes for padding and
             unknown words.
