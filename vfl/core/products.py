@@ -49,8 +49,8 @@ class Product:
         terms: maps a prefix of the names in `[consent.ranges]` to the path of the schema that
             defines these numbers.
         ledgers: paths of functions that read the product's privacy spending for a party's own file,
-            as `vfl.session.store.spending` does; one limit applies to all spending together, and
-            `vfl sessions --restored` ends all running entries.
+            see `vfl.session.store.spending`. One limit applies to all spending together. `vfl
+            sessions --restored` ends the entries of all trainings that were running.
         cases: maps the name of a secure mode to the path of the `vfl.experiments.scenarios.Cases`
             that defines what attackers know in runs of this mode.
         takes_missing_rows: names of secure modes whose sessions accept rows that some party lacks.
