@@ -644,8 +644,8 @@ default. The label party knows 400 customers of the attacked party and sees each
   bank marketing it infers 44 % of the rest beyond its own columns from six cuts with `sigma=0.5`,
   and 29 % from one cut. With `sigma=2` it infers 20 and 5 % (one seed).
 - Protections that hide the other parts of pictures cost 4 to 7 points of accuracy.
-- Both tables were attacked by `adaptive` with three votes. For pictures, four protections have
-  three seeds, all others one.
+- Both tables were attacked by `adaptive` with three equal votes, an earlier version. For pictures,
+  four protections have three seeds, all others one.
 """
 METHOD = """
 ## How it was measured

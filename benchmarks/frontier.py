@@ -616,8 +616,8 @@ METHOD = f"""
 - `few_rounds` sends no gradient after its first exchanges. Rows without an epsilon are
   undefended.
 - `gradient_averaging:rows=0` sends the sum over a batch, as a *secure top* would.
-- `adaptive`, the heavy pack and tampering were not tried. `batch_sums:penalty=1` is the
-  earlier version.
+- `adaptive`, the heavy pack and tampering were not tried. `batch_sums:penalty=1` is an
+  earlier version. So is `gradient_direction` on credit, on reviews and on bank's `label_dp`.
 """
 
 
@@ -626,7 +626,7 @@ def _note(found: Sequence[Frontier]) -> str:
     not_run = f" Tasks not run: {', '.join(left)}." if left else ""
     return (
         f"; `python -m benchmarks.frontier --task NAME`.{not_run} "
-        "[Every place](frontier_places.csv), [every attack on every victim](frontier.csv)."
+        "[Places](frontier_places.csv), [attacks](frontier.csv)."
     )
 
 
