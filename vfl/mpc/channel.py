@@ -1,6 +1,6 @@
 """Messages between two parties, with counts of the bytes sent and of the values disclosed.
 
-A frame contains the number of its operation and raw ring elements, without a description: Both
+A frame contains the number of its operation and raw ring elements, without a description: both
 parties run one program and know the sizes of all messages in advance. The receiver therefore
 refuses a frame of another length or with another operation number, without reading its elements.
 """

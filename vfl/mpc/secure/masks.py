@@ -5,7 +5,7 @@ that is uniform in the ring makes the masked value uniform, too. Masks that sum 
 sum of the values modulo 2^bits, which is the true sum if the true sum fits the ring. Each party's
 values must therefore stay within the party's part of the ring; this is checked before encoding.
 
-The masks are pairwise: Every pair of parties shares a pad stream; one party adds the pads and the
+The masks are pairwise: every pair of parties shares a pad stream; one party adds the pads and the
 other party subtracts them. In an agreed order of parties, party i adds the pads of its pairs with
 later parties and subtracts the pads of its pairs with earlier parties; the sum over all parties is
 zero. Source: Bonawitz et al. 2017, section 4, without its recovery of lost parties: here, in

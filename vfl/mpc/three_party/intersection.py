@@ -12,7 +12,7 @@ The results are shares of a weight for each bin (1 if P0's id in the bin is comm
 shares of P1's columns of that row. `moments` uses them.
 
 Disclosure: each party learns only the padded size of the sets. P0 receives uniform values for
-common ids and for all other ids: Each target is used once, and other answers are masked with a key
+common ids and for all other ids: each target is used once, and other answers are masked with a key
 that P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2
 lacks. With probability 2^-64 per bin, an id is wrongly classified as common. A party that colludes
 with P2 can test ids, as in `vfl.datasets.alignment.protocols`.

@@ -265,7 +265,7 @@ class ThreePartyNetwork:
 def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
     """Draw a holder's share of the initial weights, float64, named as in `Network.share`.
 
-    The sum of both shares is normal, of the usual scale: The distribution is that of He et al.
+    The sum of both shares is normal, of the usual scale: the distribution is that of He et al.
     2015, eq 10, before ReLU, and that of Glorot and Bengio 2010 at the end. No party knows the sum
     of both shares. If P2 knew the initial weights, it could undo permutations, because trained
     weights stay near the initial weights.

@@ -362,7 +362,7 @@ class PartyFolder:
         """Return the rows on which this run can be tested, although the table may have changed.
 
         If the table is unchanged, its rows keep their split from the training. In a changed table,
-        two kinds of rows are test rows: of rows are test rows: the remaining test rows of the
+        two kinds of rows are test rows: the remaining test rows of the
         training, and rows that were not in the training's table. Rows on which the run was trained
         or validated are left out.
 
