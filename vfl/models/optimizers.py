@@ -114,8 +114,6 @@ def _kind_of(option: inspect.Parameter) -> Any:
     text = option.annotation
     if not isinstance(text, str):
         text = inspect.formatannotation(text)
-    # as in torch 2.7
-    text = re.sub(r"\b(typing|collections\.abc)\.|\b(Optional|Union)\[", "", text)
     return next((kind for start, kind in _KINDS.items() if text.startswith(start)), None)
 
 
