@@ -604,8 +604,7 @@ METHOD = f"""
 ## What was measured
 
 - One feature party attacks. On tables the label party has columns of its own. The attacker has
-  every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class, drawn for
-  every victim.
+  every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class.
 - *Gain* is the test utility less that of the most accurate label-free bottom.
 - *Leak* is what the worst attack infers, less the best attack without a model that saw labels.
   The latter trains from scratch or uses inputs, components and label-free bottoms.

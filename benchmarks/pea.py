@@ -238,7 +238,7 @@ def linear(
     steps: int = STEPS,
     begin: Tensor | None = None,
 ) -> Tensor:
-    """Train by DP-SGD on some rows; a batch has the same fraction of them as of all rows."""
+    """Train by DP-SGD on some rows; the batch size shrinks in proportion to their number."""
     size = max(1, round(task.batch_size * len(own[0]) / task.train))
     start = LocalStart(steps, size, rate, noise)
     terms = terms_of(task, own[0], rate, noise, seed)

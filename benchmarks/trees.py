@@ -705,7 +705,7 @@ LINES = harness.table(
 
 
 def shown(rows: Sequence[TreesRow | TableRow | LineRow]) -> str:
-    """Format the rows of any of these measurements for people; average a table's seeds."""
+    """Format the rows of one kind of measurement for people; average each table over its seeds."""
     if isinstance(rows[0], LineRow):
         return LINES(rows)
     tables: dict[str, list[TableRow]] = {}

@@ -427,7 +427,7 @@ _PRELOADS: Mapping[str, Sequence[Callable[[], None]]] = {
 
 
 def worker(life: int, command: Callable[[], None]) -> None:
-    """Run as a standing worker for a party's sessions.
+    """Run as a long-lived worker process for a party's sessions.
 
     Args:
         life: file descriptor of a pipe that closes when the service ends.

@@ -110,7 +110,7 @@ class Answering(Protocol):
     def end(self) -> AnsweringEnd: ...
 
     def begin(self, exchange: Exchange) -> None:
-        """Send the values of some rows."""
+        """Send this party's values of an exchange's rows to the label party."""
 
     def answer(self, exchange: Exchange) -> None:
         """Answer messages of other parties."""

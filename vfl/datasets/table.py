@@ -203,7 +203,8 @@ def _numbers_of_texts(cells: pa.Array, name: str, written: str) -> pa.Array:
             f"column '{name}' mixes several currencies or units",
             where="data.numbers",
             want="amounts of one currency",
-            fix="convert them into one, with one column for each currency, or leave the column out",
+            fix="convert the amounts into one currency, write a column for each currency, or leave "
+            "the column out",
         )
     return numbers
 

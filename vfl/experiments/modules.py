@@ -293,14 +293,14 @@ def _of_task(labels: Tensor, task: str) -> Tensor:
     """Return labels as class codes or as numbers, as the task requires.
 
     Raises:
-        DataError: the labels are numbers, but the module's task is classification.
+        DataError: the labels are not whole numbers, but the module's task is classification.
     """
     labels = one_a_row(labels)
     if task == "regression":
         return labels.float()
     if labels.is_floating_point() and not labels.equal(labels.round()):
         raise DataError(
-            "the labels are numbers, but the module's task is classification",
+            "the labels are not whole numbers, but the module's task is classification",
             where="the loader",
             fix="task='regression' in vfl.split or SplitModule",
         )

@@ -289,7 +289,8 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
         experiment: see `train`; or a function `build(codec, defense, seed)` that returns an
             untrained `SplitModule` or a model from `vfl.split`; or the name of such a function,
             "package.module:function".
-        settings: overrides of settings; for a module, the loaders as in `grid`.
+        settings: overrides of settings; if `experiment` builds a module, the data loaders instead,
+            as in `grid`.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; also `out` (the
             study's folder), `jobs`, `ray`, `device` and `progress`. For modules, `defenses` is a
             further option; each defense is trained with every codec.

@@ -356,7 +356,7 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a submission in order; a link raises an error."""
+    """Return the files of a submission, sorted by path; a link raises an error."""
     found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     for file in found:
         if file.is_symlink() or file.stat().st_size > _LARGEST:

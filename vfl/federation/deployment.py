@@ -44,7 +44,7 @@ _UNKNOWN_KEY = "403 Forbidden"
 _TAKEN_BACK = "410 Gone"
 #: Interval between two checks whether the SuperLink runs, in seconds.
 _LOOK_S = 0.2
-_START_SUPERLINK = "check that the SuperLink is running start it with: vfl up PROJECT"
+_START_SUPERLINK = "check that the SuperLink is running; if not, start it with: vfl up PROJECT"
 
 
 def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service:

@@ -175,7 +175,7 @@ def load_pretrained(
 
     Raises:
         MissingDataError: a file is missing.
-        DataError: the models of vfl have no such layout, setting or weight; the error names it.
+        DataError: the model has a layout, setting or weight that vfl does not support.
     """
     found = describe(folder, part)
     shape, weights, tied = found.shape, found.weights, _tied(found.shape)

@@ -242,5 +242,5 @@ def _names(data: PartyData) -> list[str]:
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []
-    # In a pooled network, the inputs are the columns of several encoders.
+    # If one network has the columns of all parties, one encoder's labels do not name all inputs.
     return found if len(found) == width else [f"input {number}" for number in range(width)]

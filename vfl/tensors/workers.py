@@ -528,7 +528,7 @@ class Worker:
         self.join(session, role, holders, mac, peers)
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Any:
-        """Begin a computation of workers in this process."""
+        """Begin a computation whose workers all run in this process."""
         return begin_session(holders, dealer, mac)
 
     @asked

@@ -342,7 +342,7 @@ def scan(
         places: whether a column may be split at a position, bool, axes (columns, width).
         reg_lambda: L2 penalty.
         reg_alpha: L1 penalty.
-        least: smallest sum of second derivatives of each side.
+        least: smallest sum of second derivatives that each side of a split must have.
 
     Returns:
         The gain, the column, the position, 1 if missing cells go left (0 if right), and the

@@ -61,7 +61,8 @@ class Answer:
             each.
         missing: for each row, the parties whose cut a learned vector replaces; None if no party may
             be missing.
-        remarks: the model's remarks on each row; see `WholeNetwork.remarks`.
+        remarks: further values that the model states for each row, by name, such as a scorecard's
+            points; see `WholeNetwork.remarks`.
     """
 
     outputs: Tensor

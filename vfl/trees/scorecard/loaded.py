@@ -181,7 +181,7 @@ def part_of(path: Path) -> list[tuple[str, list[str], OwnColumn]]:
     """Return name, bins as text and entry of each column, from a party's own part of a run.
 
     Raises:
-        RunFolderError: the part belongs to a run of another model, or the party has no columns.
+        RunFolderError: the run trained another kind of model, or the party has no columns.
     """
     folder = PartyFolder(path)
     terms = folder.terms()
