@@ -329,7 +329,9 @@ def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.Dat
 def column_blocks(table: Table, name: str) -> Iterator[pd.Series]:
     """Yield the cells of a column in blocks of rows, in order."""
     if isinstance(table, LargeTable):
-        yield from (series_of(block).rename(name) for block in table.blocks(name))
+        yield from (
+            pd.Series(series_of(block), name=name, copy=False) for block in table.blocks(name)
+        )
     elif isinstance(table, Part):
         cells = table.table[name].array
         for start in range(0, len(table), COLUMN_ROWS):
