@@ -118,8 +118,11 @@ def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tm
     standing.popen(["session", str(tmp_path / "ready")])  # it takes a while to stand
     eventually((tmp_path / "ready").exists)
     for _ in range(2):
-        process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
-        out, err = process.communicate("typed\n", timeout=60)
+        for _ in range(3):  # a busy machine may have no process for the worker's fork
+            process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
+            out, err = process.communicate("typed\n", timeout=60)
+            if "code None" not in out:
+                break
         assert err.strip() == "aside", out
         said.append(out.splitlines()[1])
         assert out.splitlines()[2:] == ["code 7"]

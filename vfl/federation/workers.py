@@ -431,13 +431,15 @@ def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.sock
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
     """Accept a caller and fork; return its connection in the child, and None in the worker."""
-    with suppress(OSError):  # no more files or processes are possible: the caller gets no answer
+    try:
         connection, _ = listener.accept()
         try:
             if is_ours(connection) and os.fork() == 0:
                 return connection.dup()
         finally:
             connection.close()
+    except OSError as problem:  # no more files or processes: the caller gets no answer
+        print(f"vfl: the worker cannot take a request: {problem.strerror}", flush=True)
     return None
 
 
