@@ -147,7 +147,8 @@ def test_a_row_of_labels_and_a_training_of_a_comparison_come_again(monkeypatch, 
     assert not codec.holds
 
 
-def test_rows_of_training_attacks_name_trainings_of_their_files():
+def test_rows_of_training_attacks_name_trainings_of_their_files(data_root, monkeypatch):
+    monkeypatch.setenv("VFL_DATA", str(data_root))
     rows = [row for name in verify.TRAININGS for row in rows_stored(RESULTS / f"{name}.csv")]
     named = {(row["file"], row["overrides"]) for row in rows} - {("", "")}
     assert len(named) > 6

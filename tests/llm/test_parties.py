@@ -140,16 +140,16 @@ def test_a_question_that_needs_material_is_dealt_for_before_all_of_a_command_is(
 ):
     lines = []
     monkeypatch.setattr(command, "say", lines.append)
-    dealing = threading.Thread(target=command.deal, args=(project.folder / "user", 4, 1, 6, 1))
+    dealing = threading.Thread(target=command.deal, args=(project.folder / "user", 4, 1, 20, 1))
     dealing.start()
-    while not lines:  # the first of six is dealt
+    while not lines:  # the first of twenty is dealt
         time.sleep(0.01)
     user = project.user()
     assert user.ask(PROMPT[:3], 1).tokens == project.model.generate(PROMPT[:3], 1)
     before = len([line for line in lines if line.startswith("dealt")])
     dealing.join()
-    assert before < 6
-    assert user.left() == {"4-1": 6}
+    assert before < 20
+    assert user.left() == {"4-1": 20}
 
 
 def test_handshakes_of_questions_and_dealings_have_one_order_at_all_parties(project):

@@ -310,6 +310,8 @@ def _bits(
     found = {name: bits for name, bits in given.items() if bits is not None}
     if len(found) < len(given) or protect != "nothing":
         found = needed_bits(model) | found
+        if protect != "nothing" and integer_bits is None:
+            found["integer_bits"] = max(found["integer_bits"], found["score_bits"])
         say(f"values between layers take {found['integer_bits']} bits before the point")
     return found
 

@@ -304,6 +304,7 @@ def most_bytes(shape: DecoderShape, tokens: int, form: Form) -> int:
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
     if form.protect == "scores":  # every row has a number of at most 4 bytes for each score level
         widest = max(widest, shape.heads << form.score_bits - 1)
+        widest = max(widest, 2 * shape.heads * tokens)  # four products for each score
     return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
 

@@ -55,9 +55,9 @@ _DEALT, _PUBLIC, _EXPONENTIAL = 26, 14, 15
 #: Upper digits for which an exponential is not 0; and the largest argument of exp(c), as an
 #: exponent is at most 1.01 and r is below 8.
 _DIGITS, _MOST_ARGUMENT = (1, 0, -1, -2), 9.01
-#: Fraction bits of a sum of exponentials whose inverse is looked up, and of the inverse; least such
-#: sum.
-_SUM, _INVERSE, _LEAST_SUM = 5, 9, 0.3
+#: Fraction bits of a sum of exponentials whose inverse is looked up; least fraction bits of the
+#: inverse, and its largest relative error by rounding; least such sum.
+_SUM, _INVERSE, _INVERSE_ERROR, _LEAST_SUM = 5, 9, 0.09, 0.3
 #: Fraction bits of a probability before it is normalised, and bits of its ring; the offset that
 #: makes it positive; fraction bits of the second inverse, and number of bits of its argument, which
 #: is the sum minus 1.
@@ -91,10 +91,13 @@ class SharingRole(Role):
         above = replace(scores, share=scores.share - (largest[rows] << scores.bits))
         above_sum = _bits_of(int(math.e * length + 2) for length in lengths.tolist())
         ring_of_sum = _EXPONENTIAL + int(above_sum.max())
-        parts = self._exponentials(above, max(_EXPONENTIAL + _INVERSE + 2, ring_of_sum))
-        inverse = self._inverse(self._totals(parts, rows), _SUM + above_sum, parts.ring)
+        inverse_bits = inverse_bits_of(int(lengths.max()))
+        ring_of_product = _EXPONENTIAL + inverse_bits + 2
+        parts = self._exponentials(above, max(ring_of_product, ring_of_sum))
+        totals = self._totals(parts, rows)
+        inverse = self._inverse(totals, _SUM + above_sum, inverse_bits, parts.ring)
         nearly = Shared(
-            self._by_row(parts, inverse, rows), parts.bits + _INVERSE, _EXPONENTIAL + _INVERSE + 2
+            self._by_row(parts, inverse, rows), parts.bits + inverse_bits, ring_of_product
         )
         found = self._normalised(nearly, rows, bits, ring)
         return self._known(found)
@@ -133,11 +136,11 @@ class SharingRole(Role):
                 found[at] += factor * dealt.gather(1, place[:, None])[:, 0]
         return Shared(found, _DEALT + _PUBLIC, ring + drop).dropped(drop)
 
-    def _inverse(self, totals: Shared, bits: Tensor, ring: int) -> Tensor:
-        """Return the approximate inverse of each row's sum, with `_INVERSE` fraction bits."""
+    def _inverse(self, totals: Shared, bits: Tensor, inverse_bits: int, ring: int) -> Tensor:
+        """Return the approximate inverse of each row's sum, with `inverse_bits` fraction bits."""
         x = totals.dropped(totals.bits - _SUM).within(int(bits.max()))
         sums = torch.arange(1 << x.ring).double() * 2.0**-_SUM
-        table = _rounded(1 / sums.clamp(min=_LEAST_SUM), _INVERSE)
+        table = _rounded(1 / sums.clamp(min=_LEAST_SUM), inverse_bits)
         found = torch.zeros(x.share.shape, dtype=torch.int64)
         for block in self._looked_up(x, ring, bits=bits):
             found[block[0]] = _from_table(table, block)
@@ -292,6 +295,19 @@ class SharingRole(Role):
         seen = zip(opened, parts, strict=True)
         self._watched(number, *((each, Shared(each, 0, bits)) for each, (_, bits) in seen))
         return opened
+
+
+def inverse_bits_of(longest: int) -> int:
+    """Return the fraction bits of inverses for rows of at most `longest` scores.
+
+    The sum S of a row's exponentials is at most e times its length, plus 2. Rounding 1 / S to b
+    bits gives a relative error of at most S 2^-(b + 1), which stays below 9 %.
+
+    >>> inverse_bits_of(32), inverse_bits_of(256), inverse_bits_of(1024)
+    (9, 12, 14)
+    """
+    most = (math.e * longest + 2) / _INVERSE_ERROR
+    return max(_INVERSE, math.ceil(math.log2(most)) - 1)
 
 
 def _bits_of(numbers: Iterable[int]) -> Tensor:

@@ -111,7 +111,8 @@ class Form:
         integer_bits: largest number of bits before the point of values between layers. One more bit
             here adds one bit to most elements in most messages of a transformer's layer.
         inner_bits: number of bits before the point of values inside a layer and of attention
-            scores, which stay small when values between layers grow; at most `integer_bits`.
+            scores that are not protected; both stay small when values between layers grow; at most
+            `integer_bits`.
         fused_tokens: largest number of attended tokens for which fast mode fuses the softmax of a
             next token with the product that follows. Fusing saves two messages, but the dealer then
             sends the tokens' values once more, permuted. 0 turns fusing off.
@@ -121,8 +122,8 @@ class Form:
             repeated; for measurements, with a warning: see `vfl.llm.as_printed`.
         protect: "scores" computes the softmax of attention on shares, so that P1 does not see
             permuted attention scores; fast mode only, see `vfl.llm.shared_softmax`.
-        score_bits: bits before the point of a protected score. No error reports a larger score,
-            because no party sees scores.
+        score_bits: bits before the point of a protected score, at most `integer_bits`. No error
+            reports a larger score, because no party sees scores.
     """
 
     mode: Mode = "fast"
@@ -153,6 +154,14 @@ class Form:
                 where="option 'protect'",
                 got=f"mode '{self.mode}'",
                 want=f'Form(protect="{self.protect}"), or thesis mode without it',
+            )
+        if self.protect != "nothing" and self.score_bits > self.integer_bits:
+            raise BadOptionError(
+                "the ring of keys has no room for scores so large",
+                where="option 'score_bits'",
+                got=f"score_bits={self.score_bits}, integer_bits={self.integer_bits}",
+                want="score_bits of at most integer_bits",
+                fix=f"vfl llm init --integer-bits {self.score_bits}, or Form(integer_bits=...)",
             )
         if self.sharing == INSECURE_FLOAT:
             if self.mode != "thesis":
