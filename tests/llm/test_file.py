@@ -21,6 +21,8 @@ def test_all_mistakes_of_a_file_are_told_at_once():
         ({"terms": terms}, {"terms.mode = slow"}),
         ({"terms": terms | {"mode": "fast"}}, {"shape is no", "first_bytes = 4 is less"}),
         ({"terms": terms | {"mode": "thesis", "protect": "scores"}}, {'needs mode = "fast"'}),
+        ({"terms": terms | {"mode": "fast", "protect": "scores", "score_bits": 9}},
+         {"score_bits = 9 is more than integer_bits = 8; set integer_bits = 9"}),
         ({"terms": terms | {"shown_bytes": 3, "mode": "fast", "shape": {"vocabulary": 9}}},
          {"no 'owner'", "no 'dealer'"}),
     ):  # fmt: skip

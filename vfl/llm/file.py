@@ -84,6 +84,11 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
         yield f"first_bytes = {terms.first_bytes} is less than shown_bytes = {terms.shown_bytes}"
     if terms.protect != "nothing" and terms.mode != "fast":
         yield f'protect = "{terms.protect}" needs mode = "fast"'
+    if terms.protect != "nothing" and terms.score_bits > terms.integer_bits:
+        yield (
+            f"score_bits = {terms.score_bits} is more than integer_bits = {terms.integer_bits}; "
+            f"set integer_bits = {terms.score_bits}"
+        )
 
 
 def of_llm_file(file: LlmFile) -> Iterator[str]:
