@@ -12,6 +12,7 @@ import importlib.util
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -441,10 +442,16 @@ def _imports(module: str) -> Sequence[str]:
     return _imported(module, _source(module))
 
 
+def _parsed(source: bytes) -> ast.Module:
+    """Parse source in one thread at a time: CPython 3.11 raises SystemError in parallel threads."""
+    with _PARSING:
+        return ast.parse(source)
+
+
 @cache
 def _imported(module: str, source: bytes) -> Sequence[str]:
     room, found = ".".join(module.split(".")[:2]) if module.startswith("vfl.") else "", []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         if isinstance(node, ast.ImportFrom):
             name = "." * node.level + (node.module or "")
             asked = [importlib.util.resolve_name(name, module.rpartition(".")[0])]
@@ -470,6 +477,7 @@ def _belongs(name: str, room: str, module: str) -> bool:
 
 #: Source of loaded modules; each entry also has the import that loaded it.
 _LOADED: dict[str, tuple[object, bytes]] = {}
+_PARSING = threading.Lock()
 
 
 def _source(module: str) -> bytes:
@@ -488,7 +496,7 @@ def _source(module: str) -> bytes:
 @cache
 def _code_alone(source: bytes) -> bytes:
     """Return source without docstrings, comment lines and empty lines."""
-    tree = ast.parse(source)
+    tree = _parsed(source)
     lines = source.splitlines()
     docstrings = [text for node in ast.walk(tree) if (text := _docstring(node)) is not None]
     prose, kept = set[int](), set[int]()
