@@ -1,8 +1,8 @@
 """The attack contract, which turns a view into a guess, and functions that attacks share.
 
-Hyper-parameters are the constructor's arguments and are fixed in advance; an attack may tune other
-values only on its own evidence. An attack never receives the true values; `vfl.attacks.scoring`
-compares its guess with them.
+Hyper-parameters are the constructor's arguments and are fixed in advance; an attack may tune
+further values only on data that its view contains. An attack never receives the true values of its
+targets; `vfl.attacks.scoring` compares its guess with them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class Attack(ABC):
     """Base class of an attack.
 
     Attributes:
-        goal: form of the result of `run`. "labels": a score for each class, axes (targets,
-            classes); the class with the largest score is the guess. "values": numeric labels, in
-            the unit of the labels, axes (targets,). "clusters": int64 cluster codes, axes
-            (targets,). "inputs": reconstructed columns, axes (targets, ...). "tokens": int64 token
-            ids of texts, axes (targets, tokens); a shorter guess counts as the beginning of the
-            text. "scores": one number for each target, axes (targets,); it is larger for members,
-            or for rows of the class that `rarest` returns.
+        goal: kind of values that the attack guesses; it fixes the form of the result of `run`.
+            "labels": a score for each class, axes (targets, classes); the class with the largest
+            score is the guess. "values": numeric labels, in the unit of the labels, axes
+            (targets,). "clusters": int64 numbers of clusters, axes (targets,). "inputs":
+            reconstructed columns, axes (targets, ...). "tokens": int64 token ids of texts, axes
+            (targets, tokens); a guess shorter than the text counts as the beginning of the text.
+            "scores": one number for each target, axes (targets,); a larger number means that the
+            target is more likely a member, or of the class that `rarest` returns.
         needs: every grant that the attack uses; the attack's view contains exactly these grants.
     """
 
@@ -64,14 +65,14 @@ class Attack(ABC):
 
         Args:
             view: the attacker's view.
-            draw: generator of all random numbers.
+            draw: generator from which the attack draws all random numbers.
 
         Raises:
             NotGrantedError: the attack read a value whose grant is not in `needs`.
         """
 
     def last_report(self) -> dict[str, Any] | None:
-        """Return a report on how the last run worked; vfl stores it with the score.
+        """Return a report on how the last `run` worked; vfl stores it with the attack's score.
 
         The report is JSON without cell values, row ids or labels; None if the attack has no report.
         """
@@ -79,7 +80,7 @@ class Attack(ABC):
 
 
 def rarest(prior: Tensor) -> int:
-    """Return the rarest class, for attacks with scores; of equally rare classes, the last one.
+    """Return the rarest class, which goal "scores" ranks; of equally rare classes, the last one.
 
     Args:
         prior: share of each class among the training rows, axes (classes,).
@@ -95,7 +96,7 @@ def require_two_classes(classes: int, instead: str) -> None:
 
     Args:
         classes: number of classes.
-        instead: specs of attacks that work with any number of classes, for the error.
+        instead: specs of attacks that work with any number of classes, which the error suggests.
 
     Raises:
         UserError: the task does not have two classes; the error states the number of classes.
@@ -120,7 +121,7 @@ def require_at_least(least: float, **options: float) -> None:
 
 
 def key_of(draw: torch.Generator) -> int:
-    """Draw a number for `seeds.scoped` from the attack's own generator."""
+    """Draw a number from the attack's generator, as a key for `seeds.scoped`."""
     return int(torch.randint(2**62, (), generator=draw))
 
 
@@ -140,12 +141,12 @@ def fit(
     Args:
         module: module that returns logits, axes (rows, classes).
         inputs: inputs of the rows, axes (rows, ...).
-        labels: int64 codes, axes (rows,), or class shares, axes (rows, classes).
+        labels: int64 class numbers, axes (rows,), or class shares, axes (rows, classes).
         steps: number of Adam steps.
         learning_rate: Adam's learning rate.
         draw: generator from which batches and dropout are drawn.
-        keep_norms: whether batch normalisation uses its present statistics and does not update
-            them.
+        keep_norms: whether batch normalisation uses its stored mean and variance and does not
+            update them.
         batch: number of rows in a batch, drawn with replacement; with 0, or if there are fewer
             rows, a step uses all rows.
         loss: loss function of logits and labels; None uses the cross-entropy.
@@ -163,7 +164,7 @@ def fit(
 
 
 def training(module: nn.Module, keep_norms: bool) -> None:
-    """Set training mode; with `keep_norms`, batch normalisation stays in evaluation mode."""
+    """Set training mode; with `keep_norms`, batch normalisation keeps its stored statistics."""
     module.train()
     for part in module.modules():
         if keep_norms and isinstance(part, _BatchNorm):
@@ -175,8 +176,8 @@ class OwnBottom(nn.Module):
 
     Args:
         parts: the bottom with a defense's layers and, for some codecs, an adapter after it.
-        core: the bottom without these layers; if a defense replaced it, `core` becomes the first
-            part.
+        core: the bottom without these layers; if a defense replaced the bottom, `core` is the first
+            module in `parts`.
     """
 
     def __init__(self, parts: Iterable[nn.Module], core: nn.Module) -> None:
@@ -192,12 +193,13 @@ class OwnBottom(nn.Module):
 
 
 def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
-    """Return the last layer with weights in the bottom itself; None if it has no such layer.
+    """Return the last layer with weights in the bottom itself, or None if it has no such layer.
 
     Args:
         bottom: the party's module; in an `OwnBottom`, the function ignores layers around the core,
             such as a passport or an adapter.
-        row: any row, axes (1, ...), which runs through the bottom to find its last layer.
+        row: a row of inputs, axes (1, ...), which runs through the bottom to find the last layer
+            that it uses.
     """
     core = bottom.core if isinstance(bottom, OwnBottom) else bottom
     called: list[nn.Module] = []
@@ -216,7 +218,7 @@ def last_layer(bottom: nn.Module, row: Tensor) -> nn.Module | None:
 
 
 def _maps(layer: nn.Module) -> bool:
-    """Return whether a layer combines its inputs, as linear layers and convolutions do."""
+    """Return whether each output of a layer combines several inputs, as in linear layers."""
     weight = layer._parameters.get("weight")
     looks_up = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     return weight is not None and weight.dim() > 1 and not looks_up
@@ -225,7 +227,7 @@ def _maps(layer: nn.Module) -> bool:
 Layer = Literal[
     "cut", "bottom", "learned", "before", "inputs", "outputs", "gradients", "accumulated"
 ]
-#: For each layer, the grants that an attack needs to read the layer's outputs.
+#: For each name of a layer, the grants that an attack needs to read the layer's outputs.
 LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "cut": frozenset({Grant.CUTS}),
     "bottom": frozenset({Grant.INPUTS, Grant.BOTTOM}),
@@ -236,14 +238,14 @@ LAYER_NEEDS: dict[str, frozenset[Grant]] = {
     "gradients": frozenset({Grant.GRADIENTS}),
     "accumulated": frozenset({Grant.GRADIENTS}),
 }
-_ROWS = 4096  # rows of one forward pass
+_ROWS = 4096  # number of rows in one forward pass
 
 
 class EmbeddingAttack(Attack):
     """Base class of attacks that read one layer's outputs for each row.
 
     Attributes:
-        uses: grants that the attack needs besides the grants of the layer.
+        uses: grants that the attack needs besides the grants of the layer that it reads.
 
     Args:
         at: the layer that the attack reads; see `features`.
@@ -265,19 +267,20 @@ class EmbeddingAttack(Attack):
 
 
 def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
-    """Return one group of rows as flat float32 features of one layer, axes (rows, features).
+    """Return the features of one group of rows from one layer, float32, axes (rows, features).
 
     Args:
         view: the attacker's view, which also provides the bottom.
-        seen: the group of rows.
+        seen: the group of rows, for example the targets.
         layer: the layer that provides the features. "cut": the cut as it was sent. "bottom": the
             bottom's output before noise and codec; the bottom's owner can compute this output.
             "learned": the output of the learned part of an `anchored` bottom, without its fixed
             components; for another bottom, the same as "bottom". "before": the input of the
             bottom's last layer with weights (thesis 4.4.3). "inputs": the party's columns.
-            "outputs": the network's outputs. "gradients": each row's mean gradient in each epoch,
-            all epochs concatenated. "accumulated": the mean of a row's gradients over all epochs,
-            where each gradient is divided by the root mean square of its batch.
+            "outputs": the network's predictions. "gradients": each row's mean gradient in each
+            epoch; the gradients of all epochs are concatenated. "accumulated": the mean of a row's
+            gradients over all epochs, where each gradient is divided by the root mean square of its
+            batch.
     """
     if layer == "cut":
         return seen.cuts.flatten(1)
@@ -296,7 +299,7 @@ def features(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
 
 
 def _gradients(view: View, seen: GrantedRows, layer: Layer) -> Tensor:
-    """Return each row's gradients, by epoch or averaged; a row without a gradient gets 0."""
+    """Return each row's gradients, per epoch or averaged; a row without gradients gets zeros."""
     first = view.targets.rows if seen.leaked else 0
     if layer == "accumulated":
         means = view.transcript.mean(at_scale)
@@ -343,7 +346,7 @@ def through(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def untrained(view: View, draw: torch.Generator) -> nn.Module:
-    """Return an untrained network of the victim's architecture that reads the attacker's inputs."""
+    """Return an untrained network of the victim's architecture for the attacker's columns."""
     with scoped(key_of(draw)):
         bottom = view.new_bottom()
         width = through(bottom, view.leaked.inputs[:1]).shape[1]
@@ -353,23 +356,24 @@ def untrained(view: View, draw: torch.Generator) -> nn.Module:
 Scale = Callable[[Tensor], Tensor]
 Scaler = Literal["none", "standard", "whiten", "shrink", "zca", "cosine", "batch", "rank"]
 _SHRINKAGE = 0.1
-_FEWEST = 32  # smallest number of rows whose own mean and deviation are meaningful
+_FEWEST = 32  # smallest number of rows whose mean and standard deviation "batch" uses
 
 
 def scale_by(kind: Scaler, reference: Tensor) -> Scale:
-    """Return a scaling function fitted on reference rows, axes (rows, features).
+    """Return a scaling function, fitted on reference rows of axes (rows, features).
 
     Args:
         kind: "standard": each feature gets mean 0 and variance 1. "whiten": each principal
-            component gets mean 0 and variance 1. "shrink": as "whiten", after a tenth of the mean
-            variance is added to each variance. "zca": as "shrink", rotated back to the original
-            features. "cosine": rows are centred and scaled to length 1. "batch": as "standard", but
-            with mean and deviation of the rows to be scaled, if these are at least 32 rows. "rank":
-            each feature becomes the normal quantile of its rank.
+            component gets mean 0 and variance 1. "shrink": as "whiten", after a tenth of the
+            components' mean variance is added to each variance. "zca": as "shrink", and then
+            rotated back to the original features. "cosine": rows are centred and scaled to length
+            1. "batch": as "standard", but with the mean and standard deviation of the rows to be
+            scaled, if these are at least 32 rows. "rank": each feature becomes the normal quantile
+            of its rank.
         reference: the rows on which the scaling is fitted.
 
     Raises:
-        BadOptionError: the name is unknown.
+        BadOptionError: the scaler's name is unknown.
     """
     require_choice("scaler", kind, get_args(Scaler))
     if kind == "none":
@@ -402,7 +406,7 @@ def _whitening(reference: Tensor, kind: Scaler) -> Tensor:
 
 
 def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
-    """Return normal quantiles of the values' ranks in the reference; ties get the middle rank.
+    """Return the normal quantile of each value's rank among reference values; ties share a rank.
 
     Args:
         ordered: reference values of each feature in ascending order, axes (features, rows).
@@ -416,5 +420,5 @@ def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
 
 
 def _safe(spread: Tensor) -> Tensor:
-    """Return spreads to divide by; a constant feature gets 1, so that it does not change."""
+    """Return standard deviations to divide by; 1 for a constant feature, so that it stays."""
     return torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))

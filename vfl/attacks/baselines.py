@@ -1,7 +1,7 @@
-"""Baselines: the same attack runs on a bottom that was made without labels.
+"""Baselines: the attack runs again, on a bottom that was made without labels.
 
-If the attack succeeds on this bottom too, its success comes from leaked labels, unlabelled rows and
-inputs, not from the trained bottom.
+If the attack also succeeds on this bottom, its success results from leaked labels, unlabelled rows
+and inputs, and not from the trained bottom.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _HIDDEN = 1024  # random features
 
 
 def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Case:
-    """Return a case with the same rows, leaks and targets, but with a label-free bottom.
+    """Return a case with the same rows, leaked labels and targets, but with a label-free bottom.
 
     Args:
         case: case whose view grants inputs and unlabelled rows, and for "autoencoder" the bottom's
             architecture.
         kind: "raw": the bottom returns the inputs. "pca": the bottom returns the inputs' first
-            principal components, fitted on the unlabelled rows. "random": the bottom returns
-            principal components of random features of the inputs. "autoencoder": an untrained
-            bottom learns to reconstruct the unlabelled rows, as in the defense
+            principal components, fitted on the unlabelled rows. "random": the bottom returns the
+            first principal components of random features of the inputs. "autoencoder": the bottom's
+            architecture is trained to reconstruct the unlabelled rows, as in the defense
             `label_free:kind=autoencoder`.
-        width: width of the cut; "raw" has the width of the inputs, "autoencoder" that of the
-            bottom.
-        draw: generator of all random numbers.
+        width: width of the cut; "raw" ignores it and uses the inputs' width, "autoencoder" the
+            bottom's own width.
+        draw: generator from which all random numbers are drawn.
 
     Raises:
         BadOptionError: `kind` is unknown.
@@ -51,12 +51,13 @@ def label_free(case: Case, kind: Kind, width: int, draw: torch.Generator) -> Cas
 
 
 def view_behind(view: View, bottom: nn.Module, kept: dict[int, Evidence] | None = None) -> View:
-    """Return the attacker's view with this bottom in place of the trained one, in all epochs.
+    """Return the attacker's view with this bottom in place of the trained bottom of every epoch.
 
     Args:
         view: grants inputs.
         bottom: a bottom that was made without labels.
-        kept: cache of the bottom's outputs for groups of rows, which several draws of leaks share.
+        kept: cache of the bottom's outputs for groups of rows; cases that differ only in their
+            leaked labels share it.
     """
     made = {} if kept is None else kept
 
@@ -96,7 +97,7 @@ def label_free_bottom(kind: Kind, view: View, width: int, draw: torch.Generator)
 
 
 def _components(rows: Tensor, width: int) -> nn.Linear:
-    """Return a linear layer that computes the first principal components, with mean variance 1."""
+    """Return a layer that computes the first principal components, scaled to mean variance 1."""
     _, variance, directions = principal(rows)
     kept = min(width, len(variance))
     weight = directions[:, :kept].T / variance[:kept].mean().sqrt()

@@ -1,9 +1,9 @@
 """The transcript of one connection: all messages, and the values collected for each row.
 
-Each epoch, or each repeated query, contains a row at most once. A `Transcript` contains all epochs
-or queries. A transcript shows which values were sent about a row each time, in which message, and
-so together with which other rows. The recorded cuts are outputs of the sender's bottom at the time
-of sending.
+Each epoch, or each repeated query, contains a row at most once. A `Transcript` contains all these
+epochs or repetitions. For each time that a value about a row was sent, the transcript shows the
+value, its message, and the other rows in that message. A recorded cut is the output of the sender's
+bottom with the weights at the time of sending.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class SentCuts:
     """The cuts of one message.
 
     Attributes:
-        step: number of the exchange.
+        step: number of the training exchange, in the order of the messages.
         epoch: number of the epoch; for repeated queries, the number of the repetition.
-        rows: indices of the rows within their group, int64, axes (rows,).
-        cuts: decoded cuts, axes (rows, width).
+        rows: indices of the message's rows within the group that the transcript describes, int64,
+            axes (rows,).
+        cuts: decoded cuts of these rows, axes (rows, width).
     """
 
     step: int
@@ -36,11 +37,12 @@ class SentCuts:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordedExchange:
-    """One recorded training exchange.
+    """One recorded training exchange: cuts that were sent, and the gradients that came back.
 
     Attributes:
         step, epoch: see `SentCuts`.
-        rows: indices of the rows among targets and leaked rows; targets come first.
+        rows: indices of the exchange's rows in the list of targets and then leaked rows; larger
+            indices stand for other rows.
         cuts: function that returns the decoded cuts, axes (rows, width).
         gradients: decoded gradients, axes (rows, width).
     """
@@ -53,7 +55,7 @@ class RecordedExchange:
 
     @classmethod
     def of(cls, up: SentCuts, gradients: Tensor) -> RecordedExchange:
-        """Join a message with its reply."""
+        """Join a message with cuts and the gradients that answered it."""
         return cls(up.step, up.epoch, up.rows, lambda: up.cuts, gradients)
 
 
@@ -62,11 +64,11 @@ Message = TypeVar("Message", SentCuts, RecordedExchange)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transcript(Generic[Message]):
-    """All messages on one connection about some rows.
+    """All messages on one connection, for a group of rows.
 
     Attributes:
-        rows: number of rows of interest; rows with larger indices in messages are ignored.
-        messages: all messages, in order.
+        rows: number of rows in the group; a message's rows with larger indices are ignored.
+        messages: all messages, in the order of sending.
 
     >>> one, two = torch.tensor([0, 2]), torch.tensor([2, 1])
     >>> sent = [SentCuts(1, 1, one, torch.tensor([[1.0], [5.0]])),
@@ -83,12 +85,12 @@ class Transcript(Generic[Message]):
 
     @cached_property
     def epochs(self) -> list[int]:
-        """Return the epochs, or repetitions of a query, in the transcript, ascending."""
+        """Return the numbers of the transcript's epochs (or repetitions of a query), ascending."""
         return sorted({one.epoch for one in self.messages})
 
     @cached_property
     def times(self) -> Tensor:
-        """Return the number of messages that contain each row, int64, axes (rows,)."""
+        """Return how many messages contain each row, int64, axes (rows,)."""
         count = torch.zeros(self.rows, dtype=torch.int64)
         for one in self.messages:
             count += one.rows[one.rows < self.rows].bincount(minlength=self.rows)
@@ -99,7 +101,7 @@ class Transcript(Generic[Message]):
         return self.of_epochs(self.epochs[:count] if count else self.epochs)
 
     def last(self, count: int) -> Transcript[Message]:
-        """Return the epochs numbered above the newest epoch minus `count`; 0 selects all."""
+        """Return epochs numbered above the newest epoch's number minus `count`; 0 selects all."""
         newest = max(self.epochs, default=0)
         return self.of_epochs([one for one in self.epochs if not count or one > newest - count])
 
@@ -108,7 +110,7 @@ class Transcript(Generic[Message]):
         return [self.of_epochs([epoch]) for epoch in self.epochs]
 
     def of_epochs(self, epochs: Sequence[int]) -> Transcript[Message]:
-        """Return the transcript of some epochs."""
+        """Return the transcript of the epochs with these numbers."""
         return Transcript(self.rows, [one for one in self.messages if one.epoch in set(epochs)])
 
     def mean(self, value: Callable[[Message], Tensor]) -> Tensor:
@@ -131,7 +133,7 @@ class Transcript(Generic[Message]):
         return total / count.clamp(min=1)
 
     def by_epoch(self, value: Callable[[Message], Tensor]) -> Tensor:
-        """Return the mean of each row's values in every epoch, axes (rows, epochs, width)."""
+        """Return the mean of each row's values within each epoch, axes (rows, epochs, width)."""
         return torch.stack([one.mean(value) for one in self.each_epoch()], 1)
 
 

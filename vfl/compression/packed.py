@@ -1,4 +1,4 @@
-"""Codecs that choose values of a cut to send, and pack them by a layout."""
+"""Codecs that choose the values of a cut to send, and pack the values into bytes by a layout."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 _PROCESSOR = torch.device("cpu")
-#: Smallest number of values for which a GPU is faster than the CPU, including transfers.
+#: Smallest number of values of a cut for which coding on a GPU is faster than on the CPU, including
+#: transfers.
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
-#: Values of the option `pad`. The length of a frame depends only on its shape for queries
-#: ("query"), also for training frames ("always"), or for no frames ("no").
+#: Values of the option `pad`. A frame's length depends only on the cut's shape: for queries
+#: ("query"), for queries and training frames ("always"), or never ("no").
 Pad = Literal["query", "always", "no"]
 
 
 class Chosen(NamedTuple):
-    """The values of a cut to send, and the encoder's saved state for the gradient.
+    """The values of a cut to send, and the state that the encoder saves for the gradient.
 
     Attributes:
         indices: indices of the values, axes (rows, k), increasing; axes (rows, 0) if all values are
             sent.
-        values: the values, axes (rows, k); a tensor if they stay on a GPU.
+        values: the values, axes (rows, k): a tensor if they stay on a GPU, otherwise a numpy array.
         saved: see `Encoded`.
     """
 
@@ -57,12 +58,13 @@ class PackedCodec(Codec):
 
     Args:
         code: value code.
-        packer: name of the layout, one of `packers`; "range" has adaptive state.
+        packer: name of the layout (how codes are packed into bytes), one of `packers`; "range"
+            adapts to the values sent so far.
         scale: ``batch``, ``row`` or ``agreed``, see `DenseCodec`.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
-        pad: treatment of packers whose payload lengths depend on the values. With ``query``,
-            queries use a format of the same length for all queries of one shape. With ``always``,
-            training frames and gradients are also padded to a few agreed sizes (`coding.padding`).
+        pad: how to treat packers whose payload lengths depend on the values. With ``query``, all
+            queries of one shape have payloads of the same length. With ``always``, training frames
+            and gradients are also padded, each to one of a few agreed sizes (`coding.padding`).
             With ``no``, lengths are not hidden, and disclose information about the values to an
             observer of the network.
         kept: number of values sent per row; None sends all.
@@ -119,12 +121,12 @@ class PackedCodec(Codec):
 
     @abstractmethod
     def place(self, indices: Indices, values: Any, width: int) -> Decoded:
-        """Rebuild the cut from the indices and values that `choose` selected."""
+        """Rebuild the cut from indices and values that the other party's `choose` selected."""
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Return the state that encoder and decoder save for the gradient.
+        """Return the state that encoder and decoder save for coding the gradient of this cut.
 
-        `saved` is the state from `choose` or `place`.
+        `saved` is the state that `choose` (encoder) or `place` (decoder) returned.
         """
         return saved
 
@@ -211,7 +213,7 @@ class PackedCodec(Codec):
             self._agreed.load_state_dict(state)
 
     def layout(self, width: int) -> Layout:
-        """Return the layout for a cut of this width; created only once, because it may adapt.
+        """Return the layout for a cut of this width; the codec keeps one layout, which may adapt.
 
         Raises:
             WidthError: no layout fits the width.
@@ -223,7 +225,7 @@ class PackedCodec(Codec):
         return self._layout
 
     def _layout_of(self, width: int, context: StepContext) -> Layout:
-        """Return the layout for a frame.
+        """Return the layout of the frame that the context describes.
 
         Queries use a layout of fixed length, unless `pad` is "no".
         """
@@ -236,7 +238,7 @@ class PackedCodec(Codec):
         return self._query_layout
 
     def _learned(self, width: int, context: StepContext) -> bool:
-        """Return whether a frame's layout uses adaptive state."""
+        """Return whether a frame's layout adapts to the values sent so far."""
         return self.packer == "range" and not self._layout_of(width, context).fixed
 
     def _fills(self, layout: Layout) -> bool:
@@ -253,23 +255,23 @@ class PackedCodec(Codec):
         return self.device if rows * width >= LEAST_ON_CARD else _PROCESSOR
 
     def coded(self, values: Values | Tensor, context: StepContext) -> Coded:
-        """Return the scales to send, and a code for each value, axes (rows, k)."""
+        """Return the scales that the frame contains, and each value's code, axes (rows, k)."""
         if known := self._known(len(values), context):
             return Coded(b"", self._code.encode_within(values, known))
         return self._code.encode(values, self.groups(len(values), context))
 
     def groups(self, rows: int, context: StepContext) -> int:
-        """Return the number of scales: one per row, or one for a batch that is not empty."""
+        """Return the number of scales in a frame: one per row or batch, 0 if the scale is known."""
         if self._known(rows, context):
             return 0
         return rows if self._per_row or not context.training else min(rows, 1)
 
     def _known(self, rows: int, context: StepContext) -> bytes:
-        """Return a query's scale if both parties know it; empty if the frame must contain it."""
+        """Return a query's scale if both parties have it; else empty bytes (the frame has it)."""
         return b"" if self._agreed is None or context.training or not rows else self._agreed.scale
 
     def _tag(self, layout: Layout) -> bytes:
-        """Return the tag, which shows if encoder and decoder have different adaptive state."""
+        """Return the tag, which shows whether sender and receiver have the same adaptive state."""
         return layout.tag + (b"" if self._agreed is None else self._agreed.tag)
 
     def _record(
@@ -285,19 +287,19 @@ class DenseCodec(PackedCodec):
 
     Args:
         code: value code.
-        packer: ``dense``: the same number of bits for each value. ``bitmap``: one bit for each
-            value, and more for non-zero values. ``enumerative``: for each row, one number that
-            identifies the non-zero values, and then their codes. ``range``: adaptive, with codes of
-            at most 8 bits.
+        packer: ``dense``: the same number of bits for each value's code. ``bitmap``: one bit for
+            each value shows if it is non-zero; codes of non-zero values follow. ``enumerative``:
+            for each row, one number that identifies the positions of the non-zero values, and then
+            these values' codes. ``range``: adaptive entropy coding, for codes of at most 8 bits.
         scale: group of values with a common scale in training, ``batch`` or ``row``; a query has
             one scale per row. With ``agreed``, a training batch has one scale, and a query has
             none: the codec clips its values to running means of the range limits in training.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
             random rounding without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`.
-        rectified: whether no value is negative and zeros are exact. Then the codec sends gradients
-            of non-zero values only, because after a rectifier (ReLU) the gradient of a zero is zero
-            anyway.
+        rectified: whether the cut has no negative values and the code represents zeros exactly.
+            Then the codec sends the gradients of non-zero values only, because a rectifier (ReLU)
+            before the cut sets the gradient of a zero to zero anyway.
     """
 
     packers = get_args(Packer)
@@ -328,7 +330,7 @@ class DenseCodec(PackedCodec):
         return Decoded(torch.from_numpy(values).to(self.device), None)
 
     def kept(self, codes: Codes, saved: Any) -> Any:
-        """Return a mask of the values with gradients: after a rectifier, the positive values."""
+        """Return a mask of the values with a gradient: after a rectifier, the positive values."""
         return codes != 0 if self._rectified else None
 
     @property
@@ -344,7 +346,7 @@ class DenseCodec(PackedCodec):
         _, codes = self.coded(cut.contiguous().numpy(), context)
         counts: Counts = "by unit" if self._learned(cut.shape[1], context) else "none"
         choices = 2**self._code.bits
-        if self._rectified:  # code 0 marks a value that is not sent
+        if self._rectified:  # code 0 marks a value without a gradient
             return Symbols(codes > 0, codes[codes > 0] - 1, choices - 1, counts)
         return Symbols(np.ones_like(codes, np.bool_), codes.reshape(-1), choices, counts)
 
@@ -362,5 +364,5 @@ class DenseCodec(PackedCodec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, saved)).to(self.device)
 
     def formula_ratio(self, width: int) -> float:
-        """Return b/32 (thesis table 3.1)."""
+        """Return the sent part of the values times b/32, for codes of b bits (thesis table 3.1)."""
         return self.wire_width(width) / width * self._code.bits / 32

@@ -1,6 +1,6 @@
-"""The defense contract: hooks of one training round, each called at one of the two parties.
+"""The defense contract: hooks of one training step, each called at one of the two parties.
 
-Order in which one training round calls the hooks:
+Order in which the parties of one training step call the hooks:
 
     label party, once    prepare, labels
     either, once         wrap_bottom, then fit (feature party); merged, wrap_top (label party)
@@ -13,17 +13,17 @@ Order in which one training round calls the hooks:
 
     In a U-shape, the feature party passes the returned cut through the layers of `restorer`.
 
-A feature party consents to the needed memory and time before it calls any of these hooks. For this
-consent, `working_bytes` and `fit_epochs` state the memory and the epochs that the hooks need, and
-the party measures `wrap_bottom` on meta tensors.
+A feature party first consents to the memory and time that the hooks need, and then calls them. For
+this consent, `working_bytes` and `fit_epochs` state the hooks' memory and epochs, and the party
+measures the memory of `wrap_bottom` on meta tensors.
 
 A defense overrides the hooks that it needs. Random numbers that protect data come from
 `context.secret`, the secret of the party at which the hook runs, and never from the run's seed. If
-the label party also has columns, their cut never leaves the label party. So no defense wraps the
-bottom of these columns, and their cut is not among the `cuts` of `loss`.
+the label party also has columns, the cut of these columns never leaves the label party. So no
+defense wraps the bottom of these columns, and `loss` does not receive their cut among its `cuts`.
 
 `Chain` joins several defenses. A member of a chain can refuse a kind of labels that it cannot
-protect, and other members or models that would invalidate its guarantee.
+protect. It can also refuse other members, and models, that would invalidate its guarantee.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ Side = Literal["feature", "label", "both"]
 
 _Value = TypeVar("_Value", Tensor, nn.Module)
 
-#: Inputs and labels of a batch; None if a party has no inputs or no labels.
+#: A batch's inputs and labels; each is None at a party that does not have it.
 Batch = tuple[Tensor | None, Tensor | None]
 #: Decoded cuts, by name of the feature party.
 Cuts = Mapping[str, Tensor]
-#: A scalar that a hook adds to the loss of the party at which it runs; None adds nothing.
+#: A scalar that the hook adds to the loss of its party; None adds nothing.
 Loss = Tensor | None
 
-#: Largest batch size with which `Defense.fit` trains a bottom, if `fit_epochs` is above 0.
+#: Largest batch size that `Defense.fit` may use to train a bottom, if `fit_epochs` is above 0.
 FIT_ROWS = 128
-#: Upper limits of the options epsilon, epochs, steps and rows. A larger value is a mistake, or
-#: comes from an attacker.
+#: Upper limits of the options epsilon, epochs, steps and rows. A value above the limit is a
+#: mistake, or comes from an attacker.
 MOST_EPSILON = 10_000.0
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
@@ -63,14 +63,14 @@ MOST_ROWS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LabelKind:
-    """Properties of a session's labels; no single label changes them.
+    """Properties of a session's labels that do not depend on any single label.
 
     Attributes:
         classes: number of classes; None for a regression, whose labels are numbers.
         weighted: whether some rows or classes have a larger weight in the loss than other rows or
             classes.
         epochs: number of epochs of the training; None if it is not known.
-        calibrated: whether the label party calibrates its answers with the labels of validation
+        calibrated: whether the label party calibrates its predictions with the labels of validation
             rows.
     """
 
@@ -81,24 +81,26 @@ class LabelKind:
 
 
 class Defense:
-    """Base class of defenses. A constructor takes hyper-parameters; by default hooks do nothing.
+    """Base class of defenses. The constructor takes hyper-parameters; by default, hooks do nothing.
 
     Attributes:
         side: the party that must run the defense. "both" means that both parties build the defense
             from the same spec.
-        label_free: whether the defense's hooks at the label party ignore labels. If so, another
-            member's guarantee for labels still holds after these hooks.
-        rows_apart: whether every hook treats each row separately. If so, another member's guarantee
-            for one row still holds.
+        label_free: whether the defense's hooks at the label party ignore labels. If so, these hooks
+            do not invalidate a guarantee for labels that another defense of the chain gives.
+        rows_apart: whether every hook treats each row separately. If so, these hooks do not
+            invalidate a guarantee for one row that another defense of the chain gives.
         once: whether a chain may contain the defense only once, because two copies would make the
             same random draws.
         reads_cuts: whether the method `loss` reads the cuts of the feature parties.
         fit_epochs: number of epochs for which `fit` trains the bottom.
-        unaligned: whether `fit` also receives the party's unaligned rows, which are in no session.
-        of_words: whether the defense replaces words. If so, the bottom must have a word embedding.
-        separate_rows: models ("bottom", "top") that must compute each row of their outputs from one
-            row of inputs alone, because the guarantee for a row depends on this. vfl tests these
-            models for this property before a session starts.
+        unaligned: whether `fit` also receives the party's unaligned rows (rows that other parties
+            do not have).
+        of_words: whether the defense replaces words of the input texts. If so, the bottom must have
+            a word embedding.
+        separate_rows: models ("bottom", "top") in which a row's output must depend on this row's
+            input only, because the defense's guarantee for a row assumes it. vfl tests whether
+            these models have this property before a session starts.
     """
 
     side: ClassVar[Side] = "both"
@@ -114,14 +116,14 @@ class Defense:
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         """Return the most bytes that the hooks at a feature party allocate during a training.
 
-        The result covers the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`. vfl
-        itself adds a few arrays of the cut's size, and measures `wrap_bottom` by running the
-        wrapped bottom. vfl calls this method before any allocation; the feature party refuses sizes
-        above the limit of its consent.
+        The result covers the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`
+        together. In addition, vfl counts a few arrays of the cut's size, and measures the memory of
+        `wrap_bottom` by running the wrapped bottom. vfl calls this method before it allocates
+        memory; the feature party refuses a training that needs more memory than its consent allows.
 
         Args:
             rows: batch size.
-            columns: number of the party's input columns: the product of all axes of a row.
+            columns: number of the party's input columns: the product of a row's axes.
             width: width of the cut before or after the codec, whichever is larger.
         """
         return 0
@@ -134,10 +136,10 @@ class Defense:
         """
 
     def prepare(self, kind: LabelKind) -> None:
-        """Receive the kind of the labels; the label party calls this before any other hook.
+        """Receive properties of the labels; the label party calls this hook before all others.
 
         Raises:
-            SpecError: the defense cannot protect labels of this kind.
+            SpecError: the defense cannot protect labels with these properties.
         """
 
     def labels(self, labels: Tensor, secret: Secret) -> Tensor:
@@ -151,21 +153,22 @@ class Defense:
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         """Fit the wrapped bottom to the party's training inputs, once, before the first step.
 
-        The learned weights must be part of `bottom`, so that checkpoints of the party contain them.
+        The learned weights must be part of `bottom`, so that the party's checkpoints contain them.
 
         Args:
             bottom: the module from `wrap_bottom`, inside the wrappers of later defenses.
             inputs: training inputs without labels, axes (rows, ...), on the CPU. Rows are in
-                ascending order; unaligned rows, which are in no session, come last.
+                ascending order; unaligned rows (which other parties do not have) come last.
             secret: the feature party's secret.
         """
 
     def merged(self, widths: Sequence[int]) -> None:
-        """Receive the widths of the merged cut's parts; the label party calls it before `wrap_top`.
+        """Receive the width of each party's part of the merged cut; called before `wrap_top`.
 
         Args:
-            widths: one width for each party with a cut, in merge order, including the label party's
-                own cut; only the total width if the merger mixes the parties' cuts.
+            widths: one width for each party with a cut, in the order in which the merger reads
+                them, including the label party's own cut; only the total width if the merger mixes
+                the parties' cuts.
 
         Raises:
             SpecError: the defense cannot work with a merged cut of these widths.
@@ -176,40 +179,41 @@ class Defense:
         return top
 
     def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
-        """Return a mask of the rows in the next training batch that the label party learns from.
+        """Return a mask of the rows from which the label party learns in the next training batch.
 
         Args:
-            indices: positions of the batch's rows in the labels that `labels` received; int64, axes
-                (rows,).
+            indices: positions of the batch's rows among the labels given to the method `labels`;
+                int64, axes (rows,).
             epoch: number of the current epoch, counted from 1.
 
         Returns:
             Mask of type bool, axes (rows,); None selects all rows. Losses and metrics leave out the
-            other rows.
+            rows where the mask is False.
         """
         return None
 
     def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
-        """Return the batch that a party trains on: its inputs and, at the label party, labels."""
+        """Return the batch on which a party trains: inputs and, at the label party, labels."""
         return inputs, labels
 
     def embedding(self, cut: Tensor, context: StepContext) -> Tensor:
-        """Return the cut that the feature party encodes; the computation is differentiable."""
+        """Return the cut that the feature party encodes; the result must be differentiable."""
         return cut
 
     def local_loss(self, cut: Tensor, inputs: Tensor, context: StepContext) -> Loss:
-        """Return a scalar that the feature party adds to its own loss."""
+        """Return a scalar that the feature party adds to the loss of its own bottom."""
         return None
 
     def logits(self, logits: Tensor, context: StepContext) -> Tensor:
-        """Return, differentiably, the logits that the label party uses for loss and answers."""
+        """Return the logits that the label party uses for loss and predictions; differentiable."""
         return logits
 
     def targets(self, targets: Tensor, classes: int, context: StepContext) -> Tensor:
-        """Return the targets of a training batch for the task loss.
+        """Return the targets of a training batch that the task loss compares with the logits.
 
         Args:
-            targets: labels of axes (rows,), or targets that an earlier member returned.
+            targets: labels, axes (rows,), or the targets that an earlier defense of the chain
+                returned.
             classes: number of columns of the logits.
             context: context of the step, with the label party's secret.
 
@@ -219,44 +223,44 @@ class Defense:
         return targets
 
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
-        """Return a scalar that the label party adds to the task loss; `cuts` holds decoded cuts."""
+        """Return a scalar that the label party adds to the task loss; `cuts` are decoded cuts."""
         return None
 
     def gradient(self, grad: Tensor, labels: Tensor, context: StepContext) -> Tensor:
-        """Return the gradient of one party's cut that the label party encodes and sends."""
+        """Return a party's gradient as the label party will encode and send it."""
         return grad
 
     def restorer(self, sent: int, returned: int) -> nn.Module | None:
-        """Return layers that repair the cut sent back in a U-shape; None if none are needed.
+        """Return layers that repair the cut returned in a U-shape; None if the cut needs no repair.
 
         The layers belong to the feature party, which trains them together with its last layers. The
-        layers' method `forward(returned, cut, sent)` reads the cut that came back, the party's cut
-        before this defense, and the cut after `embedding`. Each has axes (rows, ..., width); the
-        result has the axes of `returned`.
+        layers' method `forward(returned, cut, sent)` reads the returned cut, the party's cut before
+        this defense, and the cut after the hook `embedding`. Each of these has axes (rows, ...,
+        width); the result has the axes of `returned`.
 
         Args:
-            sent: width of the party's cut.
-            returned: width of the cut that comes back.
+            sent: width of the cut that the party sends.
+            returned: width of the cut that the party receives back.
         """
         return None
 
     def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
-        """Return the gradient that the feature party uses in place of the received one.
+        """Return the gradient that the feature party uses instead of the received gradient.
 
-        Both tensors are detached and have axes (rows, width). If the codec changes the width, this
-        is the codec's width.
+        Both tensors are detached and have axes (rows, width). If the codec changes the width, both
+        tensors have the codec's width.
 
         Raises:
-            PeerError: an honest label party would never send a gradient like the received one.
+            PeerError: no honest label party would send a gradient like the received one.
         """
         return grad
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the defense's privacy guarantees; empty if it has none that can be stated."""
+        """Return the defense's privacy guarantees; empty if the defense guarantees nothing."""
         return ()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Return the state that changes in training; the party's checkpoints contain this state."""
+        """Return state that changes during training; the party's checkpoints contain it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -264,7 +268,7 @@ class Defense:
 
 
 class Chain(Defense):
-    """Several defenses as one; each hook calls the members in the given order."""
+    """Several defenses as one; each hook calls the members' hooks of the same name in order."""
 
     def __init__(self, members: Sequence[Defense]) -> None:
         self.members = tuple(members)
@@ -343,7 +347,7 @@ class Chain(Defense):
         return next((one for one in made if one is not None), None)
 
     def _through(self, hook: str, value: _Value, *rest: object) -> _Value:
-        """Pass a value through the hooks of the members in order."""
+        """Pass a value through the hooks with one name of all members, in order."""
         for member in self.members:
             value = getattr(member, hook)(value, *rest)
         return value
@@ -366,21 +370,21 @@ class Chain(Defense):
 
 
 def uses(defense: Defense, *hooks: str) -> list[str]:
-    """Return the names among `hooks` that a defense, or a member of a chain, overrides."""
+    """Return those names in `hooks` that a defense, or a member of a chain, overrides."""
     if isinstance(defense, Chain):
         return [hook for hook in hooks if any(uses(member, hook) for member in defense.members)]
     return [hook for hook in hooks if getattr(type(defense), hook) is not getattr(Defense, hook)]
 
 
 def protects(defense: Defense, side: Side) -> bool:
-    """Return whether a defense, or a member of a chain, protects the messages that one party sends.
+    """Return whether a defense, or a member of a chain, protects messages that one party sends.
 
     The defense must run at this party. The defense must also state a guarantee, or change a cut, a
     batch or a gradient before the party sends it.
 
     Args:
         defense: the defense.
-        side: the party: "feature" or "label".
+        side: the party that sends the messages: "feature" or "label".
     """
     if isinstance(defense, Chain):
         return any(protects(member, side) for member in defense.members)
@@ -394,7 +398,7 @@ def _total(terms: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class Undefended(Defense):
-    """A defense whose hooks all do nothing: the baseline for comparisons."""
+    """No defense: all hooks do nothing; the baseline with which defenses are compared."""
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -404,7 +408,7 @@ def require_classes(defense: str, kind: LabelKind) -> int:
     """Return the number of classes.
 
     Raises:
-        SpecError: the labels are numbers of a regression.
+        SpecError: the labels are numbers for a regression.
     """
     if kind.classes is None:
         raise SpecError(
@@ -446,11 +450,11 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
 
 
 def require_uncalibrated(defense: str, kind: LabelKind) -> None:
-    """Refuse calibrated answers, for a defense that protects labels from all parties.
+    """Refuse calibrated predictions, for a defense that protects labels from all parties.
 
     Raises:
-        SpecError: answers are calibrated; calibration curves are fitted to exact validation labels,
-            which no noise protects.
+        SpecError: predictions are calibrated; calibration curves are fitted to exact validation
+            labels, which no noise protects.
     """
     if kind.calibrated:
         raise SpecError(
@@ -462,15 +466,14 @@ def require_uncalibrated(defense: str, kind: LabelKind) -> None:
 
 
 def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *early: str) -> None:
-    """Refuse other members whose hooks make a row's gradient depend on exact labels.
+    """Refuse other members of the chain whose hooks make a row's gradient depend on exact labels.
 
     Args:
-        what: the setting that does not allow the refused members; the error message names the
+        what: the setting with which the refused members cannot be used; the error message names the
             setting.
         members: the other members of the chain.
         cure: a fix that the error message suggests.
-        early: names of further hooks to refuse, because they run while some labels are still
-            secret.
+        early: names of further hooks to refuse, which run while some labels must still stay secret.
 
     Raises:
         SpecError: a member reads labels; the error names this member.
@@ -484,7 +487,7 @@ def refuse_hooks_on_labels(what: str, members: Sequence[Defense], cure: str, *ea
 
 
 def refuse_mixing(defense: str, members: Sequence[Defense], hook: str) -> None:
-    """Refuse other members of the chain that may mix rows before the noise is added.
+    """Refuse other members of the chain that may mix rows before this defense adds its noise.
 
     Raises:
         SpecError: a member may mix rows; the error names this member.

@@ -28,19 +28,19 @@ from vfl.defenses.label_free import Anchored, LabelFree, Pretrained
 from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
-#: An assumption of the guarantees, because the validation loss depends on true labels, and a
-#: feature party could infer labels from its effects.
+#: Text of an assumption that the guarantees state: the validation loss depends on true labels, and
+#: a feature party could infer labels from the effects of this loss.
 _UNJUDGED = "no validation loss ends the training or chooses its weights"
 
 
 class Bounded(nn.Module):
-    """A bottom that learns while `learns` is true, and afterwards runs in evaluation mode.
+    """A bottom that trains only while `learns` is true, and otherwise runs in evaluation mode.
 
     Args:
         model: the bottom.
 
     Attributes:
-        learns: whether the next training batch may still change the bottom.
+        learns: whether the next training batch can still change the bottom's weights.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,44 +53,46 @@ class Bounded(nn.Module):
         if self.learns or not self.training:
             outputs: Tensor = self.model(inputs)
             return outputs
-        self.model.eval()  # keeps batch-norm statistics and stops dropout
+        self.model.eval()  # freezes batch-norm statistics and stops dropout
         with torch.no_grad():
             outputs = self.model(inputs)
         return outputs
 
 
 class FewRounds(Defense):
-    """Bottoms start without labels, learn from a bounded number of gradients, and are then frozen.
+    """Bottoms learn without labels first, then from few gradients, and are then frozen.
 
-    Before the first step a bottom learns from its owner's rows only, as a `LabelFree` bottom does.
-    The bottom then learns from the gradients of the first `steps` exchanges. In later exchanges the
-    label party sends zeros, and the bottom is frozen even if the label party sends other values. So
-    only rows in the batches of the first `steps` exchanges disclose anything about their labels,
-    and each such row is in few batches. The top continues to learn from the labels of all rows.
+    Before the first step, a bottom learns only from its owner's rows, without labels, as a
+    `LabelFree` bottom does. The bottom then learns from the gradients of the first `steps`
+    exchanges. In later exchanges, the label party sends zeros as gradients. The feature party keeps
+    its bottom frozen even if the label party sends other values. So a feature party receives label
+    information only about rows in the batches of the first `steps` exchanges, and each such row is
+    in few batches. The top continues to learn from the labels of all rows.
 
-    With `epsilon`, the first `steps` exchanges use randomised labels (Warner 1965; see `LabelDP`),
-    which the label party draws once for every row. During these exchanges the top learns only from
-    the randomised labels, so all messages to a feature party depend only on them. The top learns
-    from true labels after the last exchange that returns a gradient. The result is label
-    differential privacy against feature parties, but not against users who query the top.
+    With `epsilon`, the first `steps` exchanges use randomised labels (Warner 1965; see `LabelDP`);
+    the label party randomises each row's label only once. During these exchanges the top learns
+    only from the randomised labels, so all messages to a feature party depend only on randomised
+    labels. The top learns from true labels after the last exchange that returns a gradient. The
+    result is label differential privacy against feature parties, but not against users who query
+    the trained top.
 
-    This design is our own. Sun et al. 2023 ("Communication-efficient vertical federated learning
-    with limited overlapping samples") also combine few exchanges with local learning, to save
-    bytes. Without `epsilon`, leakage about the rows of the first exchanges is measured, not
-    bounded.
+    The design of this defense is our own. Sun et al. 2023 ("Communication-efficient vertical
+    federated learning with limited overlapping samples") also combine few exchanges with local
+    learning, to save bytes. Without `epsilon`, the leakage about labels of rows in the first
+    exchanges can be measured but has no guaranteed bound.
 
     Args:
-        steps: number of exchanges that return a gradient, counted from the start of the session. An
-            exchange for an evaluation between two epochs counts too. With 0, the bottom never
-            learns from labels.
-        epsilon: epsilon of the guarantee for one label against feature parties; None uses exact
-            labels.
-        kind: objective with which the bottom learns before the first step: any kind of `LabelFree`
-            except "random" and "pca".
+        steps: number of exchanges that return a gradient other than zeros, counted from the start
+            of the session. An exchange for an evaluation between two epochs also counts. With 0,
+            the bottom never learns from labels.
+        epsilon: epsilon of the label differential privacy of one row's label against feature
+            parties; None uses exact labels.
+        kind: label-free objective with which the bottom learns before the first step: any kind of
+            `LabelFree` except "random" and "pca".
         epochs: number of epochs over the party's rows with this objective.
         mask: share of a row's values to hide or replace before the first step, 0 to 0.9.
-        unaligned: whether the bottom also learns from the party's unaligned rows, which are in no
-            session.
+        unaligned: whether the bottom also learns from the party's unaligned rows (rows that other
+            parties do not have).
 
     >>> defense = FewRounds(steps=20, epsilon=1)
     >>> defense.gradient(torch.ones(1, 2), torch.tensor([0]), StepContext(20)).tolist()
@@ -98,7 +100,7 @@ class FewRounds(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: another member of the chain makes the bottom, or reads labels while `epsilon` is
+        SpecError: another defense of the chain makes the bottom, or reads labels while `epsilon` is
             set.
     """
 

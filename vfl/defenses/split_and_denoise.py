@@ -1,4 +1,4 @@
-"""Split-N-Denoise: noise on token vectors, and a layer that repairs a server's noisy results."""
+"""Split-N-Denoise: noise on token vectors, and a layer that corrects a server's noisy answers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HEADS = 4
 
 
 class Denoiser(nn.Module):
-    """Corrects the returned vectors, with the help of the clean cut and the noise added to it.
+    """Corrects the vectors that the label party returned, from the clean cut and its noise.
 
-    An attention layer lets each returned vector read all tokens of its row.
+    An attention layer lets each returned vector attend to all tokens of its row.
 
     Args:
         sent: width of a token vector in the cut.
@@ -40,7 +40,7 @@ class Denoiser(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, returned: Tensor, cut: Tensor, sent: Tensor) -> Tensor:
-        """Return repaired vectors, axes (rows, width) or (rows, tokens, width), like `returned`."""
+        """Return corrected vectors, axes as `returned`: (rows, width) or (rows, tokens, width)."""
         tokens = _with_tokens(torch.cat([cut, sent - cut], -1))
         back = _with_tokens(returned)
         read = torch.cat([self.of_returned(back), self.of_tokens(tokens)], 1)
@@ -49,33 +49,33 @@ class Denoiser(nn.Module):
 
 
 def _with_tokens(values: Tensor) -> Tensor:
-    """Return values with axes (rows, tokens, width); a row without tokens counts as one."""
+    """Return values with axes (rows, tokens, width); values without a token axis get one token."""
     return (
         values[:, None] if values.dim() == 2 else values.reshape(len(values), -1, values.shape[-1])
     )
 
 
 class SplitAndDenoise(Defense):
-    """Adds noise to each row of the cut; in a U-shape, the feature party repairs returned cuts.
+    """Adds noise to each row of the cut; in a U-shape, the feature party corrects returned cuts.
 
-    The density of noise n is proportional to exp(-eta |n|). For one message of a row, this is
-    metric local differential privacy (d_chi-privacy): the privacy loss between two rows is at most
-    eta times their distance. After the noise, the row is clipped to a norm. With `row_axes=2` in
-    `vfl.split`, each token vector counts as a row, as in the paper; otherwise a row is the whole
-    cut of one record. A repeated query of the same rows in the same step gets the same noise.
-    Without a U-shape, the feature party receives no cut, so the defense consists of the noise
-    alone.
+    The noise n of a row has a density proportional to exp(-eta |n|). Each noisy row that is sent
+    has metric local differential privacy (d_chi-privacy): the privacy loss between two possible
+    rows is at most eta times the distance between them. After the noise is added, the row is
+    clipped to a norm. With `row_axes=2` in `vfl.split`, each token vector counts as a row, as in
+    the paper; otherwise a row is the whole cut of one record. If the same rows are queried again in
+    the same step, they get the same noise. Without a U-shape, the feature party receives no cut, so
+    the defense consists of the noise alone.
 
     Source: Mai, Yan, Huang, Yang, Pang 2024, "Split-and-denoise: protect large language model
     inference with local differential privacy" (ICML): the noise mechanism, the clipping after the
     noise, and a denoiser that reads the clean vectors, the noise and the returned vectors. In the
     paper, the server trains the denoiser on public texts, with its own clean outputs as targets,
-    and gives it to the users. Here the denoiser trains with the feature party's last layers, on the
-    task loss. The denoiser has one attention layer.
+    and gives it to the users. In vfl, the denoiser trains together with the feature party's last
+    layers, on the loss of the task. vfl's denoiser has one attention layer.
 
     Args:
-        eta: epsilon for two rows at a distance of 1.
-        norm: clip norm of a row after the noise; the default is too large to clip anything in
+        eta: epsilon (privacy loss) per unit of distance between two rows.
+        norm: largest norm of a row after the noise; the default is too large to clip anything in
             practice.
         hidden: width of the denoiser's attention layer; a multiple of 4.
 
@@ -128,10 +128,10 @@ class SplitAndDenoise(Defense):
 
 
 def _drawn(secret: Secret, rows: int, width: int, *stream: str | int) -> np.ndarray:
-    """Draw noise with density proportional to exp(-|z|), float64, axes (rows, width).
+    """Draw noise z with density proportional to exp(-|z|), float64, axes (rows, width).
 
-    The direction is uniform. The length has the Gamma distribution of a sum of `width` exponential
-    random numbers.
+    The direction of the noise is uniform. Its length has the Gamma distribution of a sum of `width`
+    independent exponential random numbers.
     """
     direction = secret.normal((rows, width), "split_and_denoise direction", *stream)
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""A filter of poisoned rows: random projections vote on whether a cut fits the answer."""
+"""A filter of poisoned rows: random projections vote on whether a cut fits the predicted class."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vfl.defenses.purification import JudgingTop, OfParties
 _MOST_VIEWS = 255
 _MOST_ROWS = 2**16
 _MOST_DEVIATIONS = 1000
-#: Rows with an answer (a predicted class) are checked only if at least this number of training rows
-#: with the same answer is known.
+#: A row is checked only if at least this number of training rows with the same answer (predicted
+#: class) is known.
 _LEAST_ROWS = 32
-#: Standard deviation of a normal distribution, in units of its median absolute deviation.
+#: Factor from a median absolute deviation to the standard deviation of a normal distribution.
 _OF_MEDIAN = 1.4826
 
 
@@ -25,8 +25,8 @@ class VotingTop(JudgingTop):
 
     Args:
         top, width, parties: see `JudgingTop`.
-        views: number of random subspaces.
-        rows: number of latest training rows that cuts are compared with.
+        views: number of random subspaces (views), on which cuts are projected.
+        rows: number of latest training rows whose cuts a cut is compared with.
         deviations: a view votes against a cut whose distance exceeds the median distance by more
             than this number of robust standard deviations.
     """
@@ -52,14 +52,14 @@ class VotingTop(JudgingTop):
             return self._answered(cut, outputs)
         if len(cut) < 2:
             return outputs
-        self.scale(cut.detach())  # updates the running mean and variance
+        self.scale(cut.detach())  # updates the running mean and variance of the cuts
         values, answers = self.standardised(cut.detach()), _answers(outputs)
         flagged = self.flagged(values, answers).any(1)
         self._remember(values, answers)
         return torch.where(flagged[:, None], outputs.detach(), outputs)
 
     def flagged(self, values: Tensor, answers: Tensor) -> Tensor:
-        """Return which parties' cuts do not fit the answer, as a bool mask of axes (rows, parties).
+        """Return which parties' cuts do not fit a row's answer, as bools, axes (rows, parties).
 
         Args:
             values: standardised cuts, axes (rows, width).
@@ -78,10 +78,10 @@ class VotingTop(JudgingTop):
         return found
 
     def _limit(self, answer: int) -> tuple[Tensor, Tensor] | None:
-        """Return an answer's median cut, and the largest distance from it that gets no vote.
+        """Return the median cut of an answer's rows, and the largest distance without a vote.
 
-        The tensors have axes (parties, views, units of a view) and (parties, views). The result is
-        None if too few rows have this answer.
+        The median cut has axes (parties, views, units of a view), the distance (parties, views).
+        The result is None if too few rows have this answer.
         """
         usual = self.get_buffer("known")[self.get_buffer("answers_of_known") == answer]
         if len(usual) < _LEAST_ROWS:
@@ -98,7 +98,7 @@ class VotingTop(JudgingTop):
         return torch.einsum("rpu,vuk->rpvk", self.blocks(values), self.get_buffer("views"))
 
     def _remember(self, values: Tensor, answers: Tensor) -> None:
-        """Replace the oldest stored rows; renew the comparison rows after half of them changed."""
+        """Store rows over the oldest ones; copy them for comparison when half have changed."""
         seen, count = self.get_buffer("seen"), self.get_buffer("count_seen")
         places = (count + torch.arange(len(values), device=count.device)) % len(seen)
         seen[places] = values
@@ -115,7 +115,7 @@ class VotingTop(JudgingTop):
         self._limits.clear()
 
     def _answered(self, cut: Tensor, outputs: Tensor) -> Tensor:
-        """Return outputs; before that, the mean cut replaces each flagged party's cut in a row."""
+        """Return outputs for cuts in which the mean cut replaces each flagged party's cut."""
         flagged = self.flagged(self.standardised(cut), _answers(outputs))
         self.count(flagged)
         some = flagged.any(1) & ~flagged.all(1)
@@ -127,35 +127,35 @@ class VotingTop(JudgingTop):
 
 
 def _answers(outputs: Tensor) -> Tensor:
-    """Return each row's class, axes (rows,); a single output gives the class by its sign."""
+    """Return each row's predicted class, axes (rows,); the sign decides for a single output."""
     single = outputs.shape[1] == 1
     return (outputs[:, 0] > 0).long() if single else outputs.argmax(1)
 
 
 class SubspaceVotes(OfParties):
-    """Compares a party's cut with cuts of rows that have the same answer (predicted class).
+    """Compares a party's cut with the cuts of rows that have the same answer (predicted class).
 
     A view is a random subspace, half as wide as a party's cut. The class projects the party's
-    standardised cut on each view. The view compares the cut with the median cut of the latest
-    training rows with the same answer. The view votes against the cut if the distance exceeds the
-    rows' median distance by more than `deviations` robust standard deviations. When half of the
-    latest training rows have changed, the medians are computed again. A party is flagged in a row
-    if more than half of the views vote against it. A flagged training row gets no gradient. In a
-    prediction, the top reads the mean cut in place of the flagged party's cut. Rows with an answer
-    are checked after 32 training rows had the same answer. If all parties of a row are flagged, the
-    top reads the row unchanged.
+    standardised cut on each view. A view compares the projected cut with the median cut of the
+    latest training rows that have the same answer. A view votes against the cut if its distance
+    from the median exceeds the rows' median distance by more than `deviations` robust standard
+    deviations. When half of the latest training rows have changed, the medians are computed again.
+    A party is flagged in a row if more than half of the views vote against it. A flagged training
+    row gets no gradient. In a prediction, the top reads the mean cut in place of the flagged
+    party's cut. Rows with an answer are checked as soon as 32 training rows have had the same
+    answer. If all parties of a row are flagged, the top reads the row unchanged.
 
     The design follows the abstract of SecureSplit (Dou et al. 2026, "SecureSplit: mitigating
     backdoor attacks in split learning", arXiv 2601.14054). The abstract describes a transformation
-    of dimensions that separates poisoned rows, and a filter with an adaptive threshold and majority
-    votes. We could not read the paper's full text. A summary of the paper names UMAP as the
-    transformation. UMAP embeds the rows of a batch jointly, but here a prediction must not depend
-    on other rows. So these parts are our own: random subspaces, medians and deviations, the
+    of the cut's dimensions that separates poisoned rows, and a filter with an adaptive threshold
+    and majority votes. We could not read the paper's full text. A summary of the paper names UMAP
+    as the transformation. UMAP embeds the rows of a batch jointly, but here a prediction must not
+    depend on other rows. So these parts are our own: random subspaces, medians and deviations, the
     question that the views vote on, and the cut that replaces a flagged cut.
 
     Args:
-        views: number of random subspaces; each has one vote.
-        rows: number of latest training rows that cuts are compared with.
+        views: number of random subspaces (views); each has one vote.
+        rows: number of latest training rows whose cuts a cut is compared with.
         deviations: a view votes against a cut whose distance exceeds the median distance by more
             than this number of robust standard deviations.
 

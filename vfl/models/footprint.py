@@ -1,16 +1,17 @@
 """Computes, before any allocation, the memory that a model would need.
 
-The module builds the model on torch's meta device, and runs it there on the real number of rows.
-The module counts every allocation of an operation, in layers and in functions, including attention
-weights over all pairs of tokens. The module refuses a model that cannot run this way, and never
-guesses a model's memory.
+The module builds the model on torch's meta device, which stores no values, and runs it there on the
+real number of rows. The module counts each allocation of every operation, in layers and in
+functions; for example, attention weights over all pairs of tokens. The module refuses a model that
+cannot run this way, and never guesses a model's memory.
 
-Let P be the number of the bottom's parameters, and b the bytes of its buffers. A pass over R rows
-allocates A(R) bytes; the largest tensor of the pass has L(R) bytes. Let m be the number of cuts in
-flight, and S the number of values that the optimiser keeps for each parameter. Let W be the larger
-one of the cut's widths before and after the codec. N is the number of training rows, Q the number
-of rows in a query, and c the number of columns in the party's table. A training needs this many
-bytes (in the first bracket, m counts only if it is above 1):
+Let P be the number of the bottom's parameters, and b the size of its buffers in bytes. A pass over
+R rows allocates A(R) bytes; the largest tensor of the pass has L(R) bytes. Let m be the number of
+batches in flight (sent, but without gradient so far), and S the number of values that the optimiser
+keeps for each parameter. Let W be the larger one of the cut's widths before and after the codec.
+Let R be the batch size, N the number of training rows, Q the number of rows in a query, and c the
+number of columns in the party's table. A training needs this many bytes (in the bracket after P, m
+counts only if it is above 1):
 
     4 P (2 + S + m) + b + (m + 1/2) A(R) + 4 L(R) + 128 R W
 
@@ -18,9 +19,9 @@ A query needs this many bytes:
 
     4 P + b + 2 L(Q) + 128 Q W
 
-The following defenses add bytes to a training at a feature party. F is the number of features in
-their option `features` (c if it is 0). M is the number of the party's unaligned rows, which are in
-no session:
+The following defenses add bytes to a training at a feature party. F is the value of their option
+`features` (c if the option is 0). M is the number of the party's unaligned rows (rows that other
+parties do not have):
 
     nopeek                               32 R^2 + 12 R (c + W);
     label_free (pca), anchored           64 F^2 + 163,840 F + 4 R (c + 2 F) + 4 N c;
@@ -31,9 +32,9 @@ no session:
     split_guard                          128 W^2 + 16 R W + 4 R c;
     mixup                                8 R c.
 
-The bytes of ``passport``, ``layer_norm`` and ``potential`` count as bytes of the bottom; other
-defenses add nothing. For first layers that parties compute on additive shares, the bytes of ring
-elements count.
+The bytes that ``passport``, ``layer_norm`` and ``potential`` need are part of the bottom; other
+defenses add nothing. If parties compute the first layer on additive shares, the bytes of the
+layer's ring elements count.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Footprint:
         weight_bytes: bytes of the parameters.
         buffer_bytes: bytes of buffers, such as running means.
         batch_bytes: bytes of the batch, and of all tensors of a pass over a training batch.
-        largest_bytes: bytes of the largest one of these tensors.
-        query_bytes: bytes of the largest tensor of a pass over a query, or of the query itself.
+        largest_bytes: bytes of the largest tensor of that pass.
+        query_bytes: bytes of the largest tensor of a pass over a query, or of the query's rows if
+            these are larger.
     """
 
     parameters: int
@@ -76,14 +78,15 @@ class Footprint:
 
         Args:
             optimizer_copies: number of values that the optimiser keeps for each parameter.
-            in_flight: number of batches that wait for gradients; more than one needs copies of the
-                weights.
+            in_flight: number of batches in flight, which wait for gradients; with more than one,
+                the party keeps copies of the weights.
 
         >>> Footprint(10, 40, 0, batch_bytes=100, largest_bytes=30, query_bytes=0).training_bytes(2)
         430
         """
         copies = 2 + optimizer_copies + (in_flight if in_flight > 1 else 0)
-        # The backward pass needs gradients of tensors, and convolution kernels need working memory.
+        # The backward pass needs memory for gradients of tensors, and convolution kernels need
+        # working memory.
         backward = self.batch_bytes // 2 + 4 * self.largest_bytes
         passes = in_flight * self.batch_bytes + backward
         return self.weight_bytes * copies + self.buffer_bytes + passes
@@ -106,11 +109,11 @@ def footprint(
 
     Args:
         bottom: the bottom, before it is built.
-        shape: axes of one row, without the rows axis.
+        shape: axes of one row's inputs, without the rows axis.
         width: width of the cut.
         batch_size: number of rows in a training batch.
         query_rows: number of rows in a query.
-        around: function that wraps the bottom, such as a defense's.
+        around: function that wraps the built bottom, such as a defense's `wrap_bottom`.
 
     Raises:
         SpecError: the bottom cannot read rows of this shape, or its operations cannot be counted.
@@ -146,7 +149,7 @@ def footprint(
 
 
 def _made(module: nn.Module, shape: Shape, rows: int) -> Sequence[int]:
-    """Return the bytes of the rows, and of each tensor that a forward pass allocates."""
+    """Return the bytes of the input rows, and of each tensor that a forward pass allocates."""
     inputs = torch.empty(rows, *shape)
     known = [inputs, *module.parameters(), *module.buffers()]
     with torch.no_grad(), _Allocations(known) as made:
@@ -162,14 +165,14 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records bytes that operations allocate; views and in-place results allocate nothing.
 
     Args:
-        known: tensors that exist before the pass.
+        known: tensors that exist before the forward pass, and so are not counted.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
-        #: All storages seen so far; keeping them alive prevents that another storage gets the same
-        #: address.
+        #: All storages that were recorded; they stay alive, because a new storage could otherwise
+        #: get the address of a freed one.
         self._seen: dict[int, UntypedStorage] = {}
         for tensor in known:
             self._is_new(tensor)

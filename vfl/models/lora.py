@@ -27,15 +27,15 @@ _WORDS = 4096
 
 
 class QuantisedLinear(nn.Module):
-    """Computes W x + b with a frozen W, stored in blocks of 64 numbers with a float32 scale each.
+    """Computes W x + b with a frozen W, stored in blocks of 64 numbers, each with a float32 scale.
 
-    With 8 bits, a number is an integer from -127 to 127; with 4 bits, it is a NormalFloat4
-    (Dettmers et al. 2023, section 3). Each forward pass converts the weights back to float32. A
-    weight takes 1.06 bytes (8 bits) or 0.56 bytes (4 bits).
+    With 8 bits, a stored number is an integer from -127 to 127; with 4 bits, it is a NormalFloat4
+    (Dettmers et al. 2023, section 3). Each forward pass converts the stored weights back to
+    float32. A weight takes 1.06 bytes (8 bits) or 0.56 bytes (4 bits).
 
     Args:
-        base: the layer in float32.
-        bits: 8 or 4.
+        base: the linear layer to store, in float32.
+        bits: number of bits for each weight, 8 or 4.
 
     Raises:
         BadOptionError: other bits.
@@ -87,12 +87,13 @@ class QuantisedLinear(nn.Module):
 
 
 class QuantisedEmbedding(nn.Module):
-    """Returns rows of a frozen table E, stored in 8 bits, with a float32 scale per 64 numbers.
+    """Returns rows of a frozen table E, stored in 8 bits, with one float32 scale per 64 numbers.
 
-    A forward pass converts only the requested words to float32. A number takes 1.06 bytes.
+    A forward pass converts only the vectors of the requested words to float32. A stored number
+    takes 1.06 bytes, with its part of the scale.
 
     Args:
-        words: number of words in the table; all vectors are zeros at first.
+        words: number of words in the table; the vectors of all words are zeros at first.
         width: width of a word's vector.
 
     >>> words = QuantisedEmbedding(10, 64)
@@ -112,14 +113,14 @@ class QuantisedEmbedding(nn.Module):
 
     @classmethod
     def of(cls, base: nn.Embedding) -> QuantisedEmbedding:
-        """Return a quantised copy of an embedding, converted in pieces to save memory."""
+        """Return a quantised copy of an embedding; converts it in pieces to save memory."""
         found = cls(base.num_embeddings, base.embedding_dim).to(base.weight.device)
         for start in range(0, base.num_embeddings, _WORDS):
             found.write(start, base.weight.detach()[start : start + _WORDS])
         return found
 
     def write(self, start: int, vectors: Tensor) -> None:
-        """Set the vectors of the words from number `start` on; float32, axes (words, width)."""
+        """Set the vectors of words `start`, `start` + 1 and so on; float32, axes (words, width)."""
         end = start + len(vectors)
         padded = F.pad(vectors, (0, self.codes.shape[1] - self.embedding_dim))
         blocks = padded.view(len(vectors), -1, _BLOCK)
@@ -130,11 +131,11 @@ class QuantisedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return all words' vectors in float32, axes (words, tokens)."""
+        """Return the vectors of all words in float32, axes (words, width)."""
         return self._restored(self.codes, self.scales)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Return the vectors, axes (..., tokens), of word numbers of axes (...)."""
+        """Return the vectors, axes (..., width), of words given by number, axes (...)."""
         return self._restored(self.codes[numbers], self.scales[numbers])
 
     def _restored(self, codes: Tensor, scales: Tensor) -> Tensor:
@@ -146,13 +147,14 @@ class QuantisedEmbedding(nn.Module):
 class LoRALinear(nn.Module):
     """Computes W x + b + (alpha / rank) B A x with frozen W and b (Hu et al. 2022, eq 3).
 
-    B is zero at first, so that the layer initially computes the same as before.
+    B is zero at first, so that the adapted layer at first computes the same as the linear layer
+    alone.
 
     Args:
         base: the linear layer to freeze.
         rank: number of rows of A and of columns of B.
-        alpha: scale of the adapter.
-        bits: number of bits of the frozen weights; 32 keeps float32.
+        alpha: scale of the adapter's output (see the formula).
+        bits: number of bits per frozen weight (4 or 8); 32 keeps float32.
 
     >>> layer = LoRALinear(nn.Linear(8, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in layer.parameters() if p.requires_grad)  # 2 * (8 + 6)
@@ -182,7 +184,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """Return one linear layer that computes the same as layer and adapter, up to rounding."""
+        """Return a linear layer that computes the same as layer plus adapter, up to rounding."""
         base = self.base
         layer = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None)
         layer.weight.copy_(base.weight + self.scale * self.b @ self.a)
@@ -192,13 +194,13 @@ class LoRALinear(nn.Module):
 
 
 class LoRAEmbedding(nn.Module):
-    """Computes E[x] + (alpha / rank) A[x] B with a frozen E; A is zero at first.
+    """Computes E[x] + (alpha / rank) A[x] B with a frozen table E; A is zero at first.
 
     Args:
         base: the embedding to freeze.
         rank: number of columns of A and of rows of B.
-        alpha: scale of the adapter.
-        bits: number of bits of the frozen vectors; 32 keeps float32, and both 8 and 4 mean 8 bits.
+        alpha: scale of the adapter's output (see the formula).
+        bits: number of bits per frozen number of E; 32 keeps float32, and both 8 and 4 mean 8 bits.
 
     >>> words = LoRAEmbedding(nn.Embedding(10, 6), rank=2, alpha=4.0)
     >>> sum(p.numel() for p in words.parameters() if p.requires_grad)  # 2 * (10 + 6)
@@ -227,11 +229,11 @@ class LoRAEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return all words' vectors, axes (words, tokens)."""
+        """Return the vectors of all words, axes (words, width)."""
         return self.base.weight + self.scale * self.a @ self.b
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Return the vectors, axes (..., tokens), of word numbers of axes (...)."""
+        """Return the vectors, axes (..., width), of words given by number, axes (...)."""
         found: Tensor = self.base(numbers) + self.scale * F.embedding(numbers, self.a) @ self.b
         return found
 
@@ -241,10 +243,10 @@ def adapt(module: nn.Module, rank: int, alpha: float, bits: int = 32) -> nn.Modu
 
     Args:
         module: module that the function changes in place and returns.
-        rank: rank of the adapters.
+        rank: rank of the adapters' matrices A and B.
         alpha: their scale.
-        bits: number of bits of the frozen weights: 4, 8 or 32. With 4 or 8, embeddings have 8 bits,
-            and a pass converts only the words of its batch to float32.
+        bits: number of bits per frozen weight: 4, 8 or 32 (float32). With 4 or 8, embeddings have 8
+            bits, and a forward pass converts only the vectors of its batch's words to float32.
 
     >>> layers = adapt(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), 1, 1.0)
     >>> [name for name, each in layers.named_parameters() if each.requires_grad]

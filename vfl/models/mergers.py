@@ -1,6 +1,7 @@
 """Mergers without weights: they concatenate the cuts, or combine them element by element.
 
-Liu et al. 2022 (arXiv 2211.12814, section 2) call these mergers the aggregation of a global module.
+Liu et al. 2022 (arXiv 2211.12814, section 2) call this combination of cuts the aggregation of a
+global module.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vfl.models.base import Merger
 
 
 class Concat(Merger):
-    """Concatenates all cuts in merge order.
+    """Concatenates all cuts in the agreed order of the parties.
 
     >>> Concat().build([1, 2])(torch.ones(1, 1), torch.zeros(1, 2))
     tensor([[1., 0., 0.]])
@@ -50,7 +51,7 @@ class Pooling(Merger):
 
     @abstractmethod
     def pool(self, cuts: Sequence[Tensor]) -> Tensor:
-        """Combine cuts of axes (rows, width) to one cut of the same axes."""
+        """Combine the cuts, each of axes (rows, width), into one cut of the same axes."""
 
 
 class Sum(Pooling):
@@ -77,7 +78,7 @@ class Mean(Pooling):
 
 
 class Maximum(Pooling):
-    """The maximum of all cuts in every column.
+    """The maximum over all cuts, element by element.
 
     >>> Maximum().build([2, 2])(torch.tensor([[1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     tensor([[3., 4.]])

@@ -1,8 +1,8 @@
-"""Conversion of a party's columns to bins, because a tree needs only the order of values.
+"""Conversion of a party's columns to bins (intervals of values); a tree needs only their order.
 
-A party learns bin edges from its training rows and never sends them. Other parties may receive only
-the bin number of each cell, the number of bins of each column, and whether these bins have an
-order.
+A party computes bin edges from its training rows and never sends the edges. Other parties may
+receive only the bin number of each cell, the number of bins of each column, and whether these bins
+have an order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BINS = 1 << 15
 
 @dataclass(frozen=True)
 class Binning:
-    """A party's rule for putting its cells into bins.
+    """A party's rule that maps the cells (values) of its columns to bin numbers.
 
     Attributes:
         edges: for each column, the lower bounds of all bins except the first, in increasing order;
@@ -82,8 +82,8 @@ class Binning:
 def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Binning:
     """Learn bins of a party's columns.
 
-    A column of numbers with at most `max_bin` different values gets a bin for each value; a column
-    with more values gets the edges that XGBoost's `hist` chooses for the same cells, see
+    A column of numbers with at most `max_bin` different values gets a bin for each value. A column
+    with more values gets the edges that XGBoost's `hist` method chooses for the same cells, see
     `quantile_edges`.
 
     Args:
@@ -99,20 +99,20 @@ def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Bi
     return Binning(tuple(edges), categories)
 
 
-#: Number of ranks considered per bin, as in XGBoost.
+#: Number of ranks per bin in the pruned summary, as in XGBoost.
 _RANKS_PER_BIN = 8
 
 
 def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
     """Return the lower bounds of a column's bins except the first bin, float32, increasing.
 
-    The bounds are values at evenly spaced ranks. A quantile summary of all values (Chen and
-    Guestrin 2016, appendix A) returns the same bounds. The summary is pruned first to eight values
-    per bin, then to one. A value that occurs in many rows covers the ranks of all these rows.
-    XGBoost before 3.3 chooses the same edges for columns of up to eight distinct values per bin.
-    For columns of more values, XGBoost's edges are approximate, because it merges summaries of
-    blocks of rows. Since 3.3 its summaries keep fewer values, so edges of more than `max_bin`
-    values may differ.
+    The bounds are values of the column at evenly spaced ranks. A quantile summary of all values
+    (Chen and Guestrin 2016, appendix A) returns the same bounds. The summary is pruned first to
+    eight values per bin, then to one value per bin. A value that occurs in many rows covers the
+    ranks of all these rows. XGBoost before 3.3 chooses the same edges for columns of up to eight
+    distinct values per bin. For columns of more values, XGBoost's edges are approximate, because it
+    merges summaries of blocks of rows. Since version 3.3, its summaries keep fewer values, so
+    XGBoost's edges of columns with more than `max_bin` distinct values may differ.
 
     Args:
         column: cells of the column, axes (rows,); NaN is a missing cell.
@@ -131,7 +131,7 @@ def quantile_edges(column: np.ndarray, max_bin: int) -> np.ndarray:
 
 
 def _pruned(begins: np.ndarray, ends: np.ndarray, most: int) -> np.ndarray:
-    """Return positions of values at `most` evenly spaced ranks, first and last value included.
+    """Return the positions of `most` values at evenly spaced ranks, including the first and last.
 
     Args:
         begins: for each value, the number of rows with a smaller value.
@@ -154,16 +154,16 @@ def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret)
 
     Source: Kairouz et al. 2016, section 2.
 
-    A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise the cell moves
-    to one of the other k - 1 bins of its column, including the bin of missing cells, with equal
-    probability. A row spends `epsilon` once for each column.
+    A cell keeps its bin with probability e^epsilon / (e^epsilon + k - 1). Otherwise the cell moves,
+    with equal probability, to one of the other k - 1 bins of its column; the bin of missing cells
+    is one of the k bins. For the whole row, the epsilons of its columns add up.
 
     Args:
         bins: bins of cells, axes (rows, columns).
         layout: layout of these columns.
-        epsilon: epsilon of the response for each cell.
-        secret: secret of the party for this training only; the same secret always draws the same
-            bins.
+        epsilon: privacy parameter epsilon of the response for one cell.
+        secret: secret from which the party draws the noise of this training; the same secret always
+            draws the same bins.
     """
     drawn = bins.copy()
     missing = layout.width - 1

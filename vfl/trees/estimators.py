@@ -26,7 +26,7 @@ from vfl.trees.cells import within
 from vfl.trees.explanation import gain_shares
 from vfl.trees.mode import Trees
 
-#: Letters that have a meaning in a spec.
+#: Characters that have a special meaning in a spec.
 _OF_SPECS = frozenset(",/=:+")
 
 
@@ -65,7 +65,7 @@ class VFLBoosting(InProcessEstimator):
     random_state: int | None = None
 
     def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """Train a forest; for the form of labels see `PartyData`; axes of weights (rows,)."""
+        """Train a forest; `PartyData` describes the form of labels; weights have axes (rows,)."""
         self._start(frame)
         split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
         data = self._data(split, self._fit_inputs(frame, split), labels, weights)
@@ -106,7 +106,7 @@ class VFLBoosting(InProcessEstimator):
         return checked(content, "the estimator's arguments")
 
     def _of_label(self) -> dict[str, str]:
-        """Return the label settings for this kind of task."""
+        """Return the label settings for this kind of task (classes or numbers)."""
         return {}
 
     def _spec(self) -> str:
@@ -129,8 +129,9 @@ class VFLBoosting(InProcessEstimator):
 class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
     """Gradient boosting over columns of several parties, all in this process.
 
-    The label party receives the bin number of each cell, grows all trees, and sends each party the
-    splits on its columns (`vfl.trees.ends`). Names of the parameters are those of XGBoost.
+    The label party receives the bin number of each cell, grows all trees, and sends each feature
+    party the splits on that party's columns (`vfl.trees.ends`). Names of the parameters are those
+    of XGBoost.
 
     Args:
         parties: columns of each party (names, globs or positions), or a number of parties that
@@ -140,17 +141,19 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`. n_estimators, learning_rate,
             max_depth, max_leaves, grow_policy, max_bin, reg_lambda, reg_alpha, gamma,
             min_child_weight, max_delta_step, subsample, colsample_bytree: parameters of XGBoost.
-            With the default max_bin of 255 and a bin for missing cells, a bin number fits one byte.
-        own_rounds: number of first rounds that split only on the label party's columns.
+                With the default max_bin of 255 and one bin for missing cells, a bin number fits in
+                one byte.
+        own_rounds: number of boosting rounds, from the first one, whose trees split only on the
+            label party's columns.
         monotone_constraints: column -> -1 or 1: the prediction may only fall, or only rise, with
             the column.
         early_stopping_rounds: number of rounds without a lower validation loss after which boosting
             stops and keeps the trees up to the best round; 0 never stops.
-        validation: share of the rows that is held out to measure the validation loss after each
-            round.
+        validation: share of the training rows that is held out to measure the validation loss after
+            each round.
         calibration: "isotonic" or "platt" calibrates probabilities on the validation rows at the
             end of `fit`.
-        random_state: an int makes the random draws of rows and columns repeatable.
+        random_state: an int makes the random sampling of rows and columns repeatable.
 
     Attributes:
         classes_: the labels, sorted.
@@ -158,7 +161,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
             XGBoost's `total_gain`, normalised.
         history_: one record of metrics per round.
         ledger_: record of the messages that parties exchanged in training.
-        parties_: columns of each party, as used.
+        parties_: column names of each party, as used in training.
 
     Examples:
         >>> from sklearn.datasets import load_breast_cancer
@@ -196,7 +199,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         return answer
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest label of each row; axes (rows,)."""
+        """Return the most probable label of each row; axes (rows,)."""
         likeliest = self._outputs(X).argmax(dim=1).numpy()
         found: np.ndarray = self.classes_[likeliest]
         return found
@@ -207,7 +210,7 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
-    """Gradient boosting of numbers or counts; see `VFLBoostingClassifier` for its arguments.
+    """Gradient boosting for numeric labels or counts; for arguments, see `VFLBoostingClassifier`.
 
     Args:
         objective: "auto" for squared error, or "poisson" for counts.
@@ -230,7 +233,7 @@ class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the expected number of each row; axes (rows,)."""
+        """Return the expected label of each row; axes (rows,)."""
         answer: np.ndarray = self._outputs(X)[:, 0].numpy()
         return answer
 

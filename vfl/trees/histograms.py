@@ -1,6 +1,7 @@
-"""Histograms at a party that has all bins: bins of its own columns, and bins it received.
+"""Gradient histograms at a party that has the bins of all columns, its own and received ones.
 
-The loops are compiled where numba is installed; numpy computes the same result, bit for bit.
+The loops are compiled where numba is installed; without numba, numpy computes the same result, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import numpy as np
 from vfl.core.compiled import COMPILED, add_pair, compiled, prefetch
 from vfl.trees.grow import Division, Layout, Split, Tree
 
-#: Empty arrays of gradients and rows, for a state without a tree.
+#: Empty arrays of gradients and rows, which `Local` holds while it grows no tree.
 _NOTHING = np.empty((0, 2), np.float32), np.empty(0, np.int64)
 
 
 class Local:
-    """Gradient sums over bins when this party has all bins.
+    """Sums of gradients over the rows of each bin, at a party that has all bins.
 
     Args:
-        bins: bin number of each cell, uint8 or uint16, axes (rows, columns); a missing cell has the
-            last position of its column's histogram, `layout.width - 1`.
-        layout: layout of the columns.
+        bins: bin number of each cell, uint8 or uint16, axes (rows, columns); a missing cell belongs
+            to the last position of its column's histogram, `layout.width - 1`.
+        layout: number and order of each column's bins.
     """
 
     def __init__(self, bins: np.ndarray, layout: Layout) -> None:
@@ -35,7 +36,7 @@ class Local:
     ) -> None:
         """Begin a tree; see `Source`.
 
-        The sums cover all columns, also columns that the tree may not split on.
+        The sums also cover columns that the tree may not split on.
         """
         self._gradients, self._rows = gradients, Partition(rows)
 
@@ -59,13 +60,13 @@ class Local:
         values = np.full(len(self._bins), np.nan)
         for leaf in self._rows.nodes:
             values[self._rows[leaf]] = tree.values[leaf]
-        rest = Partition(np.flatnonzero(np.isnan(values)))  # rows that did not grow this tree
+        rest = Partition(np.flatnonzero(np.isnan(values)))  # rows outside this tree's sample
         for node, (split, children) in enumerate(zip(tree.splits, tree.children, strict=True)):
             if split is None:
                 values[rest[node]] = tree.values[node]
             else:
                 self._divide(rest, Division(node, split, *children))
-        self.start(*_NOTHING)  # free the gradients and rows, which a finished tree does not need
+        self.start(*_NOTHING)  # release the gradients and rows, which a finished tree does not need
         return values
 
     def _divide(self, rows: Partition, division: Division) -> None:
@@ -98,13 +99,13 @@ class Partition:
     def divide(
         self, division: Division, bins: np.ndarray, column: int, goes_left: np.ndarray
     ) -> None:
-        """Divide the rows of a node between two new nodes.
+        """Divide the rows of a node between its two new child nodes.
 
         Args:
-            division: the divided node and its two new nodes.
-            bins: bins of all rows, axes (all rows, columns).
+            division: the divided node and its two child nodes.
+            bins: bin numbers of all rows, axes (all rows, columns).
             column: number of the column that the node splits on.
-            goes_left: whether each bin of this column goes left.
+            goes_left: for each bin of this column, whether its rows go to the left child.
         """
         begin, end = self._spans.pop(division.node)
         middle = begin + divide(self._rows[begin:end], bins, column, goes_left, self._spare)
@@ -112,17 +113,17 @@ class Partition:
         self._spans[division.right] = middle, end
 
 
-#: For at most this number of rows, one indexing operation looks up all splits; for more rows, a
-#: loop over splits is faster because it reads memory in order.
+#: Up to this number of rows, one indexing operation looks up all splits; for more rows, a loop over
+#: splits is faster because it reads memory in order.
 _FEW_ROWS = 64
 
 
 class Sides:
-    """Computes whether rows go left at a fixed list of splits; built once for many requests.
+    """Computes whether rows go left at fixed splits of a tree; built once and used for many rows.
 
     Args:
-        splits: splits, in the order of the answers.
-        layout: layout of their columns.
+        splits: splits, in the order in which `of` returns them.
+        layout: layout of the columns on which the tree splits.
     """
 
     def __init__(self, splits: Sequence[Split], layout: Layout) -> None:
@@ -135,7 +136,7 @@ class Sides:
         """Return whether each row goes left at each split, bool, axes (rows, splits).
 
         Args:
-            bins: bins of the rows, axes (rows, columns), as `Binning.bins` returns them.
+            bins: bin numbers of the rows, axes (rows, columns), as `Binning.bins` returns them.
         """
         if len(bins) <= _FEW_ROWS:
             found: np.ndarray = self._sides[np.arange(len(self._sides)), bins[:, self._columns]]
@@ -146,12 +147,12 @@ class Sides:
         return found
 
     def of_nodes(self, nodes: np.ndarray, places: np.ndarray, bins: np.ndarray) -> np.ndarray:
-        """Return whether rows go left at their node's split, bool, axes (rows with a split,).
+        """Return, for rows at a node with a split, whether they go left, bool, axes (those rows,).
 
         Args:
             nodes: number of the node of each row, axes (rows,).
-            places: position of each node's split among the splits, -1 for a node without a split,
-                int64, axes (nodes,).
+            places: for each node, the position of its split among the splits, or -1 if it has no
+                split; int64, axes (nodes,).
             bins: bins of all rows, as in `of`.
         """
         if COMPILED:
@@ -170,7 +171,7 @@ def goes_left(splits: Sequence[Split], bins: np.ndarray, layout: Layout) -> np.n
 
 
 def sides(split: Split, width: int) -> np.ndarray:
-    """Return whether cells of each bin go left at a split, bool, axes (width,)."""
+    """Return whether the cells of each bin go left at a split, bool, axes (width,)."""
     goes_left = np.zeros(width, bool)
     if isinstance(split.left, range):
         goes_left[split.left.start : split.left.stop] = True
@@ -185,7 +186,8 @@ def total_of(rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
     Args:
         rows: positions of the rows to sum, uint32.
-        gradients: gradients of all rows, float32, axes (all rows, 2).
+        gradients: first and second derivatives of the loss for all rows, float32, axes (all rows,
+            2).
     """
     if COMPILED:
         return np.array(_total_of(rows, gradients))
@@ -199,7 +201,8 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
     Args:
         bins: bins of all rows, axes (all rows, columns).
         rows: positions of the rows to add, uint32.
-        gradients: gradients of all rows, float32, axes (all rows, 2).
+        gradients: first and second derivatives of the loss for all rows, float32, axes (all rows,
+            2).
         out: the histogram to add to, float64, axes (columns, width, 2).
     """
     if COMPILED:
@@ -215,7 +218,7 @@ def add_up(bins: np.ndarray, rows: np.ndarray, gradients: np.ndarray, out: np.nd
 def divide(
     rows: np.ndarray, bins: np.ndarray, column: int, goes_left: np.ndarray, spare: np.ndarray
 ) -> int:
-    """Reorder rows: those that go left come first; keep the order within both groups.
+    """Reorder rows: those that go left come first; each group of rows keeps its order.
 
     Return the number of rows that go left.
 
@@ -223,7 +226,7 @@ def divide(
         rows: positions of the rows, uint32; reordered in place.
         bins: bins of all rows, axes (all rows, columns).
         column: number of the column that is split.
-        goes_left: whether each bin of this column goes left.
+        goes_left: for each bin of this column, whether its rows go left.
         spare: buffer with at least as many rows as `rows`; it is overwritten.
     """
     if COMPILED:
@@ -233,8 +236,8 @@ def divide(
     return int(left.sum())
 
 
-#: Number of rows that the loops prefetch ahead; the cells of a small node's rows are scattered in
-#: memory.
+#: Number of rows by which the loops prefetch ahead; the cells of a small node's rows are scattered
+#: in memory.
 _AHEAD, _FAR_AHEAD = 16, 64
 _CACHE_LINE = 64
 
@@ -263,7 +266,7 @@ def _sides_of_nodes(
 
 @compiled
 def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> Any:
-    """The loop has no branch on left or right, because a processor could not predict it."""
+    """The loop has no branch on left or right: the processor could not predict it."""
     cells, columns, last = bins.reshape(-1), bins.shape[1], len(rows) - 1
     low = high = 0
     for number, row in enumerate(rows):
@@ -278,7 +281,7 @@ def _divide(rows: Any, bins: Any, column: int, goes_left: Any, spare: Any) -> An
 
 @compiled
 def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
-    """Two rows per iteration allow more parallel additions; each bin adds its rows in order."""
+    """Handles two rows per iteration, so that more additions run in parallel."""
     columns, width, count = bins.shape[1], out.shape[1], len(rows)
     cells, pairs, sums = bins.reshape(-1), gradients.reshape(-1), out.reshape(-1)
     per_line = _CACHE_LINE // bins.itemsize
@@ -305,12 +308,12 @@ def _add_up(bins: Any, rows: Any, gradients: Any, out: Any) -> None:
 def sums_of(
     bins: np.ndarray, nodes: np.ndarray, count: int, elements: np.ndarray, width: int
 ) -> np.ndarray:
-    """Return ring-element sums over bins for each node; uint64, axes (count, columns, width).
+    """Return sums of ring elements over the rows of each bin; uint64, axes (count, columns, width).
 
     Args:
         bins: bins of the rows, axes (rows, columns).
-        nodes: number of the node of each row; rows with a number of `count` or more are ignored.
-        count: number of requested nodes.
+        nodes: number of each row's node; rows whose node number is `count` or more are ignored.
+        count: number of nodes for which sums are requested; their numbers are 0 to count - 1.
         elements: axes (rows,).
         width: number of histogram positions of a column.
     """
@@ -334,5 +337,5 @@ def _add_elements(bins: Any, nodes: Any, elements: Any, out: Any) -> None:
 
 
 def bin_kind(width: int) -> np.dtype[Any]:
-    """Return the smallest integer type that can hold this number of bins."""
+    """Return the smallest integer type for numbers of so many bins."""
     return np.dtype(np.uint8 if width <= 256 else "<u2")

@@ -1,4 +1,4 @@
-"""Losses for boosting, with first and second derivatives by each row's margins.
+"""Losses for boosting, with the first and second derivatives of each row's loss by its margins.
 
 Margins have axes (rows, outputs): there is one output for two classes and for regression, and
 otherwise one output per class. Formulas and bounds are those of XGBoost, so that vfl and XGBoost
@@ -19,7 +19,7 @@ _LEAST_SECOND = 1e-16
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss as a function of the margins.
+    """A loss as a function of each row's margins (outputs of the trees before the link function).
 
     Attributes:
         outputs: number of margins per row.
@@ -28,7 +28,7 @@ class Objective:
     outputs: int = 1
 
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return the margins before the first tree: the best constant; axes (outputs,)."""
+        """Return the constant margins with the lowest loss, for the first tree; axes (outputs,)."""
         raise NotImplementedError
 
     def derivatives(self, margins: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -41,13 +41,13 @@ class Objective:
         return float(-likely[np.arange(len(labels)), labels].mean())
 
     def logits(self, margins: np.ndarray) -> np.ndarray:
-        """Return logits, axes (rows, classes), or expected values, axes (rows, 1)."""
+        """Return logits, axes (rows, classes), or expected labels, axes (rows, 1)."""
         return self.parts(margins)
 
     def parts(self, margins: np.ndarray) -> np.ndarray:
-        """Convert contributions to the margins into contributions to `logits`.
+        """Convert the columns' contributions to the margins into contributions to `logits`.
 
-        For counts, the contributions are to the log of the expected count.
+        For counts, these are contributions to the logarithm of the expected count.
         """
         return margins
 
@@ -100,8 +100,8 @@ class Poisson(Objective):
     """Negative log-likelihood of counts under a Poisson distribution.
 
     Attributes:
-        max_delta_step: number added to the margin when second derivatives are computed, which keeps
-            leaf weights small for low counts.
+        max_delta_step: number added to the margin in the formula of the second derivative; this
+            keeps leaf weights small for low counts.
     """
 
     max_delta_step: float = 0.7

@@ -1,8 +1,8 @@
-"""`model = "regression"`: a regression with inference instead of bottom and top models.
+"""`model = "regression"`: a regression with standard errors, in place of bottom and top models.
 
-The regression is fitted once, by Newton's method on sums over all training rows
-(`vfl.trees.newton`); only the label party learns these sums (`vfl.trees.sums`). A helper without
-data takes part in each training.
+The fit uses Newton's method on sums over all training rows (`vfl.trees.newton`); only the label
+party learns these sums (`vfl.trees.sums`). A helper (a party without data) takes part in each
+training.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Regression(CellsMode):
 
     Args:
         family: "linear", "logistic" or "poisson"; "auto" is logistic for two classes and linear for
-            numbers.
+            numeric labels.
         helper: name of a party without data; it must not collude with any other party.
         l1, l2: weights of the elastic-net penalty; see `Penalty`. Standard errors require a fit
             without a penalty.
         select: "p", "aic" or "bic" selects columns step by step; see `Selection`.
-        enter, leave: p-value limits for adding and for removing a column; see `Selection`.
+        enter, leave: p-value limits for adding a column and for removing a column; see `Selection`.
         max_steps: largest number of Newton steps for one fit.
 
     >>> Regression(helper="notary").third_party("bank")
@@ -91,7 +91,7 @@ class Regression(CellsMode):
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> TrainingEnd:
         return TrainingEnd(self, party, terms, rows, place)
 
-    # Settings for the parties' implementations.
+    # Settings that the implementations of both kinds of party read.
 
     def most_sums(self, columns: int) -> int:
         """Return the largest number of requests for sums that a fit on this many columns needs."""

@@ -1,8 +1,8 @@
 """The contract of active attacks: a party that tampers with its part while the victim trains.
 
-The victim trains together with the adversary (`LocalSession(adversaries={party: adversary})`).
-Afterwards a passive attack runs on the result; if the adversary is also an `Attack`, the adversary
-itself runs.
+The victim trains together with the adversary, which `LocalSession(adversaries={party: adversary})`
+puts in the place of a party. After the training, an attack guesses from the result: the adversary
+itself if it is also an `Attack`, otherwise a passive attack.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from vfl.session import Adversary
 
 
 class ActiveAdversary(Adversary):
-    """Base class of adversaries; hyper-parameters are the constructor's arguments.
+    """Base class of active adversaries; the constructor's arguments are its hyper-parameters.
 
     Attributes:
-        who: kind of party that the adversary plays.
-        holds: all grants that the adversary uses before the first step.
+        who: kind of party (label or feature party) that the adversary plays.
+        holds: all grants whose knowledge the adversary uses before the first training step.
         spoils: whether the adversary's only goal is a network with wrong predictions.
     """
 
@@ -31,11 +31,12 @@ class ActiveAdversary(Adversary):
     spoils: ClassVar[bool] = False
 
     def begin(self, view: View, draw: torch.Generator) -> None:
-        """Receive the adversary's knowledge; called once, before the first training step.
+        """Receive a view of the adversary's knowledge; called once, before the first training step.
 
         Args:
-            view: view of the party that plays the adversary.
-            draw: generator of all random numbers, also during the training.
+            view: view of the party whose role the adversary plays.
+            draw: generator from which the adversary draws all random numbers, also during the
+                training.
 
         Raises:
             NotGrantedError: the adversary used knowledge that `holds` does not declare.
@@ -50,8 +51,8 @@ class Backdoor(ActiveAdversary):
 
     Attributes:
         target: the class.
-        learns: whether the trigger results from the training. In both cases the party can put the
-            trigger on any row after the training.
+        learns: whether the adversary learns the trigger during the training. Whether it learns the
+            trigger or not, the party can put the trigger on any row after the training.
     """
 
     who = "feature party"
@@ -59,7 +60,7 @@ class Backdoor(ActiveAdversary):
     target: int
 
     def triggered(self, inputs: Tensor) -> Tensor:
-        """Return the rows with the trigger added, in the same axes."""
+        """Return the input rows with the trigger added, in the same axes."""
         return inputs
 
     def triggered_cut(self, cut: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class Backdoor(ActiveAdversary):
 
 
 class Triggering(Adversary):
-    """A backdoor's party at inference: puts the trigger on the cuts that it sends.
+    """A backdoor's party in predictions: puts the trigger on every cut that it sends.
 
     Args:
         backdoor: the backdoor that defines the trigger.
@@ -82,11 +83,12 @@ class Triggering(Adversary):
 
 
 def stamped(inputs: Tensor, columns: int, value: float) -> Tensor:
-    """Return rows whose last columns, or lower right corner for pictures, are set to one value.
+    """Return rows with one value in the last columns, or in the lower right corner of pictures.
 
     Args:
-        inputs: axes (rows, columns), or (rows, channels, height, width).
-        columns: number of columns, or side of the corner in pixels.
+        inputs: inputs of the rows, axes (rows, columns), or (rows, channels, height, width) for
+            pictures.
+        columns: number of columns; for pictures, side length of the square corner in pixels.
         value: value to which these columns or pixels are set.
 
     >>> stamped(torch.zeros(1, 3), 1, 9.0).tolist()

@@ -1,1 +1,1 @@
-"""Attacks on a feature party's columns by an attacker that receives cuts or predictions."""
+"""Attacks that reconstruct a feature party's columns from cuts or predictions."""

@@ -1,4 +1,4 @@
-"""GRNA: predictions train a generator from the attacker's columns to the victim's columns."""
+"""GRNA: trains a generator that maps the attacker's columns to the victim's columns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Generative(Attack):
     """Trains a generator of the victim's columns to reproduce the recorded predictions.
 
     The attacker is a label party with columns that receives no cuts, for example under a secure
-    sum. In the paper, the attacker has the whole model. Here, results are upper bounds, because no
-    real label party has the victim's bottom.
+    sum. As in the paper, the attacker has the whole model. In vfl, results are therefore upper
+    bounds, because no real label party has the victim's bottom.
 
     Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
     learning" (GRNA), with the paper's penalty on variances.
@@ -30,7 +30,7 @@ class Generative(Attack):
     Args:
         steps: Adam steps, each on 128 rows.
         learning_rate: Adam's learning rate.
-        spread: largest variance of a generated column that gets no penalty.
+        spread: a generated column has no penalty until its variance exceeds this value.
 
     Raises:
         BadOptionError: an option is out of range.

@@ -1,4 +1,4 @@
-"""EXACT: chooses the class whose gradient through the label party's top is nearest."""
+"""EXACT: guesses the class whose computed gradient is nearest to the recorded one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from vfl.core.registry import require_range
 
 
 class EXACT(Attack):
-    """Tries each class for each row, and takes the class with the nearest gradient.
+    """Computes a row's gradient for every class; the class nearest to the received gradient wins.
 
-    For a row's recorded cut h and each class c it computes the gradient of the cross-entropy of
-    top(h) with c. The score of class c is minus the distance between this gradient and the received
-    gradient. The result is an upper bound, because no real feature party has the label party's top.
-    The top has its final weights, so the attack reads only the last epochs. The attacker must be
-    the only party that feeds the top.
+    For a row's recorded cut h and each class c, the attack computes the gradient with respect to h
+    of the cross-entropy between top(h) and c. The score of class c is minus the distance between
+    this gradient and the received gradient. The result is an upper bound, because no real feature
+    party has the label party's top. The top has its final weights, so the attack reads only the
+    last epochs. The attacker must be the only party that feeds the top.
 
     Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
     learning" (arXiv 2305.12997; earlier title "EXACT: extensive attack for split learning"). The
     paper also tries values of the label party's private columns; this class tries labels only.
 
     Args:
-        epochs: number of last epochs to read; the attack averages their distances.
+        epochs: number of epochs to read, up to the last one; the attack averages a class's
+            distances over them.
 
     >>> EXACT(epochs=2).goal
     'labels'
@@ -51,7 +52,7 @@ class EXACT(Attack):
         top = view.others_top().eval()
 
         def nearness(one: RecordedExchange) -> Tensor:
-            received = one.gradients * len(one.rows)  # undoes the mean over the batch
+            received = one.gradients * len(one.rows)  # the recorded loss is a mean over the batch
             candidates = gradients_of_classes(top, one.cuts(), view.classes)
             distance: Tensor = (candidates - received[:, None]).norm(dim=2)
             return -distance

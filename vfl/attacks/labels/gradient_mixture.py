@@ -16,35 +16,36 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 from vfl.defenses.components import principal
 
-#: Degrees of freedom of the noise distribution: None is normal, a number is Student's t
-#: distribution with heavy tails.
+#: Degrees of freedom of the two noise distributions that are fitted: None is the normal
+#: distribution, a number is Student's t distribution with heavy tails.
 _TAILS = (None, 4.0)
 _LEAST = 1e-6  # smallest share of a class
 _RIDGE = 1e-4  # added to variances, relative to their mean
-_UNSURE = 0.1  # share of the prior in the first guess
+_UNSURE = 0.1  # weight of the prior in the initial class probabilities
 
 
 class GradientMixture(GradientAttack):
     """Fits one mixture of classes to the gradients of all rows in all epochs.
 
-    A defense's noise, drawn anew in every epoch, averages out: with n epochs, 1/sqrt(n) of it
-    remains. First the attack scales the gradients, which shrink while a network learns. With two
-    classes, it divides gradients by the root mean square of their batch; with more classes, it
-    scales each gradient to length 1. Then it projects them on K - 1 principal directions for K
-    classes. Expectation-maximisation (Dempster, Laird and Rubin 1977) fits, in every epoch, one
-    mean for each class and a common spread; means change because the top changes. Leaked rows keep
-    their labels, which shows which class is which. With two classes, the mean of the first
-    gradients and a regression on the attacker's columns show this too. The attack fits normal and
-    heavy-tailed noise (Student's t distribution, Peel and McLachlan 2000), and keeps the fit with
-    the higher likelihood, which needs no labels. A student network learns the fitted class
-    probabilities from the attacker's columns. A second fit uses the student's outputs as priors of
-    the rows.
+    A defense's noise, drawn anew in every epoch, averages out: over n epochs, its standard
+    deviation falls to 1/sqrt(n). First the attack scales the gradients, which shrink while a
+    network learns. With two classes, it divides gradients by the root mean square of their batch;
+    with more classes, it scales each gradient to length 1. Then it projects the scaled gradients on
+    K - 1 principal directions, where K is the number of classes. Expectation-maximisation
+    (Dempster, Laird and Rubin 1977) fits, in every epoch, one mean for each class and one variance
+    for all classes. A class's mean differs between epochs because training changes the top. Leaked
+    rows keep their labels, so that each component of the mixture gets the class that it stands for.
+    With two classes, the mean of the first gradients and a regression on the attacker's columns
+    also show which component is which class. The attack fits normal noise and heavy-tailed noise
+    (Student's t distribution, Peel and McLachlan 2000), and keeps the fit with the higher
+    likelihood; this choice needs no labels. A student network learns the fitted class probabilities
+    from the attacker's columns. A second fit uses the student's outputs as priors of the rows.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning", for the use
     of gradient directions with two classes.
 
     Args:
-        epochs: number of first epochs to read; 0 reads all.
+        epochs: number of epochs to read, from the first one; 0 reads all.
         rounds: number of expectation-maximisation rounds in the first fit; the second fit has half
             as many.
         components: number of principal components of the attacker's columns that the student reads.
@@ -77,7 +78,7 @@ class GradientMixture(GradientAttack):
             inputs = torch.cat([view.targets.inputs, leaked.inputs]).flatten(1)
             columns = components_of(inputs, self.components)
         points, seen, drift = _points(self.transcript(view), view.prior)
-        if not seen.any():  # without gradients, leaked rows alone teach the student
+        if not seen.any():  # without gradients, the student learns only from leaked rows
             found = prior.expand(rows + leaked.rows, -1)
         else:
             start = _first_guess(points, seen, known, view.prior.double(), columns, drift)
@@ -100,7 +101,8 @@ def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, 
 
     Returns:
         The points, float64, axes (rows, epochs, dimensions). The mask, bool, axes (rows, epochs).
-        The log odds that class 1 of two classes has the points with higher values, see `by_shares`.
+        The log odds that, of two classes, class 1 has the points with higher values, see
+        `by_shares`.
     """
     classes = len(prior)
 
@@ -124,14 +126,16 @@ def _first_guess(
 ) -> Tensor:
     """Return the class probabilities with which the fit starts.
 
-    With two classes, the prior gives the number of rows in each class. With more classes, each row
-    gets the class of the nearest mean of leaked rows.
+    With two classes, the prior gives the number of rows in each class. With more classes, k-means
+    steps start from the classes' means of leaked rows, and each row gets the class of its nearest
+    mean.
 
     Args:
         points: the points of `_points`.
         seen: the mask of `_points`.
         known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
-        prior: share of each class, axes (classes,).
+        prior: one-hot labels of the leaked rows, which are the last rows of `points`; axes (leaked,
+            classes).
         columns: the attacker's columns, or no columns, axes (rows, columns).
         drift: the log odds of `_points`.
     """
@@ -150,7 +154,7 @@ def _first_guess(
 
 
 def nearness(points: Tensor, known: Tensor, rounds: int) -> Tensor:
-    """Return each row's nearness x m - m m / 2 to each class's mean m, axes (rows, classes).
+    """Return x m - m m / 2 of each row x and class mean m, (rows, classes); highest = nearest.
 
     >>> points = torch.tensor([[1.0], [-3.0], [2.0], [-2.0]])
     >>> nearness(points, torch.eye(2), rounds=0).argmax(1).tolist()
@@ -158,7 +162,8 @@ def nearness(points: Tensor, known: Tensor, rounds: int) -> Tensor:
 
     Args:
         points: points of the rows, axes (rows, dimensions).
-        known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
+        known: one-hot labels of the leaked rows, which are the last rows of `points`; axes (leaked,
+            classes).
         rounds: number of k-means steps, in which each mean moves to the rows nearest to it.
     """
     classes, leaked = known.shape[1], points[-len(known) :]
@@ -180,7 +185,8 @@ def fitted(
     Args:
         points: points of the rows, axes (rows, epochs, dimensions).
         seen: mask of rows that have a point in an epoch, axes (rows, epochs).
-        known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
+        known: one-hot labels of the leaked rows, which are the last rows of `points`; axes (leaked,
+            classes).
         prior: log prior of each class, axes (classes,) or (rows, classes).
         start: class probabilities at the start of the fit, axes (rows, classes).
         rounds: number of expectation-maximisation rounds.
@@ -200,7 +206,7 @@ def fitted(
 
 
 def densities(points: Tensor, shares: Tensor, tail: float | None) -> Tensor:
-    """Return log densities of points in each class with a common spread, axes (rows, classes).
+    """Return log densities of the points, axes (rows, classes); all classes have the same variance.
 
     >>> points = torch.tensor([[-1.0], [1.0]]).double()
     >>> shares = torch.eye(2).double() * 0.98 + 0.01

@@ -18,8 +18,8 @@ from vfl.core.registry import require_range
 
 _Found = tuple[np.ndarray, np.ndarray]
 
-#: Nearest neighbours of rows that do not depend on the leaked rows; attacks on the same layer share
-#: this cache.
+#: Cached nearest neighbours of the rows that are not leaked; attacks on the same layer share this
+#: cache.
 _KEPT: dict[tuple[bytes, int, int], _Found] = {}
 _KEPT_MOST = 24
 _LEAST = 1e-12  # smallest score, before its logarithm
@@ -34,9 +34,10 @@ def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr
 
     Args:
         rows: features of the rows, axes (rows, features).
-        neighbours: number of neighbours of each row; at most all other rows.
+        neighbours: number of nearest neighbours of each row; the function uses fewer if there are
+            fewer other rows.
         known: number of leaked rows, which come first. The function caches the neighbours of the
-            other rows for the next choice of leaked rows.
+            rows that are not leaked, for later calls with other leaked rows.
     """
     count = min(neighbours, len(rows) - 1)
     distance, near = _nearest(np.ascontiguousarray(rows.numpy()), count, known)
@@ -47,8 +48,8 @@ def neighbour_graph(rows: Tensor, neighbours: int, known: int = 0) -> sparse.csr
         (weights.ravel().astype(np.float64), near.ravel(), starts), shape=(len(rows), len(rows))
     )
     graph = graph.maximum(graph.T)
-    # If all neighbours of a row are copies of each other, all edges of the row are zero, and the
-    # row gets no label from other rows.
+    # If all neighbours of a row are copies of each other, all edge weights of the row are zero, and
+    # the row gets no label from other rows.
     root = sparse.diags_array(1 / np.sqrt(np.maximum(graph.sum(axis=1), np.finfo(float).tiny)))
     return sparse.csr_array(root @ graph @ root)
 
@@ -68,7 +69,7 @@ def _nearest(rows: np.ndarray, count: int, known: int) -> _Found:
 
 def _merged(parts: list[_Found], count: int) -> _Found:
     distance, near = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
-    order = np.lexsort((near, distance), axis=1)[:, :count]  # of equally near rows, the first
+    order = np.lexsort((near, distance), axis=1)[:, :count]  # first of equally near rows
     return np.take_along_axis(distance, order, 1), np.take_along_axis(near, order, 1)
 
 
@@ -83,7 +84,7 @@ def _among_kept(rows: np.ndarray, count: int) -> _Found:
 
 
 def forget_neighbours() -> None:
-    """Delete the cached neighbours, so that the next attack's running time is comparable."""
+    """Delete the cached neighbours; then the next attack's measured time includes their search."""
     _KEPT.clear()
 
 
@@ -107,14 +108,14 @@ def propagate(
     spread: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Return (I - spread S)^-1 Y with the graph S of all rows and labels Y; (rows, classes).
+    """Return (I - spread S)^-1 Y for the graph S of all rows and labels Y; axes (rows, classes).
 
     Args:
         rows: features of the rows, axes (rows, features); rows with a known label come first.
         labels: known labels of the first rows, int64.
         classes: number of classes.
         neighbours: number of neighbours of each row in the graph.
-        spread: weight of a row's neighbours, from 0 to below 1.
+        spread: total weight of a row's neighbours relative to its known label, from 0 to below 1.
         weights: weight of each known label; None gives all the same weight.
     """
     graph = neighbour_graph(rows, neighbours, len(labels))
@@ -130,15 +131,16 @@ def propagate(
 class LabelPropagation(Composed):
     """Spreads the leaked labels over a graph of leaked, unlabelled and target rows.
 
-    The attack needs no classifier; it assumes that neighbours share a class. With ``at=inputs`` it
-    is the strongest baseline without the bottom. With ``at=cut+inputs``, distances between rows
-    combine cuts and inputs.
+    The attack needs no classifier; it assumes that neighbours share a class. With ``at=inputs``,
+    this attack is the strongest baseline that does not use the bottom. With ``at=cut+inputs``,
+    distances between rows combine cuts and inputs.
 
     Source: Zhou et al. 2004 (local and global consistency), in closed form.
 
     Args:
         neighbours: number of neighbours of each row in the graph.
-        spread: weight of a row's neighbours, from 0 to below 1 (alpha in the paper).
+        spread: total weight of a row's neighbours relative to its known label, from 0 to below 1
+            (alpha in the paper).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -173,11 +175,12 @@ class LabelPropagation(Composed):
 class JoinedPropagation(LabelPropagation):
     """`LabelPropagation` with distances that combine the inputs and another layer.
 
-    With inputs alone, the attack reaches what anyone with the inputs can reach. A layer that alone
-    gives worse guesses than the inputs may still separate classes that the inputs do not separate.
+    With inputs alone, the attack is as accurate as that of any adversary who has the inputs but no
+    cut. A layer that alone gives worse guesses than the inputs may still separate classes that
+    overlap in the inputs.
 
     Args:
-        at: the layer that is joined with the inputs.
+        at: the layer whose distances are added to the inputs' distances.
         share: share of the layer in the mean squared distance, 0 to 1 (`mix` of `Composed`).
         options: options of `LabelPropagation`.
 

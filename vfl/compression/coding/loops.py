@@ -1,8 +1,9 @@
-"""Loops that numba always compiles; for each one, a numpy function gives the same bits.
+"""Loops that are always compiled by numba; for each loop, a numpy function returns the same bits.
 
-`bits.Enumerative.pack` and `unpack` use them to pack rows of a sparse cut. `vfl.compression.topk`
-uses them to find the largest values, and `values` to quantise values. Compiled code does not check
-array bounds. So callers first check the length of a payload, and each rank before it is looked up.
+`bits.Enumerative.pack` and `unpack` pack the rows of a sparse cut with these loops.
+`vfl.compression.topk` finds the largest values with them, and `values` quantises values with them.
+Compiled code does not check array bounds. So callers first check the length of a payload, and check
+each rank before a loop uses it as an index.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from vfl.core.compiled import compiled
 #: the lowest limb comes first.
 MOST_LIMBS, LIMB_BITS = 2, 62
 
-#: Length of the long steps down in the search for an index. Long steps down and then short steps up
-#: are faster than binary search, because adjacent indices are close together.
+#: Length of the long steps downwards in the search for an index. Long steps downwards and then
+#: short steps upwards are faster than binary search, because adjacent indices are close together.
 _STRIDE = 8
 _LIMB = (1 << LIMB_BITS) - 1
 
@@ -27,12 +28,12 @@ _LIMB = (1 << LIMB_BITS) - 1
 def pack_rows(
     indices: Any, codes: Any, table: Any, rank_bits: int, code_bits: int, out: Any
 ) -> None:
-    """Write each row's rank of its indices and then its codes, without gaps.
+    """Write each row's rank (the number of its index set), then its codes, without gaps.
 
     Args:
         indices: increasing indices, int64, axes (rows, k).
         codes: codes, int64, axes (rows, k).
-        table: the term of each index in a rank, int64, axes (limbs, k, width - k + 1).
+        table: number to add to the rank for each index, int64, axes (limbs, k, width - k + 1).
         rank_bits: number of bits of a rank.
         code_bits: number of bits of a code.
         out: output, uint8, all zero, long enough for the rows.
@@ -94,9 +95,11 @@ def unpack_rows(
 
 @compiled
 def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
-    """Find the indices of a one-limb rank; each is the largest index whose term fits the rest.
+    """Find the indices of a one-limb rank, the last index first.
 
-    The terms of the first index are 0, 1, 2, ..., so this index equals the remainder.
+    The last index is the largest one whose term is at most the rank; subtracting this term leaves
+    the rank of the other indices. The terms of the first index are 0, 1, 2, ..., so this index
+    equals the remaining rank.
     """
     last = table.shape[1] - 1
     for j in range(len(table) - 1, 0, -1):
@@ -116,7 +119,7 @@ def _unrank(table: Any, rank: int, indices: Any, row: int) -> None:
 
 @compiled
 def _unrank_wide(table: Any, rank: Any, indices: Any) -> None:
-    """Find the indices of a rank with several limbs, like `_unrank`; `rank` is changed."""
+    """Find the indices of a rank with several limbs, like `_unrank`; overwrites `rank`."""
     last = table.shape[2] - 1
     for j in range(len(indices) - 1, -1, -1):
         first, size = 0, last + 1
@@ -144,7 +147,7 @@ def _is_at_most(one: Any, other: Any) -> bool:
 
 @compiled
 def _write(out: Any, end: int, number: int, bits: int) -> int:
-    """Append the bits of a number, the most significant first; return the new length in bits."""
+    """Append the bits of a number, highest bit first; return the new length of `out` in bits."""
     while bits > 0:
         room = 8 - (end & 7)
         taken = min(room, bits)
@@ -184,7 +187,7 @@ def find_top(bits: Any, indices: Any, tied: Any) -> bool:
 
     Without its sign bit, the bit pattern of a float32 sorts like the magnitude; infinity and NaN
     sort above all others. The function divides a row into blocks. The k-th largest of the blocks'
-    maxima is a lower bound of the values that can be among the k largest.
+    maxima is a lower bound for the row's k largest magnitudes.
 
     Args:
         bits: float32 values viewed as int32, axes (rows, width).
@@ -227,8 +230,7 @@ def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> N
     Args:
         indices: indices, increasing before and after the call, int64, axes (rows, k).
         drops: marks of the indices to replace, axes (rows, k); at most `others` marks per row.
-        draws: random numbers, uniform on [0, unit) where an index is marked, with at least k
-            columns.
+        draws: random numbers, uniform on [0, unit) at each marked index; axes (rows, k or more).
         unit: upper limit of the random numbers.
         others: number of indices that are not in `indices`, for each row.
     """
@@ -241,7 +243,7 @@ def replace(indices: Any, drops: Any, draws: Any, unit: float, others: int) -> N
                 slots[count] = slot
                 numbers[count] = int(draws[row, slot] / unit * (others - count))
                 count += 1
-        for t in range(count - 2, -1, -1):  # turns a Lehmer code into distinct numbers
+        for t in range(count - 2, -1, -1):  # makes numbers distinct
             for later in range(t + 1, count):
                 numbers[later] += numbers[later] >= numbers[t]
         for t in range(count):
@@ -263,7 +265,7 @@ def _largest(part: Any) -> Any:
 
 @compiled
 def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
-    """Return the k-th largest of `count` sizes, for k = len(best); `best` is scratch memory."""
+    """Return the k-th largest of the first `count` sizes, k = len(best); overwrites `best`."""
     k = len(best)
     if count <= _FEW:  # the loop has no branch to mispredict
         least = _MAGNITUDE
@@ -287,7 +289,7 @@ def _kth_largest(sizes: Any, count: int, best: Any) -> Any:
 
 @compiled
 def _keep(sizes: Any, count: int, candidates: Any, least: Any, indices: Any, row: int) -> bool:
-    """Keep values above `least`, and the first values equal to it, until a row has k indices.
+    """Keep values above `least`, then the first ones equal to it, until a row has k indices.
 
     Returns:
         True if a value equal to `least` was left out.
@@ -321,10 +323,11 @@ _SIGN, _LARGEST = 0x8000, 0x7F7F
 
 @compiled
 def find_ends(bits: Any, ends: Any) -> None:
-    """Find the smallest and the largest value of each group, as integers that sort like values.
+    """Find each group's smallest and largest value, as integers in the same order as the values.
 
-    If all bits except the sign are inverted in negative values, the bit pattern of a float32 sorts
-    like the value, with infinities and NaN outside all others.
+    If all bits except the sign are inverted in negative values, the bit patterns of float32
+    numbers, read as integers, are ordered like the numbers. Infinities and NaN lie outside all
+    finite numbers.
 
     Args:
         bits: float32 values viewed as int32, axes (groups, values).
@@ -375,14 +378,14 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     """
     count = 0
     for i in range(len(numbers)):
-        found[count] = numbers[i]  # overwritten next if marks[i] is 0
+        found[count] = numbers[i]  # the next number overwrites it if marks[i] is 0
         count += int(marks[i])
     return count
 
 
 @compiled
 def spread_marked(found: Any, marks: Any, numbers: Any) -> None:
-    """Copy numbers back to their marked positions, with 0 elsewhere.
+    """Copy numbers back to their marked positions, and write 0 at the other positions.
 
     Args:
         found: the numbers, with one more entry than there are marks.
@@ -451,7 +454,7 @@ def dequantise(ends: Any, bits: int, codes: Any, values: Any) -> bool:
 
 @compiled
 def _below(raw: Any) -> Any:
-    """Return the bits of the largest finite bfloat16 not above the float32 with these bits."""
+    """Return the largest finite bfloat16, as bits, that is at most the float32 with these bits."""
     number: Any = np.int64(raw)
     rounded = (number + (number >> 31) * 0xFFFF) >> 16
     return (rounded & _SIGN) | min(rounded & ~_SIGN, _LARGEST)

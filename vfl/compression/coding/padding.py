@@ -3,7 +3,7 @@
 A payload of at most `limit_bytes` is padded to one of a few agreed sizes. Each agreed size is
 smaller than the next larger one by a factor of the fourth root of two. The padding is the byte 0x80
 and then zeros (ISO/IEC 7816-4). So a frame need not state the payload's length, and the reader
-accepts no other padding.
+rejects a payload with any other padding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def agreed_size(payload_bytes: int, limit_bytes: int) -> int:
     [1024, 862, 862, 512, 1]
     """
     most, wanted = padded_limit(limit_bytes), payload_bytes + len(_MARK)
-    # Rounding may give a size that is one step too small; then the next larger size fits.
+    # Rounding may give a size that is one agreed size too small; then the next larger agreed size
+    # fits.
     step = max(0, math.floor(_SIZES_AN_OCTAVE * math.log2(most / wanted)) + 1)
     while (size := math.ceil(most * 2 ** (-step / _SIZES_AN_OCTAVE))) < wanted:
         step -= 1

@@ -1,16 +1,17 @@
 """An integer range coder, and adaptive counts that give the probability shares of symbols.
 
 The coder represents a symbol's probability as a share, a multiple of 1 / 2^15. Encoder and decoder
-have equal counts, which change only when both commit a step. So a repeated frame, or a frame from
-an abandoned attempt, was always coded with the counts of its own step. A byte at the start of each
-frame identifies the history of the counts. This byte reveals a party that lost a step, or that uses
-another version of the coder.
+keep equal counts of the symbols sent so far; the counts change only when both parties commit a
+training step. So a frame that is sent again, or belongs to an abandoned attempt of a step, was
+always coded with the counts of that step. A byte at the start of each frame identifies the history
+of the counts. This byte shows that the sender has lost a step, or uses another version of the
+coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
-1402.3392). Interleaved states make consecutive symbols independent of each other, so that vector
-instructions (with numba, `vectors`) or single numpy calls (without numba) code them together. All
-quotients are exact integers, so every machine writes the same bytes. The decoder rejects all bytes
-that the encoder would not write.
+1402.3392). Several interleaved states make consecutive symbols independent of each other, so that
+vector instructions (`vectors`, with numba) or one numpy call (without numba) can code these symbols
+together. All quotients are exact integers, so every machine writes the same bytes. The decoder
+rejects all bytes that the encoder would not write.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from vfl.core.compiled import compiled, native
 from vfl.core.errors import CheckpointError, CorruptFrameError
 from vfl.core.frame import Payload
 
-#: Shares are multiples of 1 / 2^15. A state stays in [2^16, 2^32), and writes and reads words of 16
-#: bits.
+#: A share (a symbol's probability) is a multiple of 1 / 2^15. A coder state stays in [2^16, 2^32),
+#: and exchanges words of 16 bits with the payload.
 TOTAL_BITS, _WORD_BITS, _LOW, _STATE_BYTES = 15, 16, 1 << 16, 4
 _MASK = (1 << TOTAL_BITS) - 1
-#: Number of bits of symbols for each state, and largest number of states; a state itself takes 24
-#: bits.
+#: Number of coded bits for which one further state is added, and largest number of states; each
+#: state adds 24 bits to the payload.
 _BITS_A_STATE, _MOST_STATES = 2048, 256
-#: Smallest number of states if there are several; also the number of states in a vector.
+#: Smallest number of states if there are several; also the number of states in a vector register.
 LANES = 16
-#: Number of symbols from whose shares the coder estimates the bits of a whole cut.
+#: Number of symbols that the coder samples to estimate the bits of a whole cut.
 _SAMPLED = 2048
 #: If the counts of a context add up to more than this number, which is below 2^16, they are halved.
 _FORGET_ABOVE = 60_000
@@ -57,8 +58,8 @@ States = npt.NDArray[np.uint32]
 def encode(shares: Shares) -> bytes:
     """Encode symbols with these shares as bytes, using one state; no symbols give no bytes.
 
-    The first byte states the number of bytes of the state; then come the state and the words. The
-    state starts at 0 and is written without leading zero bytes.
+    The first byte states the number of bytes of the state; then come the state and the 16-bit
+    words. The state starts at 0 and is written without leading zero bytes.
 
     >>> encode(np.array([1 << 13 << 16 | 1 << 13], np.uint32)).hex()  # the second quarter of all
     '200020'
@@ -76,7 +77,8 @@ def encode_columns(table: Shares, codes: Symbols) -> bytes:
     For few columns the function uses one state and codes the columns one after another, as `encode`
     does. Otherwise it uses several states: it codes as many columns at once as there are states,
     row by row, and then the next columns. Then the first byte is the binary logarithm of the number
-    of states; the states and the words follow. Within a row, the last state reads its word first.
+    of states; the states and the 16-bit words follow. Within a row, the word of the last state
+    comes first.
 
     Args:
         table: shares of all symbols in each column, axes (columns, symbols).
@@ -114,13 +116,13 @@ def state_count(table: Shares, codes: Symbols) -> int:
 
 
 def symbols_limit_bytes(symbols: int) -> int:
-    """Return the most bytes that symbols take: a word for each, the states, and the first byte."""
+    """Return the most bytes for coded symbols: a word each, the states, and the first byte."""
     states = max(1, min(_MOST_STATES, symbols * TOTAL_BITS // _BITS_A_STATE))
     return 2 * symbols + _STATE_BYTES * states + 1
 
 
 class Reader:
-    """A payload while it is decoded; the decoding loop uses `words`, `states` and `taken`.
+    """A payload during decoding; the decoding loop uses `words`, `states` and `taken`.
 
     Args:
         payload: payload that `encode` or `encode_columns` returned.
@@ -132,7 +134,7 @@ class Reader:
         taken: number of words read so far, one int64 in an array.
 
     Raises:
-        CorruptFrameError: no encoder writes these states.
+        CorruptFrameError: no encoder writes the states of this payload.
     """
 
     def __init__(self, payload: Payload, most: int = 1) -> None:
@@ -159,10 +161,11 @@ class Reader:
             raise CorruptFrameError("a range-coded payload spells a state with leading zeros")
 
     def finish(self) -> None:
-        """Check that the payload ends with its last symbol.
+        """Check that the payload ends directly after its last symbol.
 
         Raises:
-            CorruptFrameError: the payload has too many, too few or other bytes.
+            CorruptFrameError: the payload has missing bytes, further bytes, or bytes that no
+                encoder writes.
         """
         if self.taken[0] != len(self.words) or (self.states != self._start).any():
             raise CorruptFrameError("a range-coded payload is longer or shorter than its symbols")
@@ -170,7 +173,7 @@ class Reader:
 
 @compiled
 def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, count: int) -> int:
-    """Decode the next symbol of a context with the only state; -1 if there is no such symbol.
+    """Decode the next symbol of a context with the only state; -1 if the context has no symbols.
 
     Args:
         words: `words` of the `Reader`.
@@ -185,7 +188,7 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
         return -1
     state = states[0]
     slot = state & _MASK
-    most = slot << 16 | 0xFFFF  # every entry that starts at or before the slot is at most this
+    most = slot << 16 | 0xFFFF  # intervals that start at or before the slot have entries up to this
     symbol, above = 0, count
     while above - symbol > 1:
         middle = (symbol + above) >> 1
@@ -243,8 +246,8 @@ def _encode(shares: Any, states: Any, words: Any) -> int:
             at -= 1
             words[at] = state & 0xFFFF
             state >>= _WORD_BITS
-        # This is exact: the state is below 2^52, so float64 division rounds no quotient up to the
-        # next integer.
+        # The quotient is exact: the state is below 2^52, so float64 division rounds no quotient up
+        # to the next integer.
         state += start + int(state / size) * ((1 << TOTAL_BITS) - size)
     states[0] = state
     return at
@@ -262,7 +265,7 @@ def _decode_columns(
             slot = state & _MASK
             most = slot << 16 | 0xFFFF  # an entry that starts at or before the slot is at most this
             cell, step = first, choices >> 1
-            while step > 0:  # the loop has no branch to mispredict
+            while step > 0:  # no branch, which the processor could mispredict
                 cell += step * int(table[cell + step] <= most)
                 step >>= 1
             share = int(table[cell])
@@ -301,7 +304,7 @@ def _decode_in_vectors(
 
 
 def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
-    """Add columns to fill vectors; coding their only, certain symbol changes no state."""
+    """Add columns to fill whole vectors; their only symbol is certain and changes no state."""
     if not (more := -len(table) % LANES):
         return table, codes
     certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
@@ -339,7 +342,7 @@ def _decode_in_passes(reader: Reader, table: Shares, codes: Symbols) -> None:
         own = table[block].astype(np.int64)
         starts, sizes = (own >> 16).reshape(-1), (own & 0xFFFF).reshape(-1)
         contexts = np.arange(len(own))
-        # The shares' starts in all contexts, as one increasing array.
+        # The starts of all symbols' intervals in all contexts, as one increasing array.
         apart, firsts = contexts << TOTAL_BITS + 1, contexts * choices
         line = starts + np.repeat(apart, choices)
         state = reader.states[: len(own)]
@@ -364,7 +367,7 @@ class AdaptiveCounts:
 
     Args:
         start: initial counts, axes (contexts, symbols); 0 for a symbol that cannot occur.
-        weight: amount by which a symbol's count grows.
+        weight: amount that each occurrence of a symbol adds to its count.
 
     Attributes:
         table: shares as multiples of 1 / 2^15, axes (contexts, symbols), uint32; see `Shares`.
@@ -382,14 +385,14 @@ class AdaptiveCounts:
 
     @property
     def tag(self) -> bytes:
-        """Return one byte; if two parties have different counts, it differs in 255 of 256 cases."""
+        """Return a byte that differs, in 255 of 256 cases, between parties with unequal counts."""
         return bytes([self._history & 0xFF])
 
     @property
     def splits(self) -> npt.NDArray[np.uint16]:
-        """Return, for each context, the starts of 15 evenly spaced symbols, axes (15, contexts).
+        """Return where the intervals of 15 evenly spaced symbols start, axes (15, contexts).
 
-        The array also has added contexts that fill whole vectors; see `_whole_vectors`.
+        The array also has columns for added contexts that fill whole vectors; see `_whole_vectors`.
         """
         if self._splits is None:
             contexts, choices = self.table.shape
@@ -400,13 +403,13 @@ class AdaptiveCounts:
         return self._splits
 
     def cells(self, contexts: np.ndarray, symbols: np.ndarray) -> Cells:
-        """Return the positions of some contexts' symbols in the table."""
+        """Return the positions, in the flattened table of shares, of a symbol in each context."""
         firsts = np.asarray(contexts, np.int32) * np.int32(self.table.shape[1])
         found: Cells = np.add(firsts, symbols, dtype=np.int32)
         return found
 
     def count(self, step: int, cells: Cells) -> None:
-        """Count the symbols of a step's frame, given as positions in the table."""
+        """Add a step's symbols to the counts; `cells` are their positions in the table."""
         width = self.table.shape[1]
         touched: slice | np.ndarray = slice(None)
         places = cells
@@ -420,7 +423,7 @@ class AdaptiveCounts:
         self._commit(step, cells.astype("<i4", copy=False).tobytes())
 
     def count_columns(self, step: int, codes: Symbols) -> None:
-        """Count the codes of a step's frame, axes (rows, contexts)."""
+        """Add the codes of a step's frame, axes (rows, contexts), to the counts."""
         if loops.COMPILED:
             _count_columns(codes, self._counts, self._weight, self.table)
             self._splits = None
@@ -441,7 +444,7 @@ class AdaptiveCounts:
         """Restore a state that `state_dict` returned.
 
         Raises:
-            CheckpointError: the counts belong to another version of the coder.
+            CheckpointError: another version of the coder made the counts.
         """
         history = state["history"].reshape(-1).tolist()
         if len(history) != 2 or history[0] != _FORMAT:
@@ -463,7 +466,7 @@ class AdaptiveCounts:
         return counts
 
     def _share(self, touched: slice | np.ndarray, counts: np.ndarray) -> None:
-        """Compute shares from counts: 1 for each count above 0, and the remainder in proportion."""
+        """Compute shares from counts: 1 for each count above 0; the rest is split in proportion."""
         sums, used = counts.cumsum(axis=1, dtype=np.int64), (counts > 0).cumsum(axis=1)
         rest = ((1 << TOTAL_BITS) - used[:, -1:]) * sums // np.maximum(sums[:, -1:], 1)
         ends = (used + rest).astype(np.uint32)
@@ -475,7 +478,7 @@ class AdaptiveCounts:
 
 @compiled
 def _count_columns(codes: Any, counts: Any, weight: int, table: Any) -> None:
-    """Count codes of axes (rows, contexts), halve large counts, and compute the new shares."""
+    """Add codes (rows, contexts) to the counts, halve large counts, and compute the new shares."""
     contexts, choices = counts.shape
     for context in range(contexts):
         own, shares = counts[context], table[context]

@@ -1,11 +1,12 @@
-"""Attackers' knowledge in a training run of boosted trees, expressed as cuts and gradients.
+"""Attackers' knowledge after a training of boosted trees, expressed as cuts and gradients.
 
-For attacks, a party's part of the forest is its bottom model: it maps the party's cells to the side
-of each split on its columns. These sides are the cut-layer activations of a queried row. During
-training, the cut-layer activations are the bins of the cells. The gradient of a row is its path of
-nodes, if the mode discloses nodes to feature parties. All of this follows from the trained model,
-the rows, and secrets that simulated parties draw from the grid's seed, so no recording is needed.
-The test `tests/trees/test_attacks.py` compares this knowledge with the frames of a session.
+For attacks, a party's part of the forest is its bottom model: it maps the party's cells to left or
+right at each split on the party's columns. For a queried row, the cut-layer activation is this list
+of left or right. For a training row, the cut-layer activation is the list of the bins of its cells.
+A training row's gradient is the path of tree nodes that the row takes, if the mode discloses nodes
+to feature parties. All this knowledge follows from the trained model, the rows, and secrets that
+the simulated parties derive from the experiment's seed, so no recording is needed. The test
+`tests/trees/test_attacks.py` compares this knowledge with the frames that a session sends.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class Sides(nn.Module):
     """A party's part of the forest as a bottom model, which outputs whether rows go left at splits.
 
     Args:
-        ranks: encoding that maps the party's cells to numbers, and back.
-        binning: binning of the party's cells.
-        splits: splits on its columns, in the order of the queries.
+        ranks: encoding that maps the values of the party's columns to input numbers, and back.
+        binning: the party's rule that maps its cells to bins.
+        splits: splits on the party's columns, in the order in which the label party asks for them.
     """
 
     def __init__(self, ranks: Ranks, binning: Binning, splits: list[Split]) -> None:
@@ -82,14 +83,14 @@ class Sides(nn.Module):
         self._ranks, self._binning, self.splits = ranks, binning, splits
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return 1 if a row goes left, else 0; axes (rows, splits).
+        """Return, for each row and split, 1 if the row goes left, otherwise 0; axes (rows, splits).
 
-        The result is float32. If there are no splits, each row has a single zero.
+        The type of the numbers is float32. If there are no splits, each row has a single zero.
         """
         return self.of_cells(self._ranks.cells(inputs))
 
     def of_cells(self, cells: np.ndarray) -> Tensor:
-        """Return the same as `forward` for unencoded cells, axes (rows, columns)."""
+        """Return the same as `forward`, for cells before encoding, axes (rows, columns)."""
         if not self.splits:
             return torch.zeros(len(cells), 1)
         bins, layout = self._binning.bins(cells), self._binning.layout
@@ -101,9 +102,9 @@ class AskedSplits:
     """The splits on a feature party's columns, in the order in which the party received them.
 
     Attributes:
-        columns: column of each split.
-        sides: function that returns, from the inputs of rows, whether these go left at the splits,
-            as `Sides` does.
+        columns: number of the column of each split.
+        sides: function that maps inputs of rows to 1 (left) or 0 (right) at each split, as `Sides`
+            does.
     """
 
     columns: Sequence[int]
@@ -116,9 +117,10 @@ class SentBins:
 
     Attributes:
         layout: number of bins of each column, and whether the bins have an order.
-        targets, leaked: bin numbers of the target rows and of the leaked rows, axes (rows,
-            columns); a missing cell has the last number of the widest column.
-        epsilon: epsilon of the randomised response on the bins; None means no response.
+        targets, leaked: bin numbers of the target rows, and of the leaked rows, axes (rows,
+            columns); a missing cell has the highest bin number of the widest column.
+        epsilon: epsilon of the randomised response that changed the bins; None means that the bins
+            are exact.
         own_of_leaked: the label party's own columns for the leaked rows, if it has any columns.
     """
 
@@ -130,11 +132,11 @@ class SentBins:
 
 
 def paths(tree: Tree, left: np.ndarray, levels: int) -> list[np.ndarray]:
-    """Return each row's node on each level below the root, one-hot encoded.
+    """Return, for each level below the root, which node each row reaches, one-hot encoded.
 
     Args:
         tree: the tree.
-        left: whether rows go left at each split, axes (rows, splits).
+        left: for each row and split, whether the row goes left, bool, axes (rows, splits).
         levels: number of levels below the root.
 
     Returns:
@@ -162,15 +164,17 @@ def _mode_of(experiment: Experiment) -> Trees:
 
 @dataclass(frozen=True, eq=False)
 class SeenNodes:
-    """The sums over one party's columns that the label party received for each node.
+    """The gradient sums over one party's columns that the label party received for each tree node.
 
     Attributes:
-        layout: layout of these columns.
-        nodes: all nodes that the label party requested, starting with the root of the first tree.
+        layout: number and order of each column's bins.
+        nodes: sums of each node that the label party requested, starting with the root of the first
+            tree.
         training: number of training rows.
         targets, leaked: positions of the target rows and of the leaked rows among the training
             rows.
-        epsilon: epsilon of the randomised response on the bins; None means no response.
+        epsilon: epsilon of the randomised response that changed the bins; None means that the bins
+            are exact.
         own_of_leaked: the label party's own columns for the leaked rows, if it has any columns.
     """
 
@@ -191,7 +195,7 @@ _TOLD_NODES = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.UNLABELLED, Grant.PRIOR}
     | {Grant.TOP_RECIPE, Grant.PROTOCOL}
 )
-#: Number of tree levels below the root whose nodes are stored for attacks.
+#: Number of tree levels below the root whose nodes an attack receives.
 _LEVELS = 3
 
 
@@ -211,7 +215,7 @@ class TreesCases(Cases):
             QUERIES_ATTRIBUTE: _OF_ATTRIBUTE,
             PREDICTIONS: PREDICTIONS.grants,
         }
-        if not mode.needs_keys:  # protect = "order"
+        if not mode.needs_keys:  # protect = "order": the label party has the bins of training rows
             found[RECORDED_TRAINING] = _OF_LABEL_PARTY | _IN_TRAINING | own
             found[TRAINING_ATTRIBUTE] = _OF_ATTRIBUTE | {Grant.EPOCHS}
         else:
@@ -250,7 +254,8 @@ class TreesCases(Cases):
             for name, own in self.data.items()
         }
 
-    # Cases of a feature party: it has its own columns, its part of the trees, and a few labels.
+    # Cases in which a feature party attacks: it has its own columns, its part of the trees, and a
+    # few labels.
 
     def _of_feature_party(
         self, name: str, k: int, draw: torch.Generator, partners: list[str]
@@ -322,11 +327,11 @@ class TreesCases(Cases):
         return Case(View(threat, classes, holdings), labels[targets])
 
     def _nodes_of(self, rows: Tensor) -> Iterator[Tensor]:
-        """Yield the nodes of rows after each round, one-hot by level; axes (rows, nodes)."""
+        """Yield rows' nodes in each round's trees, one-hot for each level; axes (rows, nodes)."""
         label = self.experiment.label.party
         forest = Forest.of_state(within("share.", self._weights(label)))
         depth = self._mode.boosting((), 0).growth.max_depth
-        # the label party requests no sums for the last level
+        # the label party requests no sums for nodes on the last level
         levels = min(_LEVELS, depth - 1) if depth else _LEVELS
         answers, asked = self._answers(forest.splits, rows.numpy()), 0
         for trees in forest.rounds:
@@ -338,7 +343,7 @@ class TreesCases(Cases):
             yield torch.from_numpy(np.concatenate(found, axis=1)).float()
 
     def _answers(self, splits: Sequence[Split], rows: np.ndarray) -> np.ndarray:
-        """Return the sides of rows at splits on all parties' columns, bool, axes (rows, splits)."""
+        """Return whether rows go left at splits on all parties' columns, axes (rows, splits)."""
         names, label, first = self.experiment.feature_parties, self.experiment.label.party, 0
         answers = np.empty((len(rows), len(splits)), bool)
         for name in [*([label] if label in self.experiment.parties else []), *names]:
@@ -350,8 +355,8 @@ class TreesCases(Cases):
             first = last
         return answers
 
-    # Cases of the label party: it has the bins of the training rows, whether queried rows go left
-    # at splits, and a few known rows of the victim.
+    # Cases in which the label party attacks: it has the bins of the training rows, the directions
+    # of queried rows at splits, and a few known rows of the victim.
 
     def _of_label_party(self, in_training: bool, draw: torch.Generator) -> Case:
         label = self.data[self.experiment.label.party]
@@ -422,14 +427,14 @@ class TreesCases(Cases):
         )
 
     def _sent_bins(self, rows: Tensor) -> Tensor:
-        """Return the bins of some training rows, encoded like cells by `standardised`."""
+        """Return the bins of chosen training rows, encoded like cells by `standardised`."""
         bins, layout = self._shown(self.party)
         cells = np.where(bins == layout.width - 1, np.nan, bins).astype(np.float32)
         train = self.data[self.party].split.train
         return standardised(cells, categories_of(layout), train)[rows]
 
     def _shown(self, name: str) -> tuple[np.ndarray, Layout]:
-        """Return the bins of all rows, after randomised response where other parties get it."""
+        """Return a party's bins of all rows; rows sent to others have randomised response."""
         own, split = self._binning(name), self.data[name].split
         bins = own.bins(self._cells(name))
         if self._mode.epsilon is not None and name != self.experiment.label.party:

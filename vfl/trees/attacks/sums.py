@@ -18,17 +18,18 @@ from vfl.trees.attacks.cases import SentBins
 
 
 class Sums(Attack):
-    """Estimates the bin of each cell from gradient sums over bins; assigns a value to each bin.
+    """Estimates each cell's bin from gradient sums over bins, and then the value of each bin.
 
     The label party knows each row's gradient, and which rows are in each node. A gradient sum over
-    a bin is linear in the indicators of the rows in that bin, so every node gives two equations for
-    each bin. Ridge regression solves the equations of all nodes of all trees together; its penalty
-    is the distance to the bins' shares of rows. Small nodes disclose most about single rows. If the
-    label party received the bins themselves, the attack uses them as `bins` does.
+    a bin is linear in the indicators of its rows, so every node gives two equations for each bin.
+    Ridge regression solves the equations of all nodes of all trees together; it penalises the
+    distance from each bin's share of the rows. Nodes with few rows disclose most about single rows.
+    If the label party received the bins themselves, the attack reads them, as the attack `bins`
+    does.
 
     Args:
-        nodes: number of nodes to use; the attack takes the nodes with the fewest rows.
-        noise: weight of the penalty on the squared distance to the bins' shares of rows.
+        nodes: number of nodes whose sums the attack uses; it takes the nodes with the fewest rows.
+        noise: weight of the penalty on the squared distance from the bins' shares of the rows.
         rows, prior: see `vfl.trees.attacks.bins.Bins`.
 
     Raises:
@@ -55,11 +56,12 @@ class Sums(Attack):
             return read_bins(told, view.leaked.inputs, self.prior, self.rows)
         nodes = sorted(told.nodes, key=lambda one: len(one.rows))[: self.nodes]
         solve = solver([(one.rows, one.gradients) for one in nodes], told.training, self.noise)
-        # sums over all rows in the root of the first tree, where all second derivatives are equal
+        # In the root of the first tree, all second derivatives are equal, so their sums give each
+        # bin's share of rows.
         first = told.nodes[0].sums[..., 1]
 
         def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            places = [*range(bins), first.shape[1] - 1]  # a missing cell has the last bin
+            places = [*range(bins), first.shape[1] - 1]  # the last bin is that of missing cells
             often = first[column, places] / first[column].sum()
             found = solve(np.concatenate([one.sums[column, places].T for one in nodes]), often)
             shares, chances = before_response(often, told.epsilon)
@@ -71,15 +73,15 @@ class Sums(Attack):
 def solver(
     nodes: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, noise: float
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return a function that maps sums over bins to the probability of each row's bin.
+    """Return a function that maps sums over bins to the probability of each bin for each row.
 
-    The function takes sums with axes (2 nodes, bins) and the share of rows in each bin, axes
+    The function takes sums with axes (2 x nodes, bins) and each bin's share of the rows, axes
     (bins,), and returns axes (rows, bins).
 
     Args:
-        nodes: the rows of each node, and the gradients of these rows, axes (rows of the node, 2).
+        nodes: for each node, its rows, and the gradients of these rows, axes (rows of the node, 2).
         rows: number of rows.
-        noise: weight of the penalty on the squared distance to the bins' shares of rows.
+        noise: weight of the penalty on the squared distance from the bins' shares of the rows.
     """
     at = np.concatenate([np.tile(own, 2) for own, _ in nodes])
     values = np.concatenate([gradients.T.ravel() for _, gradients in nodes]).astype(np.float64)

@@ -13,7 +13,7 @@ from vfl.session.label.scored import Scored
 from vfl.trees.scorecard.points import Scale
 from vfl.trees.scorecard.statistics import evidence, variance_inflation
 
-#: Splits of the rows whose scores the card counts.
+#: Splits of the rows (such as training rows) for which the scorecard counts the scores.
 PARTS = ("train", "validation", "test")
 
 
@@ -22,8 +22,8 @@ class OwnColumn:
     """The part of a column's scorecard entry that the column's owner stores.
 
     Attributes:
-        groups: number of the merged bin of each fine bin, int64, axes (fine bins,); the last fine
-            bin is that of missing cells.
+        groups: for each fine bin, the number of the merged bin that contains it, int64, axes (fine
+            bins,); the last fine bin holds missing values.
         weights: weight of evidence of each merged bin, axes (merged bins,).
         points: points of each merged bin, int64, axes (merged bins,).
     """
@@ -39,11 +39,11 @@ class CardColumn(OwnColumn):
 
     Attributes:
         counts: number of good and of bad training rows in each merged bin, int64, axes (merged
-            bins, 2).
-        shift: population stability index of later rows relative to the training rows; NaN if there
-            are no later rows.
-        coefficient, error, p_value: estimates from the regression on weights of evidence; NaN if
-            the column is not on the card.
+            bins, 2); good and bad are the two labels.
+        shift: population stability index of later rows (validation rows, on shares also test rows)
+            relative to the training rows; NaN if there are no later rows.
+        coefficient, error, p_value: the column's regression coefficient, its standard error and its
+            p-value; NaN if the column is not on the card.
     """
 
     counts: np.ndarray
@@ -72,12 +72,12 @@ class Card:
     """The label party's result of a training: the whole scorecard.
 
     Attributes:
-        scale: scale that converts log odds to scores.
-        columns: entries of the columns of all parties, ordered by party.
+        scale: scale that converts log odds to the scorecard's points.
+        columns: entries of all columns of all parties, ordered by party.
         base: points that every row has before the points of its columns are added.
         intercept, error: intercept of the regression, and its standard error.
         correlation: correlation between columns' weights of evidence, axes (columns, columns).
-        scores: for each split by name, how many good and bad rows have each score.
+        scores: for each split (by its name), the number of good and of bad rows at each score.
     """
 
     scale: Scale
@@ -90,16 +90,16 @@ class Card:
 
     @property
     def totals(self) -> np.ndarray:
-        """Number of good and of bad training rows."""
+        """Number of good training rows and number of bad training rows."""
         found: np.ndarray = self.columns[0].counts.sum(axis=0)
         return found
 
     def inflation(self, *, on_card: bool = True) -> np.ndarray:
-        """Return the variance inflation factor of some columns, axes (columns,); NaN for others.
+        """Return variance inflation factors of selected columns, axes (columns,); NaN for others.
 
         Args:
-            on_card: True uses only the columns on the card, False all columns whose weights of
-                evidence differ between bins.
+            on_card: True selects only the columns on the card; False selects all columns whose
+                weights of evidence differ between bins.
         """
         on = np.array([one.on_card if on_card else one.weights.any() for one in self.columns])
         found = np.full(len(on), np.nan)

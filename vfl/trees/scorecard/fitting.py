@@ -1,8 +1,8 @@
 """Fit of a scorecard from counts and sums: bins, weights of evidence, regression, points.
 
-A `Source` returns the number of rows of either class in each fine bin, and sums over rows of
-columns of weights of evidence. The source is `Local` if one party has all bins;
-`vfl.trees.scorecard.shared` has the source on additive shares.
+A `Source` returns the number of good and of bad rows in each fine bin, and sums over rows that the
+regression on weights of evidence needs. The source is `Local` if one party has all bins; on
+additive shares, it is `OnShares` of `vfl.trees.scorecard.shared`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Counted:
         counts: number of good and of bad training rows in each fine bin, int64, axes (fine bins,
             2); the last bin is that of missing cells.
         categorical: whether the fine bins have no order.
-        sign: 1 or -1: the bad rate may only rise or only fall with the column; 0 allows both.
+        sign: 1 or -1: the bad rate may only rise, or only fall, with the column; 0 allows both.
     """
 
     counts: np.ndarray
@@ -59,19 +59,20 @@ class MergedColumn:
 
 
 class Source(Protocol):
-    """Source of counts and sums over training rows."""
+    """Source of counts and sums over training rows, for the party that fits the scorecard."""
 
     def counted(self) -> Sequence[Counted]:
-        """Return the counts of every column, in the order of the card."""
+        """Return the good and bad counts of every column, in the order of the card's columns."""
 
     def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
-        """Return the population stability index of each column's later rows.
+        """Return each column's population stability index: later rows relative to training rows.
 
-        The index is NaN without later rows.
+        Later rows are the validation rows, and on shares also the test rows; without them the index
+        is NaN.
         """
 
     def correlation(self, columns: Sequence[MergedColumn]) -> np.ndarray:
-        """Return Pearson's correlation between columns' weights of evidence; see `correlations`.
+        """Return the correlation matrix of the columns' weights of evidence; see `correlations`.
 
         The caller calls this method once, before `regression`.
         """
@@ -79,24 +80,24 @@ class Source(Protocol):
     def regression(
         self, columns: Sequence[MergedColumn], chosen: np.ndarray
     ) -> tuple[Outcome, Callable[[np.ndarray], Sums]]:
-        """Return label statistics and a function for sums, for a regression on weights of evidence.
+        """Return label statistics and a function for sums, for regression on weights of evidence.
 
         The results are the arguments `outcome` and `sums` of `fit`.
 
         Args:
             columns: all columns.
-            chosen: whether the regression uses each column, bool, axes (columns,). The intercept
-                comes before these columns.
+            chosen: for each column, whether the regression uses it, bool, axes (columns,). The
+                regression has an intercept before these columns.
         """
 
 
 class Local:
-    """A source of counts and sums if one party has all fine bins.
+    """A source of counts and sums at a party that has the fine bins of all columns.
 
     Args:
-        parts: for each party, the fine bins of training rows and then of validation rows, with
-            their layout.
-        signs: restriction of each column's bad rate; see `Counted`.
+        parts: for each party, its fine bins, first of the training rows and then of the validation
+            rows, and their layout.
+        signs: for each column, the direction in which its bad rate may change; see `Counted`.
         bad: whether each training row belongs to the bad class.
     """
 
@@ -107,8 +108,8 @@ class Local:
         bad: np.ndarray,
     ) -> None:
         self._signs, self._bad = signs, bad
-        #: For each column: fine bin of each cell, number of bins without the bin of missing cells,
-        #: and whether the bins are categories.
+        #: For each column: the fine bin of each row, the number of bins without the bin of missing
+        #: cells, and whether the column has categories.
         self._cells = [
             (np.minimum(bins[:, place], count).astype(np.int64), count, kind)
             for bins, layout in parts.values()
@@ -153,12 +154,12 @@ class Local:
 
 
 def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
-    """Count good and bad rows in each bin, int64, axes (bins, 2).
+    """Count the good and the bad rows in each bin, int64, axes (bins, 2).
 
     Args:
         fine: bin number of each row, int64.
         bad: whether each row belongs to the bad class.
-        count: number of bins.
+        count: number of bins, with the bin of missing cells.
 
     >>> counts_of(np.array([0, 1, 1]), np.array([True, False, True]), 2).tolist()
     [[0, 1], [1, 1]]
@@ -167,11 +168,11 @@ def counts_of(fine: np.ndarray, bad: np.ndarray, count: int) -> np.ndarray:
 
 
 def shift_of(trained: np.ndarray, later: np.ndarray) -> float:
-    """Return the population stability index of later rows; NaN if there are no later rows.
+    """Return the population stability index of later (validation or test) rows; NaN without them.
 
     Args:
         trained: number of training rows in each merged bin.
-        later: merged bin number of each later row.
+        later: number of the merged bin of each later row.
     """
     return (
         stability(trained, np.bincount(later, minlength=len(trained))) if len(later) else math.nan
@@ -179,10 +180,10 @@ def shift_of(trained: np.ndarray, later: np.ndarray) -> float:
 
 
 def fit_card(mode: Scorecard, source: Source, goods: int, bads: int) -> Card:
-    """Fit a scorecard.
+    """Fit a scorecard: merge bins, choose columns, fit the regression, and compute points.
 
     Args:
-        mode: settings of the card.
+        mode: settings of the scorecard.
         source: source of counts and sums.
         goods: number of good training rows.
         bads: number of bad training rows.
@@ -248,7 +249,7 @@ def _merged(mode: Scorecard, column: Counted, rows: int) -> MergedColumn:
 def _candidates(
     mode: Scorecard, columns: Sequence[MergedColumn], correlation: np.ndarray
 ) -> np.ndarray:
-    """Choose columns for the regression: informative, and not determined by other columns."""
+    """Choose columns for the regression: informative ones that other columns do not determine."""
     values = np.array([column.value for column in columns])
     chosen = (values >= mode.min_iv) & (values > 0)
     while chosen.sum() > 1:
@@ -261,16 +262,16 @@ def _candidates(
 
 
 def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], Sums]) -> Fit:
-    """Fit the logistic regression of the good class; remove implausible columns one by one.
+    """Fit the logistic regression of the good class; then remove implausible columns one by one.
 
-    Columns whose coefficient is not positive are removed first, because this contradicts their
-    weights of evidence. Then columns with p-values above the mode's limit are removed, the largest
-    p-value first.
+    Columns whose coefficient is not positive are removed first, because such a coefficient
+    contradicts the column's weights of evidence. Then columns with p-values above the mode's limit
+    are removed, the largest p-value first.
     """
     active = np.ones(len(outcome.products), bool)
     start = None
     while True:
-        # The sums also cover columns that were removed; the fit ignores these.
+        # The sums also cover columns that were removed; the fit ignores the removed columns.
         found = fit(FAMILY, outcome, sums, penalty=Penalty(l2=mode.l2), active=active, start=start)
         slopes = np.where(active, found.coefficients, np.inf)
         slopes[0] = np.inf
@@ -278,7 +279,7 @@ def _regressed(mode: Scorecard, outcome: Outcome, sums: Callable[[np.ndarray], S
         unlikely[0] = 0.0
         if slopes.min() <= 0:
             leaves = int(slopes.argmin())
-        elif unlikely.max() > mode.max_p:  # never true with a penalty, whose p-values are NaN
+        elif unlikely.max() > mode.max_p:  # never true with a penalty: p-values are NaN
             leaves = int(unlikely.argmax())
         else:
             return found

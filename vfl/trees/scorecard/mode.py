@@ -1,4 +1,4 @@
-"""`model = "scorecard"`: points for bins of columns instead of bottom, cut and top."""
+"""`model = "scorecard"`: each bin of a column gives points, in place of bottom and top models."""
 
 from __future__ import annotations
 
@@ -29,29 +29,32 @@ class Scorecard(CellsMode):
     weights of evidence, and converts the coefficients to points.
 
     Args:
-        protect: with "order", the label party receives the bin of each cell; with "shared", it
-            learns only sums over rows, and a helper takes part in each training.
+        protect: with "order", the label party receives the bin of each cell. With "shared", it
+            learns only sums over rows, and a helper (a party without data) takes part in each
+            training.
         helper: name of a party without data, only with "shared"; it must not collude with any other
             party.
         bad: label of the bad class; by default the second label in sorted order.
         fine: largest number of fine bins of an ordered column.
         bins: largest number of merged bins of a column, without the bin of missing cells.
         min_share: smallest share of the training rows in a merged bin.
-        floor: smallest number of rows for which a weight of evidence is computed; with "shared",
-            smaller fine bins are joined into cells of at least this many rows before these rows are
-            counted.
-        monotone: "auto" makes the bad rate of each ordered column only rise, or only fall.
-        rising, falling: names of columns with which the bad rate may only rise, or only fall. All
-            parties can read these names in the terms.
+        floor: smallest number of rows of a bin for which a weight of evidence is computed; with
+            "shared", smaller fine bins are joined before counting, until each has at least this
+            many rows.
+        monotone: "auto" merges the bins of each ordered column so that the bad rate only rises, or
+            only falls, with the column.
+        rising, falling: names of columns with which the bad rate may only rise (`rising`), or only
+            fall (`falling`). All parties can read these names in the agreed terms of the training.
         min_iv: smallest information value of a column on the card.
-        max_vif: largest variance inflation factor of a column among the columns on the card.
-        max_p: largest p-value of a coefficient on the card.
+        max_vif: largest variance inflation factor that a column may have among the columns on the
+            card.
+        max_p: largest p-value that a coefficient on the card may have.
         l2: L2 penalty on coefficients, relative to the log-likelihood per row; a fit with a penalty
             has neither standard errors nor p-values.
         base_score, odds, double: `base_score` is the score at which there are `odds` good rows per
             bad row; `double` is the number of points that doubles these odds.
-        reasons: answer of a party for a row: with "party" the sum of its points, with "column" the
-            points of each of its columns.
+        reasons: form of a feature party's answer for a row: "party" is the sum of the points of its
+            columns, "column" the points of each column.
         budget: largest number of weights of evidence that one party may receive in a training.
 
     >>> round(float(Scorecard(double=40).scale.score(0.0)), 4)
@@ -148,5 +151,5 @@ class Scorecard(CellsMode):
         return end(self, party, terms, rows, place)
 
     def most_sums(self, columns: int) -> int:
-        """Return the largest number of requests for sums that a scorecard of this size needs."""
+        """Return the largest number of requests for sums for a scorecard of so many columns."""
         return (1 + columns) * _MOST_STEPS * MOST_HALVINGS

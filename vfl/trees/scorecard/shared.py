@@ -1,8 +1,8 @@
 """Implementations of a scorecard on additive shares, with `protect = "shared"`.
 
-A party with columns first joins fine bins of few rows to cells, so that each cell has at least
-`floor` rows or no rows. The party announces the number of rows of each cell. All other results are
-sums over rows (`vfl.trees.sums`):
+A party with columns first joins fine bins with few rows into cells, so that each cell has either no
+rows or at least `floor` rows. The party announces the number of rows of each cell. All other
+numbers that the label party receives are sums over rows (`vfl.trees.sums`):
 
     feature party                  helper                          label party
       rows of each cell       ----------------------------------->   has labels;
@@ -13,8 +13,8 @@ sums over rows (`vfl.trees.sums`):
       its part of the margins --->   means, weights of rows  ---->   X^T m, X^T w X of each step;
       points  <---------------------------------------------------   the card.
 
-Evaluations, predictions and services use the classes of `vfl.trees.scorecard.ends`, like scorecards
-without shares.
+Evaluations, predictions and prediction services use the classes of `vfl.trees.scorecard.ends`, like
+scorecards without shares.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ if TYPE_CHECKING:
 
 _LABEL_PARTY = "the label party"
 _SHIFT = np.dtype("<f8")
-#: Largest sizes in bytes of the JSON for the merged bin of a cell (joined fine bins), for a merged
-#: bin's entry, and for the rest of a message.
+#: Limits on the size of JSON messages in bytes: for the merged bin of one cell (joined fine bins),
+#: for the entry of one merged bin, and for the rest of a message.
 _GROUP_BYTES, _BIN_BYTES, _AROUND_BYTES = 8, 40, 80
 
 _Cells = Annotated[int, Field(ge=2, le=max(256, MAX_CATEGORIES) + 1)]
 
 
 class OwnColumnFacts(Settings):
-    """A column as its owner describes it to the label party.
+    """A column's description that its owner sends to the label party.
 
     Attributes:
         rows: number of training rows in each cell, which is a fine bin or several joined fine bins;
-            the last cell is that of rows without a value.
-        categorical: whether the cells have no order.
+            the last cell has the rows without a value.
+        categorical: whether the column has categories, so that its cells have no order.
         sign: 1 or -1: the bad rate may only rise or only fall with the column; 0 allows both.
     """
 
@@ -105,14 +105,14 @@ class OwnColumnFacts(Settings):
 
 
 class OwnFacts(Settings):
-    """A party's announcement to the label party: its numbers of rows, and its columns."""
+    """A party's announcement to the label party: its columns, and sizes of its row splits."""
 
     rows: RowCounts
     columns: tuple[OwnColumnFacts, ...] = Field(max_length=MOST_COLUMNS)
 
 
 class Facts(SummingFacts):
-    """Facts that all parties need in addition to the session terms.
+    """Facts that all parties need beyond the terms that they agreed on for the session.
 
     Attributes:
         cells: for each feature party, the largest number of cells (joined fine bins) of one of its
@@ -128,7 +128,7 @@ class Facts(SummingFacts):
 
 
 class TrainingEnd(SummingEnd[Facts]):
-    """Code that all parties' implementations share.
+    """Code that the implementations of all parties share.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -158,7 +158,7 @@ class TrainingEnd(SummingEnd[Facts]):
 
     def _player_of(self, links: Mapping[int, Link]) -> Summing:
         player = super()._player_of(links)
-        player.dithers = True  # rows of the same bin have equal values
+        player.dithers = True  # rows of the same bin have equal weights of evidence
         return player
 
     def weights(self) -> dict[str, Tensor]:
@@ -167,13 +167,14 @@ class TrainingEnd(SummingEnd[Facts]):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load no weights, because this party saves none."""
 
-    # Steps that are the same for parties with columns and for the helper.
+    # Steps that parties with columns and the helper take alike.
 
     def _follow(self, own: np.ndarray | None, columns: Sequence[int]) -> None:
-        """At a party without labels: take part in sums over columns until the scorecard is fitted.
+        """At a party without labels: take part in sums until the scorecard is fitted.
 
         Args:
-            own: this party's standardised columns, axes (rows, columns); None at the helper.
+            own: this party's standardised columns of weights of evidence, axes (rows, columns);
+                None at the helper.
             columns: number of standardised columns of each party with columns.
         """
         player = self._begun
@@ -197,7 +198,7 @@ class TrainingEnd(SummingEnd[Facts]):
         Asked(player, FAMILY, fine, coarse, own).follow(most, 0)
 
     def _columns_of_holders(self, told: object) -> list[int]:
-        """Parse the number of columns with which each party with columns continues.
+        """Parse the number of columns that each party keeps for the regression.
 
         Raises:
             ValueError: the numbers do not fit the parties or their columns.
@@ -215,7 +216,7 @@ class TrainingEnd(SummingEnd[Facts]):
 
 
 class HelperEnd(TrainingEnd):
-    """The implementation of a party without data; it draws masks and adds up shares."""
+    """The implementation of the helper, a party without data; it draws masks and adds up shares."""
 
     def announced(self) -> None:
         """Return None, because the helper has no rows to announce."""
@@ -229,7 +230,7 @@ class HelperEnd(TrainingEnd):
         except (ValueError, RecursionError):
             raise _unfit(_LABEL_PARTY) from None
         self._follow(None, columns)
-        player.next_number()  # skip the number of the message with the points
+        player.next_number()  # skip the message with the points
         self._note(TRAIN)
 
     def outputs(self, exchange: Exchange) -> None:
@@ -267,7 +268,7 @@ class FeatureEnd(TrainingEnd):
             np.bincount(cells, weights=one, minlength=count).astype(np.int64)
             for (cells, count), one in zip(found, counts, strict=True)
         ]
-        # The number of rows of every cell, and later the stability index of every column.
+        # The number of training rows in every cell, and later the stability index of every column.
         self._rows.spend(sum(map(len, rows)) + len(rows))
         signs = self._mode.signs(self._rows.columns, len(rows))
         columns = tuple(
@@ -360,7 +361,7 @@ class FeatureEnd(TrainingEnd):
         return self._sizes(self._facts).frame_bytes
 
     def _in_cells(self, phase: str) -> np.ndarray:
-        """Return the cell number of each row in each column, int64, axes (rows, columns)."""
+        """Return each row's cell (joined fine bins) in each column, int64, axes (rows, columns)."""
         fine = fine_bins(self._binning, self._rows, phase)
         return np.stack(
             [cell[bins] for cell, bins in zip(self._cells, fine.T, strict=True)], axis=1
@@ -368,7 +369,7 @@ class FeatureEnd(TrainingEnd):
 
 
 class LabelEnd(TrainingEnd):
-    """The label party's implementation: it learns sums over rows and fits the scorecard."""
+    """The label party's implementation: it receives sums over rows and fits the scorecard."""
 
     def __init__(
         self, mode: Scorecard, party: str, terms: Terms, rows: OwnRows, place: Place
@@ -382,7 +383,7 @@ class LabelEnd(TrainingEnd):
     def announced(self) -> bytes:
         if self._rows.inputs is not None:
             self._own = fit_own(self._mode, self._rows)
-        return b""  # other parties learn only the number of this party's columns
+        return b""  # other parties learn only how many columns
 
     def facts_of(self, told: Mapping[str, bytes]) -> Facts:
         names = self._roles[: self._label_role]
@@ -445,7 +446,7 @@ class LabelEnd(TrainingEnd):
             self._card = Card.of_state(weights)
 
     def _bad_rows(self, phase: str, rows: np.ndarray) -> np.ndarray:
-        """Return whether each of some rows of a phase belongs to the bad class."""
+        """Return, for chosen rows of a phase, whether each belongs to the bad class."""
         assert self._rows.labels is not None, "a training has labels"
         assert self._rows.split is not None, "the label party has rows"
         positions = getattr(self._rows.split, phase)[rows]
@@ -453,17 +454,19 @@ class LabelEnd(TrainingEnd):
 
 
 class OnShares:
-    """Counts and sums over other parties' columns, at the label party; see `fitting.Source`.
+    """Counts and sums over all parties' columns, at the label party; see `fitting.Source`.
 
-    The card lists the label party's columns first; party roles list the label party last.
+    The card lists the label party's columns first, whereas the order of party roles ends with the
+    label party.
 
     Args:
         player: the label party's connection to the sums protocol.
-        mode: settings of the scorecard.
-        told: each feature party's description of its columns, by name in the order of roles.
-        facts: facts that all parties know.
-        rows: rows of the label party.
-        own: fine bins of the label party's columns; None without columns.
+        mode: settings of the scorecard (`model = "scorecard"`).
+        told: each feature party's description of its columns, by party name, in the order of the
+            party roles.
+        facts: facts that all parties have.
+        rows: the label party's rows.
+        own: fine bins of the label party's columns; None if it has no columns.
         bad: whether each training row belongs to the bad class.
     """
 
@@ -490,7 +493,7 @@ class OnShares:
         self._values = np.empty((len(bad), 0))
 
     def by_holder(self, columns: Sequence[Any]) -> dict[int, Sequence[Any]]:
-        """Split a list over the columns of the feature parties by party role."""
+        """Split a list with one entry per column of the feature parties by the parties' roles."""
         ends = np.cumsum([self._mine.shape[1], *(len(one.columns) for one in self._told.values())])
         return {
             role: columns[start:end] for role, (start, end) in enumerate(pairwise(ends.tolist()))
@@ -585,8 +588,8 @@ class OnShares:
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns these sums"
         asked = self._asked = Asked(player, FAMILY, fine, coarse, own)
-        # The columns X of weights of evidence are Z T with standardised columns Z and a matrix T;
-        # therefore sums over rows of X follow from sums over rows of Z.
+        # A matrix T relates the columns X of weights of evidence to the standardised columns Z: X =
+        # Z T. Therefore sums over rows of X follow from sums over rows of Z.
         order = self._order_of(chosen)
         into = np.diag(
             [1.0, *(one[1] for one, on in zip(self._standards, chosen, strict=True) if on)]
@@ -605,17 +608,17 @@ class OnShares:
         return outcome_of(FAMILY, into.T @ products.numpy()[order], labels), sums
 
     def _in_roles(self, flags: np.ndarray) -> np.ndarray:
-        """Reorder flags of the card's columns by party role, with a flag for the intercept."""
+        """Reorder flags of columns from card order to role order; insert the intercept's flag."""
         mine = self._mine.shape[1]
         return np.concatenate([flags[mine:], [True], flags[:mine]])
 
     @property
     def _varies(self) -> np.ndarray:
-        """Whether the weights of evidence of each of the card's columns differ between rows."""
+        """For each of the card's columns, whether its weights of evidence differ between rows."""
         return np.array([scale > 0 for _, scale in self._standards])
 
     def _order_of(self, flags: np.ndarray) -> np.ndarray:
-        """Return positions of the intercept and of chosen card columns in the order of roles.
+        """Return positions, in the order of roles, of the intercept and of chosen columns.
 
         Args:
             flags: whether each of the card's columns is chosen.
@@ -638,7 +641,7 @@ class OnShares:
 def opened_again(
     player: Summing, fine: Masked, keep: np.ndarray, own: np.ndarray | None
 ) -> tuple[Masked, Masked]:
-    """Keep some of the opened columns, and open the same columns again with fewer bits."""
+    """Keep some of the opened columns, and open the kept columns again with fewer bits."""
     fine = player.narrowed(fine, keep)
     values = None if own is None else torch.from_numpy(np.ascontiguousarray(own))
     return fine, player.open_columns(values, coarse_bits(player.rows))
@@ -655,13 +658,13 @@ def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
 def fine_bins(
     own: Binning, rows: OwnRows, phase: str, chosen: np.ndarray | slice = slice(None)
 ) -> np.ndarray:
-    """Return the fine bins of some rows of a phase, int64, axes (rows, columns).
+    """Return the fine bins of chosen rows of a phase, int64, axes (rows, columns).
 
     Args:
         own: fine bins of the party's columns.
-        rows: data of the party.
+        rows: the party's data.
         phase: phase of the session.
-        chosen: positions of the rows within the phase; None means all.
+        chosen: positions of the chosen rows within the phase; a full slice selects all rows.
     """
     assert rows.split is not None, "a holder has rows"
     positions = getattr(rows.split, "test" if phase == "predict" else phase)[chosen]
@@ -672,7 +675,7 @@ def fine_bins(
 
 
 def _grouped(cells: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
-    """Return the merged bins of rows from their cell numbers, axes (rows, columns)."""
+    """Return each row's merged bin in each column, given its cell numbers; axes (rows, columns)."""
     return np.stack([one.groups[cell] for one, cell in zip(columns, cells.T, strict=True)], axis=1)
 
 
