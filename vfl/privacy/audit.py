@@ -28,13 +28,14 @@ _FEWEST = 8
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
-    """The result of an audit.
+    """The lower bound of a training's epsilon that an audit proves.
 
     Attributes:
         epsilon: lower bound of epsilon, at this confidence.
-        confidence: probability that the bound holds, over the coin flips and the noise of the
-            audit.
-        method: "one run" or "many runs".
+        confidence: probability that the bound holds, over the audit's coin flips and the training's
+            noise.
+        method: "one run" (one training with many canary rows) or "many runs" (many trainings, each
+            with or without one canary row).
         score: name of the score from which the guesses were made; the confidence accounts for all
             scores from which the best one was chosen.
         guesses, right: number of guesses, and number of right guesses.
@@ -59,12 +60,12 @@ class LowerBound:
 def one_run_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Return the smallest epsilon with which this number of right guesses is plausible.
+    """Return the smallest epsilon for which this number of right guesses is plausible.
 
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2. An independent coin flip decides whether
-    each canary row is included in the training. Let e = exp(epsilon) and p = e / (1 + e). The
-    number of right guesses among r guesses is at most Binomial(r, p), except with probability `2
-    delta m max_i P[v - i <= W < v] / i`.
+    each canary row is included in the training. Let e = exp(epsilon) and p = e / (1 + e). Except
+    with probability `2 delta m max_i P[v - i <= W < v] / i`, the number of right guesses is at most
+    W ~ Binomial(r, p), where m counts canaries, r guesses, and v right guesses.
 
     >>> round(one_run_epsilon(1000, 300, 300, 1e-5), 2)
     4.57
@@ -101,12 +102,12 @@ def many_runs_epsilon(
 ) -> tuple[float, int, int]:
     """Return a lower bound of epsilon from many trainings, each with or without one canary row.
 
-    Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. Scores of the first half
-    of the trainings determine a threshold. The second half yields exact bounds of the two error
-    rates at this threshold (Clopper and Pearson 1934).
+    Source: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021. The scores of the first
+    half of the trainings determine a threshold of the score. The second half of the trainings
+    yields exact bounds of the guess's two error rates at this threshold (Clopper and Pearson 1934).
 
     Returns:
-        The result is epsilon, the number of guesses, and the number of right guesses.
+        The lower bound of epsilon, the number of guesses, and the number of right guesses.
     """
     value, truth = np.asarray(scores, float), np.asarray(included, bool)
     first = np.arange(len(value)) < len(value) // 2
@@ -129,10 +130,10 @@ def bound_of(
     confidence also holds for the best combination.
 
     Args:
-        scores: scores by name, axes (canaries,); a higher score means that the canary row was more
-            likely included.
-        included: whether each canary row was included in the training, axes (canaries,).
-        delta: delta at which epsilon is bounded.
+        scores: scores by name, axes (canaries,); a higher score means that the training more
+            likely included the canary row.
+        included: whether the training included each canary row, axes (canaries,).
+        delta: delta for which epsilon is bounded.
         confidence: confidence of the bound.
     """
     canaries = len(included)
@@ -167,7 +168,10 @@ def bound_of_many(
 
 
 def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: float) -> float:
-    """Bound epsilon by exp(epsilon) >= (true rate - delta) / false rate, for either guess."""
+    """Return a lower bound of epsilon: ln((right rate - delta) / wrong rate).
+
+    Each of the guesses "included" and "not included" gives such a bound; the larger one holds.
+    """
     risk = (1 - confidence) / 2
     there, absent = int(told.sum()), int((~told).sum())
     if not there or not absent:
@@ -184,7 +188,10 @@ def _by_rates(guessed: np.ndarray, told: np.ndarray, delta: float, confidence: f
 
 
 def _least(allowed: Callable[[float], bool]) -> float:
-    """Return the smallest epsilon for which `allowed` is true; it must be true for all above it."""
+    """Return the smallest epsilon for which `allowed` is true.
+
+    `allowed` must be true for every larger epsilon.
+    """
     if allowed(0.0):
         return 0.0
     low, high = 0.0, _MOST

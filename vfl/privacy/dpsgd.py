@@ -1,11 +1,11 @@
-"""DP-SGD for one party's model in a split network: clip row gradients, add noise to their sum.
+"""DP-SGD for one party's model in a split network: clip row gradients; add noise to their sum.
 
 Source: Abadi et al. 2016, algorithm 1. Each party applies the algorithm to its own model, the
-bottom or the top model. DP-SGD needs, at the output of this model, the gradient of each row's own
-loss; a round of split learning sends these gradients anyway. From them, the module computes each
-row's gradients layer by layer (see `vfl.privacy.row_gradients`). If a layer has no rule in that
-module, the model needs one backward pass per row. `vfl.privacy.kernel` computes norms, sums and
-noise.
+bottom or the top model. At the output of this model, DP-SGD needs the gradient of each row's own
+loss; every training step of split learning sends these gradients anyway. From these gradients at
+the output, the module computes each row's weight gradients layer by layer (see
+`vfl.privacy.row_gradients`). If a layer has no rule in that module, the model needs one backward
+pass per row. `vfl.privacy.kernel` computes norms, sums and noise.
 """
 
 from __future__ import annotations
@@ -25,32 +25,34 @@ from vfl.core.seeds import Secret
 from vfl.privacy import kernel
 from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_of
 
-#: Scope of a clip norm: the gradient of all weights of the model together, or the gradient of each
-#: layer separately.
+#: Weights that one clip norm covers: "half", all weights of the model together; "layer", the
+#: weights of each layer separately.
 Group = Literal["half", "layer"]
-#: Learning rate by which a clip norm moves towards a quantile (Andrew et al. 2021, section 3.1).
+#: Learning rate by which a clip norm moves towards a quantile of the rows' gradient norms (Andrew
+#: et al. 2021, section 3.1).
 _QUANTILE_RATE = 0.2
-#: Noise of the row counts for a quantile, divided by the noise of the gradients; both are in units
-#: of their sensitivity.
+#: Noise multiplier of the row counts that estimate a quantile, divided by the noise multiplier of
+#: the gradients.
 _COUNTS_NOISE = 10.0
 _OVER_BATCH = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-#: The output of a model, the gradient of each row's own loss with respect to this output, and the
-#: layer calls that `recording` recorded.
+#: Result of one forward pass: the output of a model, the gradient of each row's own loss with
+#: respect to this output, and the layer calls that `recording` recorded.
 Pass = tuple[Tensor, Tensor, Sequence[Call]]
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Rows of a party's model, grouped by the branch of the party that owns them.
+    """Rows of a party's model, grouped by the branch (such as a bank office) that owns each row.
 
     Attributes:
         count: number of branches.
         clipped: whether the mean gradient of a branch's rows is clipped as one vector, so that the
-            noise hides a whole branch. If false, each branch clips its rows and adds noise to its
-            own sum before any other branch receives this sum.
-        at: for each batch whose gradients have not arrived yet, by step: the branch of each row.
+            noise hides a whole branch. If false, each branch clips its rows' gradients and adds
+            noise to its own sum before any other branch receives this sum.
+        at: branch of each row in every batch whose gradients have not arrived yet; the key is the
+            batch's step.
     """
 
     count: int
@@ -72,12 +74,13 @@ class RowClipper:
         model: the same.
         trusts_rules: whether the rules for layers give correct row gradients; None until `prove`
             has tested them.
-        norms: clip norm of each group of weights, float64, axes (groups,).
+        norms: clip norm of each group of weights (all weights, or one layer's weights), float64,
+            axes (groups,).
         sizes: number of weights of each group, axes (groups,).
 
     Raises:
         PrivacyError: a layer normalises over the batch; the error suggests a replacement.
-        BadOptionError: the norm is too small or too large to bound the gradient.
+        BadOptionError: the clip norm is too small or too large for float32 numbers.
     """
 
     def __init__(self, model: nn.Module, norm: float, by: Group = "half") -> None:
@@ -139,7 +142,7 @@ class RowClipper:
         bounds: Tensor | None = None,
         units: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum over rows of each row's clipped gradient.
+        """Return the sum of the rows' clipped gradients, and the gradients' norms before clipping.
 
         Args:
             output: see `row_norms`.
@@ -153,8 +156,8 @@ class RowClipper:
                 gradient.
 
         Returns:
-            The sum, concatenated over all weights, axes (numbers,); and the norms before clipping,
-            axes (groups, rows or units). Both results are float64.
+            The sum of clipped gradients, concatenated over all weights, axes (numbers,); and the
+            norms before clipping, axes (groups, rows or units). Both results are float64.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
             raise ValueError("the weights have other shapes than those of the model")
@@ -173,10 +176,11 @@ class RowClipper:
     ) -> Tensor:
         """Return the result of `sums` for rows that passed through the model one at a time.
 
-        Float32 rounding of a row's gradient then does not depend on the other rows.
+        The float32 rounding of a row's gradient then does not depend on the other rows of the
+        batch.
 
         Args:
-            passes: output, gradient and layer calls of each row's own pass.
+            passes: output, gradient and layer calls of each row's own forward pass.
             weights: see `row_norms`.
             bounds: bound of the gradient norm in each group.
         """
@@ -217,9 +221,9 @@ class RowClipper:
     def _of_layers(
         self, output: Tensor, grad: Tensor, calls: Sequence[Call]
     ) -> list[LayerGradients | None] | None:
-        """Return the row gradients of each layer; None for a layer without effect on the output.
+        """Return the row gradients of each layer; None for a layer that does not affect the output.
 
-        If some layer has no rule, the whole result is None.
+        If some layer has no rule for row gradients, the function returns None instead of a list.
         """
         found = self._passed_back(output, grad, calls)
         if found is None:
@@ -232,7 +236,7 @@ class RowClipper:
     ) -> list[tuple[Call, Tensor]] | None:
         """Return the layer calls that affect the output, each with the gradient of its own output.
 
-        If the rules cannot be used, the whole result is None.
+        If the rules for row gradients cannot be used, the function returns None instead of a list.
         """
         if not self.follows_rules(calls, len(output)):
             return None
@@ -249,7 +253,7 @@ class RowClipper:
         return torch.stack([torch.zeros_like(one) + each for each in squares]).sqrt()
 
     def _norms_of(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the norms of one row's gradient, axes (groups,)."""
+        """Return the norm of one row's gradient in each group of weights, axes (groups,)."""
         squares = gradients[0].new_zeros(len(self.norms), dtype=torch.float64)
         for group, one in zip(self.group_of, gradients, strict=True):
             squares[group] += one.double().square().sum()
@@ -261,9 +265,9 @@ class RowClipper:
         """Compute the result of `sums` by one backward pass for each row or unit.
 
         Raises:
-            NonFiniteError: a value inside the model is not finite for one row, which makes every
-                gradient NaN. Leaving out the whole batch instead would reveal that this row is in
-                it.
+            NonFiniteError: a value inside the model is not finite for one row, and this value makes
+                the gradients of all rows NaN. Leaving out the whole batch instead of raising would
+                reveal that this row is in the batch.
         """
         totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
         norms: list[Tensor] = []
@@ -285,24 +289,27 @@ class RowClipper:
 
 
 class PrivateHalf:
-    """DP-SGD for one party's model: its optimiser receives noisy sums instead of the gradient.
+    """DP-SGD for one party's model: the optimiser receives noisy sums of clipped gradients.
 
     Args:
         model: the half.
         norm: bound of a row's gradient norm; if the bound follows a quantile, this is the first
             value of the bound.
-        noise: standard deviation of the noise divided by the sensitivity, which holds for all
-            releases of this object in one step together.
-        batch_size: number by which the sum is divided: the expected number of rows in a batch, not
-            the actual number; or the expected number of branches, if branches are clipped.
+        noise: standard deviation of the noise divided by the sensitivity; this ratio holds for all
+            sums together that this object releases in one step.
+        batch_size: number by which the sum of gradients is divided: the expected number of rows in
+            a batch, not the actual number; or the expected number of branches, if branches are
+            clipped.
         secret: the party's own secret, from which the noise is derived.
-        party: name that makes the noise of two models with the same secret different.
+        party: name in the noise's derivation, so that two models with the same secret get different
+            noise.
         by: see `RowClipper`.
-        quantile: fraction of the rows whose gradients should stay below the clip norm. Each group's
-            norm follows this quantile by a noisy count in each step (Andrew et al. 2021); None
-            leaves the norms constant.
-        branches: branches to which the rows belong; they may be those of this party or of another
-            party. This model then clips by branch too.
+        quantile: fraction of the rows whose gradient norms should stay below the clip norm. Each
+            group's clip norm follows this quantile by a noisy count of rows in each step (Andrew et
+            al. 2021); None keeps the clip norms constant.
+        branches: branches that own the rows; they may be the branches of this party or of another
+            party. With this argument, the clipping of this model also treats each branch as one
+            unit.
     """
 
     def __init__(
@@ -322,8 +329,8 @@ class PrivateHalf:
         self.branches = branches
         self.clipper = RowClipper(model, norm, by)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        # n groups with noise s sqrt(n), each measured in units of its own norm, are equivalent to
-        # one group with noise s.
+        # Noise with multiplier s sqrt(n) on each of n groups, measured in units of the group's own
+        # clip norm, is equivalent to one group with noise multiplier s.
         self._noise = noise * math.sqrt(len(self.clipper.norms))
         self._quantile, self.batch_size = quantile, batch_size
         #: An audit may replace this function, which receives the step and the noisy gradients of
@@ -331,9 +338,9 @@ class PrivateHalf:
         self.watch: Callable[[int, Sequence[Tensor]], None] = lambda step, noisy: None
         if quantile is not None:
             require("quantile", quantile, "between 0 and 1", 0 < quantile < 1)
-            # The counts get 10 times the noise of the sums. The noise of the sums is reduced below,
-            # so that the sum of 1/s^2 over counts and sums equals 1/s^2 of the sums alone with
-            # noise s.
+            # The row counts get 10 times the noise multiplier of the gradient sums. The noise of
+            # the gradient sums is reduced below, so that the sum of 1/s^2 over counts and sums
+            # equals 1/s^2 of the sums alone with noise multiplier s.
             self._counts_noise = _COUNTS_NOISE * self._noise
             self._noise /= math.sqrt(1 - _COUNTS_NOISE**-2)
         self._secret, self._party = secret, party
@@ -343,7 +350,7 @@ class PrivateHalf:
         return self.clipper.recording()
 
     def state(self) -> list[float]:
-        """Return the clip norms for a checkpoint, if they follow a quantile."""
+        """Return the clip norms for a checkpoint; an empty list if they are constant."""
         return [] if self._quantile is None else self.clipper.norms.tolist()
 
     def restore(self, norms: Sequence[float]) -> None:
@@ -359,13 +366,13 @@ class PrivateHalf:
         step: int,
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        """Set the gradient of each weight to the noisy sum divided by the batch size.
+        """Set each weight's `grad` to the noisy sum of clipped gradients divided by the batch size.
 
         Args:
             output: output of the model, axes (rows, width); noise is added even for 0 rows.
             grad: gradient of each row's own loss; axes (rows, width).
             calls: layer calls that `recording` recorded for this output.
-            step: number of the exchange.
+            step: number of the training step.
             weights: copies of the weights from which this output was computed; None if they are the
                 model's own weights.
         """
@@ -399,8 +406,8 @@ class PrivateHalf:
     def _follow(self, norms: Tensor, step: int) -> None:
         """Move each clip norm towards the quantile (Andrew et al. 2021, section 3.1).
 
-        A row changes the count of each group by plus or minus 1/2, so one row moves the vector of n
-        counts by sqrt(n) / 2 (2-norm).
+        A row changes each group's count of small gradients by plus or minus 1/2, so one row moves
+        the vector of the n groups' counts by sqrt(n) / 2 (2-norm).
         """
         assert self._quantile is not None, "only if norms follow a quantile"
         counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
@@ -416,7 +423,7 @@ def _own_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def gradients(output: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradient of each weight by one backward pass, and keep the graph.
+    """Return the gradient of each weight by one backward pass, and keep the autograd graph.
 
     For a weight that does not affect the output, the gradient is 0.
     """
@@ -430,7 +437,7 @@ def _finite(values: Sequence[Tensor]) -> bool:
 
 
 def _alone(grad: Tensor) -> Iterator[Tensor]:
-    """Yield, for each row, the gradient with all other rows set to 0."""
+    """Yield, for each row, a copy of the gradient with all other rows set to 0."""
     for row in range(len(grad)):
         alone = torch.zeros_like(grad)
         alone[row] = grad[row]

@@ -1,4 +1,4 @@
-"""Noise steps that affect a record, defined separately from the epsilon that they cost."""
+"""Events of Gaussian noise that affect a record; accountants compute the epsilon that they cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_STEPS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class GaussianSteps:
-    """Steps of Gaussian noise on a sum of records, described for a single record.
+    """Steps that add Gaussian noise to a sum over records, described for a single record.
 
     Attributes:
         noise: standard deviation of the noise divided by the sensitivity.
@@ -37,12 +37,12 @@ class GaussianSteps:
         require("sampling_rate", rate, "above 0, at most 1", 0 < rate <= 1)
 
 
-#: Noise steps of one kind, or of several kinds one after the other.
+#: Noise steps of one kind, or a sequence of several kinds of noise steps.
 Steps = GaussianSteps | Sequence[GaussianSteps]
 
 
 def poisson_steps(rows: int, batch_size: int) -> int:
-    """Return the number of steps in an epoch of Poisson sampling with rate batch_size / rows.
+    """Return the number of steps in an epoch whose Poisson sampling rate is batch_size / rows.
 
     >>> poisson_steps(60_000, 600), poisson_steps(5, 600)
     (100, 1)

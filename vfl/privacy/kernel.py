@@ -26,7 +26,8 @@ from vfl.core.registry import require
 from vfl.core.seeds import Secret
 
 Law = Literal["gaussian", "laplace"]
-#: Bounds of a clip norm; within them, its grid and its noise are normal float32 numbers.
+#: Bounds of a clip norm; within these bounds, the grid step and the noise are normal float32
+#: numbers.
 LEAST_NORM, MOST_NORM = 2.0**-60, 2.0**60
 _NO_NORM = 2.0**-80
 #: A smaller delta would be below the error that draws from 75 random bits have in the tails of a
@@ -35,17 +36,17 @@ LEAST_DELTA = 1e-12
 #: Bounds of a noise multiplier: a smaller multiplier hides no row, and a larger one exceeds the
 #: range of float64 sums.
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
-#: Fraction by which a bound is lowered, because rounding float64 sums of clipped rows changes them
-#: by less than that.
+#: Fraction by which the clip norm of each row is lowered, because rounding float64 sums of clipped
+#: rows changes the sums by less than this fraction.
 _ROUNDING = 2.0**-40
-#: Grid steps per standard deviation, and bound of the sensitivity that rounding to the grid adds,
-#: as powers of 2.
+#: As powers of 2: grid steps per standard deviation of the noise; and clip norm divided by the
+#: largest sensitivity that rounding to the grid adds.
 _STEPS_A_DEVIATION, _STEPS_A_NORM = 24, 12
-#: With more grid steps per deviation (as a power of 2), released numbers would show the rounding of
-#: float64 draws.
+#: Largest number of grid steps per standard deviation, as a power of 2; with more, released numbers
+#: would show the rounding of float64 draws.
 _MOST_STEPS = 36
-#: The largest possible draw of each distribution from 75 random bits, in standard deviations or
-#: scales.
+#: The largest possible draw of each distribution from 75 random bits, in units of the gaussian's
+#: standard deviation or of the laplace's scale.
 _LONGEST: dict[Law, float] = {"gaussian": 10.3, "laplace": 52.7}
 
 
@@ -85,9 +86,9 @@ def norm_bounds(rows: Tensor) -> Tensor:
     """Return an upper bound of each row's 2-norm that is close to it; float64, axes (rows,).
 
     In float32, n squares and their sum have a relative rounding error of at most n 2^-24 (Higham
-    2002, section 3.1), and squares below 2^-126 may be lost. The returned bound adds more than this
-    error. For a row whose squares may overflow, the function computes in float64; the bound of a
-    row never depends on another row.
+    2002, section 3.1), and squares below 2^-126 may be lost. The returned bound exceeds the
+    computed norm by more than this rounding error. If a row's float32 squares may overflow, the
+    function computes this row's norm in float64; the bound of a row never depends on another row.
 
     Args:
         rows: float32, axes (rows, parts, numbers); with at most a few hundred numbers the bound is
@@ -110,8 +111,8 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     >>> clip_factors(torch.tensor([0.0, 0.5, 4.0, torch.inf]), 2.0).round(decimals=9).tolist()
     [1.0, 1.0, 0.5, 0.0]
     """
-    # Every norm below `_NO_NORM` is within every bound. A bound divided by infinity is 0, and NaN
-    # is replaced by 0 too.
+    # A norm below `_NO_NORM` needs no clipping, so raising it to `_NO_NORM` changes no factor. A
+    # bound divided by an infinite norm is 0, and a NaN factor is replaced by 0.
     norms = norms.double().clamp_min(_NO_NORM)
     return (bound * (1 - _ROUNDING) / norms).clamp(max=1.0).nan_to_num(0.0)
 
@@ -119,14 +120,16 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
     """Return rows multiplied by their factors, float64.
 
-    A factor of 0 gives 0 for any content of a row, even for NaN.
+    A factor of 0 gives zeros for any content of a row, even for NaN.
     """
     factors = factors.reshape(-1, *(1,) * (rows.dim() - 1))
     return (rows.double() * factors).masked_fill(factors == 0, 0.0)
 
 
 def clip_rows(rows: Tensor, norm: float, law: Law = "gaussian") -> Tensor:
-    """Clip rows to a norm, differentiably; rounding may make them longer by one last bit.
+    """Clip rows to a norm, differentiably.
+
+    Rounding may make a row longer than the norm by one last bit.
 
     Args:
         rows: axes (rows, width).
@@ -155,11 +158,11 @@ class NoisySum:
 
     @property
     def step(self) -> float:
-        """Width of the grid to which the sum is rounded, a power of 2.
+        """Step of the grid to which the sum is rounded; the step is a power of 2.
 
         Rounding changes the distance between two neighbouring sums by at most step * sqrt(count).
-        This is at most 2^-12 of the norm, unless that would need more than 2^36 steps per
-        deviation.
+        The step keeps this change at or below 2^-12 of the norm, unless the grid would then have
+        more than 2^36 steps per standard deviation.
         """
         coarse = min(
             self.deviation * 2.0**-_STEPS_A_DEVIATION,
@@ -169,21 +172,23 @@ class NoisySum:
 
     @property
     def bound(self) -> float:
-        """Clip norm for rows so that one row changes the rounded sum by at most `norm`."""
+        """Clip norm for each row with which one row changes the rounded sum by at most `norm`."""
         return max(0.0, self.norm - self.step * math.sqrt(self.count))
 
 
 def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: str | int) -> Tensor:
-    """Round a sum to its grid and add noise in grid steps; float64, axes (count,), on the CPU.
+    """Round a sum to its grid and add noise in whole grid steps.
 
-    The noise depends on the noise laws and on the sum itself. If equal noise were added to another
-    sum, or under another law, the difference of the two releases would disclose data.
+    The result is float64, axes (count,), on the CPU. The noise depends on the noise laws and on the
+    sum itself. If equal noise were added to another sum, or under another law, the difference of
+    the two releases would disclose data.
 
     Args:
-        laws: noise laws of the consecutive parts of the sum.
-        total: sum of rows that were clipped to the bounds of the laws; float64, axes (count,).
+        laws: noise laws of the consecutive parts of the sum, one law for each part.
+        total: sum of rows, whose parts were clipped to the bounds of the laws; float64, axes
+            (count,).
         secret: secret from which the noise is derived.
-        purpose: purpose of the noise.
+        purpose: words that separate the noise of one purpose from the noise of all others.
 
     Raises:
         PrivacyError: the sum has another length or is not finite, so that noise would not protect
@@ -206,7 +211,10 @@ def release(laws: Sequence[NoisySum], total: Tensor, secret: Secret, *purpose: s
 
 
 def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Split a sum, axes (numbers,), into parts with the shape, type and device of each weight."""
+    """Split a sum, axes (numbers,), into one tensor per weight.
+
+    Each tensor has the weight's shape, type and device.
+    """
     parts = torch.split(total, [one.numel() for one in weights])
     return [one.to(of).view(of.shape) for one, of in zip(parts, weights, strict=True)]
 
@@ -217,11 +225,11 @@ def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: s
 
 
 def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
-    """Release each row, clipped and rounded towards 0, with noise; axes and type of `rows`.
+    """Clip each row, round it towards 0, and add noise; the result has the axes and type of `rows`.
 
-    Rounding towards 0 only shortens rows, so two rows differ by at most twice the norm. A released
-    number has at most 24 significant bits, which float32 represents exactly. The gradient of the
-    result is the gradient of `clip_rows`.
+    Rounding towards 0 only shortens rows, so any two rounded rows differ by at most twice the norm.
+    A released number has at most 24 significant bits, which float32 represents exactly. The
+    backward pass treats the result like the result of `clip_rows`.
 
     Args:
         rows: axes (rows, width).
@@ -239,7 +247,7 @@ def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tenso
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Return the second value in the forward pass, and pass its gradient to the first value."""
+    """Return the second argument in the forward pass; the first argument receives the gradient."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor, given: Tensor) -> Tensor:
@@ -254,13 +262,15 @@ def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
     """Draw standard normal numbers from a secret's key stream; float64, axes (count,).
 
     Both numbers of each Box-Muller pair (1958) are used; each is made from 53 random bits. Near 0,
-    22 further bits fill the gaps in the tail of the distribution; see `vfl.core.seeds.log_unit`.
+    22 further bits refine the number, because otherwise the normal distribution's tail would have
+    gaps; see `vfl.core.seeds.log_unit`.
     """
     half = (count + 1) // 2
     words = torch.from_numpy(secret.words(2 * half, *purpose))
     unit = (words & ((1 << 53) - 1)).double()
     above = unit[:half].neg_().add_(2.0**53)
-    rare = (above < 2.0**40).nonzero()[:, 0]  # for other draws, 53 bits are finer than any grid
+    # For draws that are not near 0, 53 bits are finer than any grid
+    rare = (above < 2.0**40).nonzero()[:, 0]
     upper, lower = ((words[at] >> 53 & 2047).double() for at in (rare, half + rare))
     above[rare] -= (2048 * upper + lower + 0.5) * 2.0**-22
     radius = above.mul_(2.0**-53).log_().mul_(-2).sqrt_()

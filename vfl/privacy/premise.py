@@ -5,8 +5,8 @@ conditions: a row's output and gradient depend on no other row, a pass through t
 other lasting state, and the norms are those of the true gradients. `prove` tests all three
 conditions; `require_rows_apart` tests only that a row's output depends on no other row, which
 suffices for noise on rows. The tests use batches of several sizes, including the lengths of the
-model's own inner axes: a module that wrongly takes axis 0 as the steps of a sequence may work only
-with such a batch size.
+model's own inner axes: a faulty module may confuse axis 0 (rows) with another axis only if both are
+equally long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Forward = Callable[..., object]
 _SIZE, _OTHER_SIZE = 3, 2
 #: Largest batch size that the test takes from the lengths of the model's inner axes.
 _LARGEST_INNER = 64
-#: Tolerances, relative to the largest value: a larger difference is more than rounding.
+#: Tolerances, relative to the largest value, for the same batch, for another batch size, and for
+#: norms: a larger difference is more than rounding.
 _SAME_BATCH, _OTHER_BATCH, _NORM = 1e-5, 1e-3, 5e-3
 _FIX = "a model that treats each row separately and stores nothing of it, such as mlp, cnn or vit"
 
@@ -53,8 +54,8 @@ def _codes(shape: tuple[int, ...], draw: torch.Generator) -> tuple[Tensor, Tenso
     return rows, 1 - rows
 
 
-#: Functions that make synthetic rows, and other rows to replace them; the first function whose rows
-#: a model accepts is used.
+#: Functions that make synthetic rows, and further rows to replace the first ones; the test uses the
+#: first function whose rows the model accepts.
 _KINDS = (_normal, _moderate, _codes)
 Rows = Sequence[Tensor]
 
@@ -68,19 +69,19 @@ def prove(
 ) -> None:
     """Refuse a model that mixes the rows of a batch; the test leaves the model unchanged.
 
-    If the rules for layers give the true row gradients at every tested batch size, the clipper uses
-    them afterwards. Otherwise it uses one backward pass per row. This happens, for example, with
-    weights that a function also uses outside their layer, or with layers whose axis 0 is the steps
-    of a sequence.
+    If the rules for layers give the true row gradients at every tested batch size, the clipper will
+    use these rules in the training. Otherwise the clipper will use one backward pass per row. The
+    rules fail, for example, for weights that a function also uses outside their layer, or for
+    layers whose axis 0 is the steps of a sequence.
 
     Args:
         clipper: clipper of the model's gradients.
         forward: function that maps rows of each input, axes (rows, *shape), to outputs, axes (rows,
             width).
         shapes: shape of one row of each input.
-        where: name of the model's owner, for the message.
-        most_rows: largest number of rows in a batch of the training; the test uses no larger
-            batches, except batches of three rows.
+        where: name of the model's owner, for the error message.
+        most_rows: largest number of rows in a batch of the training; the test's batches are no
+            larger, except batches of three rows.
 
     Raises:
         PrivacyError: the model mixes rows; the error names the layer where it can be identified.
@@ -112,7 +113,7 @@ def require_rows_apart(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One call of a module: its first input and its output, if these are tensors."""
+    """One call of a module: its first input and its output; None if that is no tensor."""
 
     module: nn.Module
     inputs: Tensor | None
@@ -139,7 +140,7 @@ class _Trial:
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def all(self, most_rows: int) -> None:
-        """Run all tests."""
+        """Run all tests that DP-SGD needs."""
         self.model.train()
         _move(self._weights)
         self._before = self._tensors()
@@ -164,11 +165,11 @@ class _Trial:
             self._try_sizes(rows)
 
     def refusal(self, what: str, layer: str = "", **said: str) -> PrivacyError:
-        """Return an error about this model that names the model's owner and the layer."""
+        """Return an error about the tested model that names the model's owner and the layer."""
         where = f"{self._where}, {layer}" if layer else self._where
         return PrivacyError(what, where=where, **({"fix": _FIX} | said))
 
-    # The next methods make rows, and compute the model's results for these rows.
+    # The next methods make synthetic rows, and compute the model's results for these rows.
 
     def _made_up(self, size: int) -> tuple[Rows, Rows]:
         """Make synthetic rows of every input, and other rows to replace them."""
@@ -178,7 +179,10 @@ class _Trial:
         return [one.to(device) for one, _ in found], [other.to(device) for _, other in found]
 
     def _choose_rows(self) -> tuple[Rows, Rows]:
-        """Choose rows that the model accepts; a model of word indices accepts only a few values."""
+        """Choose synthetic rows that the model accepts.
+
+        For example, an embedding accepts only word indices.
+        """
         for self._kind in _KINDS:
             rows, others = self._made_up(_SIZE)
             try:
@@ -229,7 +233,8 @@ class _Trial:
     def _inner_sizes(self, passes: Sequence[_Pass], most_rows: int) -> list[int]:
         """Return the lengths of the axes inside the model, up to a limit.
 
-        The model may mistake the rows of a batch of such a size for another axis.
+        If a batch has as many rows as such an axis is long, a faulty model may confuse the two
+        axes.
         """
         tensors = [one for each in passes for one in (each.inputs, each.output) if one is not None]
         fit = set(range(2, min(most_rows, _LARGEST_INNER) + 1)) - {_SIZE, _OTHER_SIZE}
@@ -240,7 +245,7 @@ class _Trial:
     # Required properties.
 
     def _try_state(self, rows: Rows, others: Rows) -> None:
-        """Test that a pass changes no weight or buffer, and has no effect on later passes."""
+        """Test that a forward pass changes no weight or buffer, and affects no later pass."""
         before = self._outputs(rows)
         gradients(before, self._gradients_at(before, range(len(before))), self._weights)
         self._require_unchanged()
@@ -264,7 +269,7 @@ class _Trial:
             self._try_batch(size, [[0, size - 1]])
 
     def _try_batch(self, size: int, kept: Sequence[list[int]]) -> None:
-        """Test that some rows and their gradients stay the same if all other rows are replaced."""
+        """Test that some rows' outputs and gradients stay the same when all other rows change."""
         rows, others = self._made_up(size)
         clipper = self._clipper
         recording = nullcontext(list[Call]()) if clipper is None else clipper.recording()
@@ -286,7 +291,7 @@ class _Trial:
             )
 
     def _try_gradients(self, output: Tensor, again: Tensor, row: list[int]) -> None:
-        """Test that the gradient of a row does not depend on the other rows of its batch."""
+        """Test that the weight gradient of a row does not depend on the other rows of its batch."""
         grad = self._gradients_at(output, row)
         found = (gradients(made, grad, self._weights) for made in (output, again))
         pairs = zip(*found, strict=True)
@@ -301,7 +306,7 @@ class _Trial:
     def _rules_hold(
         self, clipper: RowClipper, output: Tensor, calls: Sequence[Call], checked: Sequence[int]
     ) -> bool:
-        """Return whether the rules for layers give the true gradients' norms and clipped sums."""
+        """Return whether the layers' rules give true norms and clipped sums of row gradients."""
         grad = self._gradients_at(output, checked)
         total, norms = clipper.sums(output, grad, self._weights, calls)
         expected, true_norms = self._clipped(clipper, output, grad, checked)
@@ -331,7 +336,7 @@ class _Trial:
     # Helper methods of the tests.
 
     def _gradients_at(self, output: Tensor, rows: Sequence[int]) -> Tensor:
-        """Make synthetic gradients at the outputs of some rows, and 0 for all other rows."""
+        """Make synthetic gradients of some rows' outputs, and 0 for all other rows."""
         draw = torch.Generator().manual_seed(1)
         drawn = torch.randn(output.shape, generator=draw).to(output)
         kept = torch.zeros(len(output), 1).index_fill(0, torch.tensor(list(rows)), 1.0)
@@ -406,7 +411,10 @@ class _Trial:
 
 @torch.no_grad()
 def _move(weights: Sequence[Tensor]) -> None:
-    """Change all weights from their initial values, because a weight of 0 could hide an effect."""
+    """Move all weights away from their initial values.
+
+    An initial weight of 0 could hide that a row depends on other rows.
+    """
     draw = torch.Generator().manual_seed(2)
     for weight in weights:
         deviation = 0.3 * float(weight.square().mean().sqrt()) or 0.1
@@ -414,7 +422,7 @@ def _move(weights: Sequence[Tensor]) -> None:
 
 
 def _tensor_of(values: Any) -> Tensor | None:
-    """Return a copy of the first tensor of a module's inputs or outputs."""
+    """Return a copy of the first tensor among a module's inputs or outputs."""
     while isinstance(values, tuple | list) and values:
         values = values[0]
     return values.detach().clone() if isinstance(values, Tensor) else None
@@ -460,7 +468,7 @@ def _seeded(key: int) -> Iterator[None]:
 
 @contextmanager
 def _tried(trial: _Trial) -> Iterator[_Trial]:
-    """Run a test and restore the model afterwards; convert the model's errors to refusals."""
+    """Restore the model after a test; convert exceptions that the model raises to refusals."""
     with _left_as_it_was(trial.model):
         try:
             yield trial
@@ -469,7 +477,7 @@ def _tried(trial: _Trial) -> Iterator[_Trial]:
         except Exception as error:
             raise trial.refusal(
                 "the model cannot be tested on random rows before a private session begins",
-                got=type(error).__name__,  # the text of the error may contain data
+                got=type(error).__name__,  # the text of the exception may contain data
                 want="a model for any number of rows, with a gradient for each row",
                 fix="run it on torch.randn(3, *shape), or on zeros and ones, in batches of 1 to 3",
             ) from error

@@ -18,7 +18,7 @@ def private_projection(rows: Tensor, width: int, *, noise: float, secret: Secret
     Source: Abadi et al. 2016, section 4; Dwork et al. 2014, algorithm 1 (analyze Gauss). Each row
     is scaled to length 1, so adding or removing one row changes the sum of the rows' outer products
     by at most 1. The release is therefore one step of the Gaussian mechanism with this noise and
-    sampling rate 1. Results computed from the directions cost no further privacy.
+    sampling rate 1. Results computed from the released directions cost no further privacy.
 
     Args:
         rows: axes (rows, columns).

@@ -1,11 +1,11 @@
-"""Row gradients: each row's gradient of every weight, computed layer by layer.
+"""Row gradients: for each row of a batch, the gradient of every weight, computed layer by layer.
 
-A round of split learning sends the gradient of each row's loss at a model's output. One backward
-pass to the outputs of all layers then gives, in factors, the gradient of every weight for every row
-(Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023, "book-keeping"). Norms and
-weighted sums over rows can be computed from these factors, without a second pass. Each class of
-this module represents the row gradients of one call of one layer; its norms and sums are computed
-in float64 from the same numbers.
+A training step of split learning sends the gradient of each row's loss at a model's output. From
+these gradients, one backward pass to the outputs of all layers gives every row's gradient of every
+weight as factors of a product (Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023,
+"book-keeping"). Norms and weighted sums over rows can be computed from these factors, without a
+second pass. Each class of this module represents the row gradients of one call of one layer; it
+computes both norms and weighted sums in float64 from the same numbers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from torch import Tensor, nn
 
 from vfl.privacy.kernel import norm_bounds, norms_of, scaled
 
-#: Size of a block of row gradients that fits into the processor's cache, in numbers.
+#: Number of elements of a block of row gradients that fits into the processor's cache.
 _BLOCK_NUMBERS = 1 << 18
-#: Largest number of values for which a layer's row gradients are stored between norms and sums.
+#: Largest number of values for which a layer's row gradients stay in memory between the computation
+#: of norms and the computation of sums.
 _MOST_KEPT = 1 << 22
-#: Time to read and convert one number of a row gradient, measured in multiplications.
+#: Estimated time to read and convert one number of a row gradient, in units of one multiplication.
 _OPERATIONS = 32
-#: In products of positions, large float64 terms of opposite sign may cancel. A norm is therefore
-#: increased by this fraction of the sum of the parts' norms; the increase exceeds the rounding
-#: error.
+#: If a norm is computed from products of positions, large float64 terms of opposite sign may
+#: cancel. A norm is therefore increased by this fraction of the sum of the norms of each position's
+#: outer product; the increase exceeds the rounding error.
 _CANCELLED = 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one layer; `version` shows whether the output tensor was changed later."""
+    """One call of one layer.
+
+    `version` shows whether code changed the output tensor in place after the call.
+    """
 
     module: nn.Module
     inputs: Tensor
@@ -71,7 +75,10 @@ class Recorder:
             self._calls = None
 
     def ruled(self, calls: Sequence[Call], rows: int) -> bool:
-        """Return whether the rules apply: known layers, each called once, with rows on axis 0."""
+        """Return whether the rules apply to these layer calls.
+
+        The rules apply if every layer is known and is called once, with rows on axis 0.
+        """
         if sorted(id(call.module) for call in calls) != self._names:
             return False
         return all(len(call.inputs) == rows and _has_rule(call) for call in calls)
@@ -86,19 +93,19 @@ class Recorder:
 
 def _has_rule(call: Call) -> bool:
     unchanged = call.output.requires_grad and call.output._version == call.version
-    exact = call.output.dtype is not torch.float64  # the products of the norms may underflow
+    exact = call.output.dtype is not torch.float64  # the products of the two norms may underflow
     return unchanged and exact and type(call.module) in RULES and _plain(call.module)
 
 
 def _plain(module: nn.Module) -> bool:
-    """Return whether a layer of a known class computes what its rule assumes."""
+    """Return whether a layer of a known class computes what the class's rule assumes."""
     names = {"weight"} if isinstance(module, nn.Embedding) else {"weight", "bias"}
     if module._parameters.keys() != names or "forward" in vars(module):
         return False
     hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     others = (getattr(hook, "__self__", None) for hook in module._forward_hooks.values())
     if any(hooks) or not all(isinstance(one, Recorder) for one in others):
-        return False  # hooks may change the layer's values
+        return False  # forward hooks may change the layer's values
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros"
     if isinstance(module, nn.Embedding):
@@ -120,8 +127,8 @@ class LayerGradients(Protocol):
         """Return the sum of row gradients times factors, float64, for each trained weight.
 
         Args:
-            factors: float64, axes (rows,); a factor of 0 leaves out a row, even a row that is not
-                finite.
+            factors: float64, axes (rows,); a factor of 0 leaves out a row, even a row that contains
+                NaN or infinity.
         """
         ...
 
@@ -144,7 +151,10 @@ class Explicit:
 
 
 def _kept(values: Tensor, factors: Tensor) -> Tensor:
-    """Return values, axes (rows, ...), with rows of factor 0 set to 0: 0 * infinity is NaN."""
+    """Return values, axes (rows, ...), with rows of factor 0 set to 0.
+
+    The product 0 * infinity would be NaN.
+    """
     if bool((factors > 0).all()):
         return values
     return values.masked_fill((factors == 0).reshape(-1, *(1,) * (values.dim() - 1)), 0.0)
@@ -166,8 +176,8 @@ class Outer:
         of_grad = norms_of(self._grad)
         if not self._weight:
             return of_grad.square()
-        # The norms are multiplied before they are squared, because one may be tiny while the other
-        # is huge.
+        # The two norms are multiplied before squaring, because one may be tiny while the other is
+        # huge.
         squares = (norms_of(self._inputs) * of_grad).square()
         return squares.addcmul(of_grad, of_grad) if self._bias else squares
 
@@ -178,16 +188,18 @@ class Outer:
 
 
 class Positions:
-    """Row gradients of y = W x at many positions of a row: sums of outer products over positions.
+    """Row gradients of y = W x at many positions of a row.
 
-    A bias is treated as the weight of a further input with the constant value 1. Row gradients are
-    computed in blocks of rows, and computed again for the sum if they are too large to store. If
-    products of positions need fewer operations, row gradients are not computed at all (Li et al.
-    2022, section 4.1).
+    Each row gradient is a sum of outer products over positions. A bias is treated as the weight of
+    a further input with the constant value 1. Row gradients are computed in blocks of rows; if they
+    are too large to store, they are computed a second time for the sum. If products between pairs
+    of positions need fewer operations, row gradients are not computed at all (Li et al. 2022,
+    section 4.1).
 
     Args:
-        layer: layer whose weights these are.
-        inputs: function that returns the inputs of some rows, axes (rows, positions, inputs).
+        layer: layer that owns the weight W.
+        inputs: function that maps a slice of rows to the layer's inputs, axes (rows, positions,
+            inputs).
         grad: gradients of the outputs, axes (rows, outputs, positions).
         width: number of inputs, including the constant input of a bias.
         bias: whether the last input is the constant input of a bias.
@@ -205,7 +217,8 @@ class Positions:
         outputs, positions = grad.shape[1:]
         self._shape, numbers = (outputs, width), outputs * width
         of_rows = numbers * (2 * positions + _OPERATIONS)
-        # Cost of the float64 copies in bytes.
+        # The factor 6: a multiplication in float64, with its copies to float64, costs as much as
+        # about 6 multiplications in float32.
         of_products = 6 * positions * (positions * (width + outputs) + numbers)
         self._by_products = of_rows > of_products
         self._memory: Tensor | None = None
@@ -241,7 +254,7 @@ class Positions:
     def _gradients(self, *, again: bool = False) -> Iterator[Tensor]:
         """Yield the row gradients in blocks of rows, axes (rows, outputs, inputs).
 
-        The next block may overwrite the memory of this block.
+        The next block may overwrite the memory of this block, so use each block before the next.
         """
         rows = max(1, _BLOCK_NUMBERS // math.prod(self._shape))
         for start in range(0, len(self._grad), rows):
@@ -255,8 +268,8 @@ class Positions:
             yield block
 
 
-#: Memory for a layer's row gradients, kept as long as the layer exists, because fresh memory pages
-#: would take more time than the arithmetic.
+#: Memory for each layer's row gradients, reused in every step and freed with the layer, because
+#: fresh memory pages would take more time than the arithmetic.
 _MEMORY: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
@@ -270,13 +283,15 @@ def _memory_of(layer: nn.Module, shape: tuple[int, ...], like: Tensor) -> Tensor
 
 
 class Lookups:
-    """Row gradients of an embedding table: a vector's gradient is summed over its positions.
+    """Row gradients of an embedding table.
+
+    A vector's gradient is the sum over the positions that use this vector.
 
     Args:
         numbers: indices of the looked-up vectors, axes (rows, positions); grad: axes (rows,
             positions, width).
-        table: shape of the table.
-        padding: index whose vector is not trained.
+        table: shape of the embedding table.
+        padding: index whose embedding vector is not trained.
     """
 
     def __init__(
@@ -319,7 +334,7 @@ def _linear(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
 
 
 def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradients:
-    """Treat a convolution as a linear layer on the input patch at every output position."""
+    """Treat a convolution as a linear layer on the input patch of every output position."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if inputs.dim() == 3:
         inputs = inputs[:, :, None]
@@ -337,7 +352,7 @@ def _convolution(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGradie
     padding = (before[1], after[1], before[0], after[0])
     how = (tuple(inputs.shape[1:]), kernel, dilation, stride, padding)
     taken = _patches(*how, weight, bias, inputs.device)
-    # Each row's input numbers, after the two constants 0 and 1.
+    # The patches index this tensor: each row's input numbers, after the two constants 0 and 1.
     numbers = F.pad(F.pad(inputs.flatten(1), (1, 0), value=1.0), (1, 0))
 
     def patches(at: slice) -> Tensor:
@@ -391,8 +406,8 @@ def _normalisation(module: nn.Module, inputs: Tensor, grad: Tensor) -> LayerGrad
     return Explicit([one for name, one in pairs if _trained(module, name)])
 
 
-#: Rules for row gradients, from a layer's inputs and the gradients of its output. Each rule covers
-#: only the parameters `weight` and `bias` of its layer.
+#: Rules that give row gradients from a layer's inputs and the gradients of its output, by the
+#: layer's class. Each rule covers only the layer's parameters named `weight` and `bias`.
 RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradients]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
@@ -404,5 +419,5 @@ RULES: Mapping[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradi
 
 
 def gradients_of(call: Call, grad: Tensor) -> LayerGradients:
-    """Return a layer's row gradients by its rule, from the gradients of the layer's output."""
+    """Return a layer's row gradients, computed by the layer's rule from its output's gradients."""
     return RULES[type(call.module)](call.module, call.inputs, grad)

@@ -1,4 +1,4 @@
-"""Privacy guarantees of mechanisms in terms that can be checked, and rules for adding epsilons."""
+"""Privacy guarantees of mechanisms in checkable terms, and rules for adding epsilons."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Unit = Literal["", "label", "record", "client"]
 Relation = Literal["", "replace", "add or remove"]
 #: Adversaries, from the strongest to the weakest.
 Adversary = Literal["partner", "outsider with the model", "outsider with predictions"]
-#: The span of time that one epsilon covers.
+#: The span that one epsilon covers: one exchange of messages, one epoch or the whole training.
 Span = Literal["exchange", "epoch", "training"]
 
-#: Removal of a record when the number of rows is public, known as zero-out (Kairouz et al. 2021).
-#: All other records keep their positions in batches of the same size, so float32 rounds their
-#: values in the same way.
+#: Removal of a record when the number of rows is public: the record's contribution becomes 0
+#: (zero-out, Kairouz et al. 2021). All other records keep their positions in batches of the same
+#: size, so float32 rounds their values in the same way.
 EMPTY_PLACE = "a removed record leaves an empty place in the table and in its batch"
 
 UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary, Span))
@@ -27,21 +27,23 @@ UNITS, RELATIONS, ADVERSARIES, SPANS = map(get_args, (Unit, Relation, Adversary,
 
 @dataclass(frozen=True, slots=True)
 class PrivacyStatement:
-    """The privacy guarantee of a mechanism, in terms that can be checked.
+    """The privacy guarantee of a mechanism, in terms that readers can check.
 
     Attributes:
-        protects: "labels", "inputs", "records" (a row's inputs and label) or "model".
-        against: the attacker from whom the mechanism protects, in one sentence.
+        protects: the protected data: "labels", "inputs", "records" (a row's inputs and label) or
+            "model".
+        against: the attacker against whom the mechanism protects, in one sentence.
         epsilon, delta: parameters of differential privacy for one `unit`; None without a guarantee.
         unit: "label", "record" or "client"; empty without a guarantee.
-        per: the span that one epsilon covers: one "exchange", one "epoch" or the whole "training".
+        per: the span that one epsilon covers: one "exchange" of messages, one "epoch" or the whole
+            "training".
         relation: "replace" or "add or remove"; empty without a guarantee.
         adversary: the strongest adversary that the guarantee covers; a "partner" sees messages
-            about single rows, an "outsider" sees only the results of a training.
+            about single rows, while an "outsider" sees only the results of a training.
         accountant: accountant that computed the epsilon; empty without a guarantee.
         assumes: assumptions of the guarantee, each as a clause.
-        training_only: whether the guarantee covers only the training, and no later queries, not
-            even about training rows.
+        training_only: whether the guarantee covers only messages of the training; later queries are
+            then unprotected, even queries about training rows.
     """
 
     protects: str
@@ -66,7 +68,10 @@ class PrivacyStatement:
         return f"{text}, if {'; '.join(self.assumes)}" if self.assumes else text
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statement as a dictionary for JSON; its entry `text` is for people."""
+        """Return the statement as a dictionary for JSON.
+
+        Its entry `text` states the guarantee in words.
+        """
         return asdict(self) | {"assumes": list(self.assumes), "text": str(self)}
 
     @property
@@ -78,14 +83,15 @@ class PrivacyStatement:
 def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
     """Return the joint guarantee of several mechanisms, by basic composition.
 
-    By Dwork and Roth 2014, theorem 3.16, the epsilons are added, and so are the deltas.
+    By Dwork and Roth 2014, theorem 3.16, the joint epsilon is the sum of the epsilons, and the
+    joint delta the sum of the deltas.
 
     >>> one = PrivacyStatement("labels", "everybody", 1.0, 0.0, "label", relation="replace")
     >>> added([one, one]).epsilon
     2.0
 
     Raises:
-        PrivacyError: the statements differ in unit, span, relation or adversary; or one has no
+        PrivacyError: two statements differ in unit, span, relation or adversary; or one has no
             epsilon; or there are no statements.
     """
     listed = list(statements)

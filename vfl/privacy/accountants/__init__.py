@@ -1,4 +1,4 @@
-"""Accountants: the epsilon of Gaussian noise steps for a record, and the noise for an epsilon.
+"""Accountants: the epsilon of Gaussian noise steps for a record, and the noise for a given epsilon.
 
 >>> projection, training = GaussianSteps(7.0, 1), GaussianSteps(4.0, 10_000, 0.01)
 >>> round(epsilon_by([projection, training], 1e-5, "moments"), 3)
@@ -6,14 +6,14 @@
 
 `moments` and `strong_composition` are references for comparison: Abadi et al. 2016 compare these
 two. `rdp` needs no other package and is the default of a training; `pld` gives the smallest
-epsilon. `vfl.privacy.events` defines the noise steps whose epsilon they compute.
+epsilon. `vfl.privacy.events` defines the noise steps whose epsilon the accountants compute.
 
-To add an accountant, write a file with a subclass of `Accountant` and add a line below; another
-package adds an entry point in the group ``vfl.accountants`` instead. Test the accountant with
-`vfl.testing.AccountantContract`.
+To add an accountant, write a file with a subclass of `Accountant` and add a line to `ACCOUNTANTS`
+below. Another package adds an entry point in the group ``vfl.accountants`` instead. Test the
+accountant with `vfl.testing.AccountantContract`.
 
-SciPy's special functions are imported only where they are needed: every session imports this file,
-but few sessions need an accountant.
+SciPy's special functions are imported only inside the functions that call them: every session
+imports this file, but few sessions need an accountant.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ACCOUNTANTS: Registry[Accountant] = Registry(
 )
 #: Make the accountant that a spec names, such as ``pld:interval=1e-3``.
 make = ACCOUNTANTS.make
-#: Name that is reported instead of an accountant if every step includes the record.
+#: Name that reports give in place of an accountant's name if every step includes the record; the
+#: epsilon is then exact.
 ANALYTIC = "analytic Gaussian mechanism"
 #: Most iterations of a search for a noise multiplier or a number of steps; each iteration halves
 #: the interval.
@@ -80,9 +81,10 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
 
 
 def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") -> float:
-    """Return the epsilon of the steps; exact, without accountant, if every step has the record.
+    """Return the epsilon of noise steps; the result is exact if every step includes the record.
 
-    In that case, n steps with noise s are equivalent to one step with noise s / sqrt(n).
+    In that case no accountant is needed: n steps with noise s are equivalent to one step with noise
+    s / sqrt(n).
 
     Raises:
         SpecError, BadOptionError, MissingPackageError: see `epsilon_by`.
@@ -96,7 +98,7 @@ def epsilon_of(mechanism: GaussianSteps, delta: float, accountant: str = "rdp") 
 def noise_for(
     epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> float:
-    """Return the smallest noise multiplier with which the steps cost at most `epsilon`.
+    """Return the smallest noise multiplier for which the noise steps cost at most `epsilon`.
 
     >>> round(noise_for(2.0, 1e-5, 10_000, 0.01), 2)
     2.28
@@ -128,7 +130,7 @@ def noise_for(
 def steps_for(
     epsilon: float, delta: float, noise: float, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> int:
-    """Return the largest number of steps that costs at most `epsilon`; 0 if one step costs more.
+    """Return the largest number of noise steps that cost at most `epsilon`, or 0.
 
     >>> steps_for(2.0, 1e-5, noise=4.0, sampling_rate=0.01)
     33377
@@ -149,11 +151,11 @@ def steps_for(
 
 
 def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
-    """Return the smallest epsilon of Gaussian noise at a delta; the result is exact.
+    """Return the exact, smallest epsilon of the Gaussian mechanism at a delta.
 
-    It is the root of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta in e, where s = sensitivity /
-    sigma (Balle and Wang 2018). The classic formula for Gaussian noise holds only for epsilon below
-    1.
+    The epsilon is the root e of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta. Here s =
+    sensitivity / sigma, and Phi is the normal distribution function (Balle and Wang 2018). The
+    classic formula for Gaussian noise holds only for epsilon below 1.
 
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)
     1.0
@@ -164,7 +166,8 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         near, far = ratio / 2 - epsilon / ratio, -ratio / 2 - epsilon / ratio
-        # The value is mathematically at most 1, but rounding may give more for huge numbers.
+        # The second exponential is mathematically at most 1, but rounding may give more for huge
+        # numbers.
         return math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))) - delta
 
     if excess(0.0) <= 0:

@@ -13,14 +13,16 @@ from vfl.privacy.events import GaussianSteps
 
 
 class Accountant(ABC):
-    """Base class that bounds the epsilon of steps of Gaussian noise on sums of records.
+    """Base class that bounds the epsilon of steps that add Gaussian noise to sums over records.
 
     A member implements `epsilon`. Options are the arguments of the subclass's constructor.
     """
 
     @abstractmethod
     def epsilon(self, steps: Sequence[GaussianSteps], delta: float) -> float:
-        """Return an upper bound of epsilon at a delta, for a record that is added or removed.
+        """Return an upper bound of epsilon at a delta.
+
+        Neighbouring data differ by one added or removed record.
 
         Args:
             steps: steps of one kind, or of several kinds one after the other; at least one kind,
@@ -35,7 +37,7 @@ class Accountant(ABC):
 def all_moments(
     steps: Sequence[GaussianSteps], orders: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return Renyi orders, and the sum over all steps of the log-moments at each order."""
+    """Return Renyi orders, and at each order the sum of all steps' privacy-loss log-moments."""
     total = np.zeros(len(orders))
     for one in steps:
         total += one.steps * log_moments(one.sampling_rate, one.noise, orders)
@@ -46,7 +48,8 @@ def all_moments(
 def log_moments(rate: float, noise: float, orders: tuple[int, ...]) -> np.ndarray:
     """Return (order - 1) times the Renyi divergence of one noise step, at each order.
 
-    It is ln sum_i binom(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / (2 noise^2)) at order a.
+    At order a, the result is ln sum_i binom(a, i) (1 - q)^(a - i) q^i exp((i^2 - i) / (2 noise^2)),
+    where q is the sampling rate.
     """
     if rate == 1:
         exact = np.array(orders, dtype=float)

@@ -11,7 +11,7 @@ from vfl.privacy.events import GaussianSteps
 
 
 class Moments(Accountant):
-    """The moments accountant as first published.
+    """The moments accountant of Abadi et al., as first published.
 
     Abadi et al. 2016, theorem 2 and section 3.2.
 
