@@ -14,11 +14,11 @@ from typing import Any
 
 
 def lazy_names(package: str) -> Callable[[str], Any]:
-    """Make a package's ``__getattr__``, which imports modules that need torch on first use.
+    """Make a package's ``__getattr__``, which imports on first use the modules that need torch.
 
-    The imports below ``if TYPE_CHECKING`` in the package's source state which module defines each
-    name. The package's ``__dir__`` returns its public names, so that completion in a shell or
-    editor shows them.
+    The import statements below ``if TYPE_CHECKING`` in the package's source state which module
+    defines each name. The package's ``__dir__`` returns its public names, so that completion in a
+    shell or editor shows them.
 
     Args:
         package: name of the package.
@@ -35,7 +35,7 @@ def lazy_names(package: str) -> Callable[[str], Any]:
         if name not in module.__all__ or name not in homes():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         home = importlib.import_module(homes()[name])
-        if not hasattr(home, name):  # the name of a module
+        if not hasattr(home, name):  # the name is a module's name
             return importlib.import_module(f"{homes()[name]}.{name}")
         return getattr(home, name)
 
@@ -44,7 +44,7 @@ def lazy_names(package: str) -> Callable[[str], Any]:
 
 
 def _name_the_user() -> None:
-    """Set a user name where the system has none, as in many containers; torch asks for it."""
+    """Set a user name where the system has none, as in many containers; torch needs one."""
     try:
         getpass.getuser()
     except (KeyError, OSError):

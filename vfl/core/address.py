@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 _LAST_PORT = 65535
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
-#: A host name in a compose file or a container may contain underscores. Text of only digits and
-#: dots is not a host name, because it looks like an IPv4 address.
+#: A pattern of host names; a host name in a compose file or a container may contain underscores.
+#: Text of only digits and dots does not match, because it looks like an IPv4 address.
 _NAME = re.compile(rf"(?=.{{1,253}}\Z)(?=.*[A-Za-z]){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class Address(NamedTuple):
-    """Address of a listener.
+    """Network address on which a program listens.
 
     Attributes:
-        host: host name, or IPv4 or IPv6 address without brackets.
-        port: 0 to 65535; 0 takes any free port.
+        host: host name, or an IPv4 or IPv6 address without brackets.
+        port: port number, 0 to 65535; 0 takes any free port.
 
     >>> str(Address("::1", 8000)), str(Address("lender.example", 8000))
     ('[::1]:8000', 'lender.example:8000')
@@ -37,11 +37,11 @@ def parse_host(text: str) -> str:
     """Parse a host; an IPv6 address is returned in its shortest form.
 
     Args:
-        text: a name, an IPv4 address, or an IPv6 address with or without brackets.
+        text: a host name, an IPv4 address, or an IPv6 address with or without brackets.
 
     Raises:
-        ValueError: the text is not such a host; the message gives the reason and does not quote the
-            text.
+        ValueError: the text is not such a host; the error's message gives the reason and does not
+            quote the text.
 
     >>> parse_host("[2001:DB8:0:0::7]"), parse_host("my_host.example"), parse_host("10.0.0.7")
     ('2001:db8::7', 'my_host.example', '10.0.0.7')
@@ -71,12 +71,12 @@ def parse_address(text: str) -> Address:
     """Parse a host and a port in the form HOST:PORT.
 
     Args:
-        text: the host in a form that `parse_host` accepts, except that an IPv6 address needs
-            brackets.
+        text: host and port; the host has a form that `parse_host` accepts, but an IPv6 address
+            needs brackets.
 
     Raises:
-        ValueError: the text has another form; the message gives the reason and does not quote the
-            text.
+        ValueError: the text has another form; the error's message gives the reason and does not
+            quote the text.
 
     >>> parse_address("[0:0:0:0:0:0:0:1]:8000")
     Address(host='::1', port=8000)

@@ -1,10 +1,10 @@
-"""Loops in plain Python, or as machine code if numba is installed.
+"""Loops over arrays that run in plain Python, or as machine code if numba is installed.
 
 Plain Python and numba run the same source of each loop, so both return the same bytes. Where plain
 Python would be far too slow, a numpy version computes the same result in passes over the whole
-batch, and the caller chooses the version by `COMPILED`. Tests check that both versions return equal
-bits. ``pip install 'vfl[fast]'`` installs numba; the environment variable VFL_COMPILED=0 disables
-it.
+batch; the caller chooses between loop and numpy version by `COMPILED`. Tests check that the loop
+and the numpy version return equal bits. ``pip install 'vfl[fast]'`` installs numba; the environment
+variable VFL_COMPILED=0 disables it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def compiled(loop: Loop) -> Loop:
     _teach_instructions()
     try:
         return cast(Loop, njit(cache=True, nogil=True)(loop))
-    # Installation and home folders are read-only, so each process compiles again.
+    # If the folders for numba's cache are read-only, each process compiles the loop again.
     except RuntimeError:
         return cast(Loop, njit(nogil=True)(loop))
 
 
 def native(array: np.ndarray) -> Any:
-    """Return an array in the form that loops index fastest: a memoryview without numba."""
+    """Return an array in the form that loops index fastest: without numba, this is a memoryview."""
     return array if COMPILED else memoryview(array)  # type: ignore[arg-type]
 
 
 def prefetch(flat: Any, place: Any) -> None:
-    """Make the processor fetch an entry of a flat array early; without compilation, do nothing.
+    """Make the processor load an entry of a flat array into its cache; without numba, do nothing.
 
     A loop with random access to a table larger than the processor's cache prefetches an entry some
     iterations before it reads the entry.
@@ -60,7 +60,7 @@ def add_pair(flat: Any, place: Any, first: Any, second: Any) -> None:
 
 @cache
 def _teach_instructions() -> None:
-    """Compile `prefetch` and `add_pair` to machine instructions that numba would not choose."""
+    """Teach numba machine instructions for `prefetch` and `add_pair` that it would not choose."""
     from llvmlite import ir
     from numba.core import types
     from numba.extending import intrinsic, overload

@@ -1,4 +1,4 @@
-"""All errors that vfl raises on purpose, as one tree of classes, and the pages that explain them.
+"""All errors that vfl raises on purpose, as one tree of classes, and the texts that explain them.
 
     VFLError                   V000  exit 1
       UserError                V001  exit 2
@@ -48,12 +48,13 @@
           FrameVersionError    V454
       ReusedPadError         V501  exit 1
 
-A message states what happened, where, what vfl found, what it expected, and a fix. Its last line is
-the command that explains its code. Every code has a page in ``explanations/``: Markdown with a
-title ``# V104: what it is``, the cause, ``## How it happens``, ``## How to mend it`` and ``##
-Example``. Tests check that the example is a real message of vfl. A message never contains a cell's
-value, a row's id or a secret. For an unexpected error vfl shows only its type and place
-(`redacted_traceback`), because its text may contain data.
+An error message states what happened, where it happened, what vfl found, what it expected, and how
+to fix the mistake. The message's last line is the command that explains the error code. Every code
+has a page in ``explanations/``: Markdown with a title ``# V104: what it is``, the cause, ``## How
+it happens``, ``## How to mend it`` and ``## Example``. Tests check that the page's example is a
+message that vfl really prints. An error message never contains a value of a table's cell, a row's
+id or a secret. For an unexpected error, vfl shows only the error's type and its place in the source
+(`redacted_traceback`), because the error's text may contain data.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ from typing import Any, ClassVar, TextIO
 from vfl.core.text import logged, printable, printable_lines
 
 _PAGES = Path(__file__).parent / "explanations"
-_ERROR_LIMIT = 20_000  # characters of a field, because a file may contain many mistakes
+# Characters that a message shows of one field, because a file may contain many mistakes
+_ERROR_LIMIT = 20_000
 _FACTS = ("code", "what", "where", "got", "want", "fix")
 
 
@@ -82,9 +84,9 @@ class VFLError(Exception):
 
     Args:
         what: one sentence.
-        where: file and line, party and step, or name of the argument.
+        where: place of the failure: file and line, party and step, or name of the argument.
         got: the value that was found (names, counts and types only).
-        want: the values that would be accepted.
+        want: the values that vfl would accept.
         fix: cure.
     """
 
@@ -92,7 +94,10 @@ class VFLError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init_subclass__(cls, *, code: str | None = None, exit_code: int | None = None) -> None:
-        """Define an error class; an omitted code or exit code is inherited from the base."""
+        """Define an error class.
+
+        A class that omits a code or exit code inherits that of its base class.
+        """
         super().__init_subclass__()
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
@@ -131,7 +136,7 @@ class ConfigError(UserError, code="V003"):
 
 
 class NonFiniteError(UserError, code="V005"):
-    """NaN or Inf in a cut, a gradient or an attack's guess."""
+    """NaN or infinity in cut-layer activations, in a gradient or in an attack's guess."""
 
 
 class MissingPackageError(UserError, code="V006"):
@@ -159,19 +164,19 @@ class UnknownNameError(SpecError, code="V101"):
 
 
 class UnknownOptionError(SpecError, code="V102"):
-    """The plug-in has no option of this name."""
+    """The plug-in's constructor has no option of this name."""
 
 
 class BadOptionError(SpecError, code="V103"):
-    """An option's value is out of range or of another type."""
+    """An option's value is out of range or has the wrong type."""
 
 
 class WidthError(SpecError, code="V104"):
-    """A codec does not fit the width of the cut."""
+    """A codec does not fit the width of the cut layer."""
 
 
 class PrivateLayerError(SpecError, code="V105"):
-    """A module has a layer that cannot be computed on shares."""
+    """A module has a layer that cannot be computed on additive shares."""
 
 
 class TakenNameError(SpecError, code="V106"):
@@ -179,7 +184,7 @@ class TakenNameError(SpecError, code="V106"):
 
 
 class DataError(UserError, code="V200"):
-    """A table cannot be used."""
+    """A data table cannot be used."""
 
 
 class MissingDataError(DataError, code="V201"):
@@ -187,15 +192,15 @@ class MissingDataError(DataError, code="V201"):
 
 
 class MissingColumnError(DataError, code="V203"):
-    """A column is not in the table."""
+    """A column that a setting names is not in the table."""
 
 
 class SharedColumnError(DataError, code="V204"):
-    """A column belongs to two parties."""
+    """One column of a table is assigned to two parties."""
 
 
 class LabelLeakError(DataError, code="V205"):
-    """The label column is also a feature."""
+    """The label column is also a feature column."""
 
 
 class MisalignedError(DataError, code="V206"):
@@ -203,15 +208,15 @@ class MisalignedError(DataError, code="V206"):
 
 
 class TooFewRowsError(DataError, code="V207"):
-    """A batch or a split needs more rows than there are."""
+    """A batch, or one of the training, validation and test sets, needs more rows than there are."""
 
 
 class TrainedRowsError(DataError, code="V209"):
-    """Metrics are refused, because the run was, or may have been, trained on these rows."""
+    """vfl refuses metrics, because the run was, or may have been, trained on these rows."""
 
 
 class RingRangeError(UserError, code="V208"):
-    """A value is too large for arithmetic on shares."""
+    """A value is too large for the integer ring of arithmetic on additive shares."""
 
 
 class NotGrantedError(UserError, code="V300"):
@@ -223,15 +228,15 @@ class PeerError(VFLError, code="V400", exit_code=3):
 
 
 class MissingPartyError(PeerError, code="V401"):
-    """A party did not attach in time."""
+    """A party did not connect in time."""
 
 
 class DisagreementError(PeerError, code="V402"):
-    """The parties run different experiments or code."""
+    """The parties run different experiment files or different versions of vfl."""
 
 
 class ConsentError(PeerError, code="V403"):
-    """A session requests more than a party's consent allows."""
+    """A session requests more than a party's consent (the limits in its own file) allows."""
 
 
 class AuthenticationError(PeerError, code="V404"):
@@ -245,18 +250,18 @@ class LostPeerError(PeerError, code="V405"):
 class PeerFailedError(PeerError, code="V406"):
     """Another party reported an error from its own process."""
 
-    #: Code and text of the error at the other party; None and an empty text if that party reported
+    #: Error code and text that the other party reported; None and an empty text if it reported
     #: none.
     peer_code: str | None = None
     peer_what: str = ""
 
 
 class ProtocolError(PeerError, code="V407"):
-    """A peer sent a message that the protocol does not expect now."""
+    """A peer sent a message that the protocol does not expect at this point."""
 
 
 class HijackError(PeerError, code="V408"):
-    """The received gradients do not come from the labels."""
+    """The received gradients do not follow from the labels, unlike gradients of honest training."""
 
 
 class CheatingError(PeerError, code="V409"):
@@ -264,19 +269,19 @@ class CheatingError(PeerError, code="V409"):
 
 
 class LostRankError(PeerError, code="V410"):
-    """One of the party's own rank processes ended."""
+    """One of the party's own rank processes (workers on parts of each batch) ended."""
 
 
 class RolledBackError(PeerError, code="V411"):
-    """A party's store was restored from an earlier copy."""
+    """A party's store of sessions and spent privacy budgets was restored from an earlier copy."""
 
 
 class ClockError(PeerError, code="V412"):
-    """The clocks of two machines differ."""
+    """The clocks of two machines differ by too much."""
 
 
 class FrameError(PeerError, code="V450"):
-    """The received bytes are not an acceptable frame."""
+    """The received bytes are not a frame that vfl accepts."""
 
 
 class TruncatedFrameError(FrameError, code="V451"):
@@ -284,7 +289,7 @@ class TruncatedFrameError(FrameError, code="V451"):
 
 
 class OversizedFrameError(FrameError, code="V452"):
-    """A message has more bytes than agreed."""
+    """A message has more bytes than the agreed limit."""
 
 
 class CorruptFrameError(FrameError, code="V453"):
@@ -292,15 +297,15 @@ class CorruptFrameError(FrameError, code="V453"):
 
 
 class FrameVersionError(FrameError, code="V454"):
-    """A frame has another version of the format."""
+    """A frame has another version of the frame format."""
 
 
 class ReusedPadError(VFLError, code="V501"):
-    """A one-time pad would be used for two messages."""
+    """The same section of a one-time pad would mask two messages."""
 
 
 class ExposedCutError(SpecError, code="V601"):
-    """A setting would expose data that a secure mode hides."""
+    """A setting would expose data that a secure mode hides, such as a single party's cut."""
 
 
 class PrivacyError(SpecError, code="V603"):
@@ -308,7 +313,7 @@ class PrivacyError(SpecError, code="V603"):
 
 
 class RingOverflowError(UserError, code="V602"):
-    """A value does not fit into a masked sum."""
+    """A value does not fit into a sum of masked integers."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -318,7 +323,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return the lines of an error message below its first line, from a `VFLError.record`."""
+    """Return the lines of an error message below its first line, from the fields of an error."""
     labels = {"where": "where", "got": "got", "want": "want", "fix": "try"}
     lines = [f"  {label:<5} {record[key]}" for key, label in labels.items() if record.get(key)]
     return lines + ([f"  more  vfl explain {record['code']}"] if record.get("code") else [])
@@ -327,15 +332,17 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 def read_record(
     record: object, where: str, shown: Callable[[str], str] = printable
 ) -> dict[str, str]:
-    """Check and filter another process's `VFLError.record`: keep ``code``, ``what`` and set fields.
+    """Check and filter another process's `VFLError.record`.
+
+    The result keeps ``code``, ``what`` and all fields that are set.
 
     Args:
         record: parsed JSON from outside; unknown keys are ignored.
-        where: sender or file, for the message.
-        shown: filter for each text; vfl's own records may keep their line breaks.
+        where: sender or file of the record, for the error message.
+        shown: filter for each text of the record; vfl's own records may keep their line breaks.
 
     Raises:
-        ProtocolError: the record does not have the expected fields.
+        ProtocolError: the record does not have the fields of a `VFLError.record`.
     """
     found = {key: record.get(key) for key in _FACTS} if isinstance(record, Mapping) else {}
     texts = {key: shown(text) for key, text in found.items() if isinstance(text, str)}
@@ -356,7 +363,7 @@ def page_of(code: str) -> str:
     """Return the page that explains a code, as Markdown.
 
     Raises:
-        UnknownNameError: the code does not exist; the error suggests the nearest one.
+        UnknownNameError: the code does not exist; the error suggests the most similar code.
     """
     wanted, known = code.strip().upper(), codes()
     if wanted not in known:
@@ -369,7 +376,7 @@ def page_of(code: str) -> str:
 
 
 def title_of(code: str) -> str:
-    """Return the meaning of a code in one line.
+    """Return the title of the page that explains a code.
 
     >>> title_of("V104")
     'a plug-in does not fit the width of the cut'
@@ -378,7 +385,7 @@ def title_of(code: str) -> str:
 
 
 def file_mistake(problem: Exception) -> UserError | None:
-    """Convert an operating system's error that names a file to a `UserError`; others give None.
+    """Convert an operating system's error that names a file to a `UserError`, others to None.
 
     >>> file_mistake(FileNotFoundError(2, "No such file or directory", "rows.csv")).where
     'rows.csv'
@@ -389,7 +396,7 @@ def file_mistake(problem: Exception) -> UserError | None:
 
 
 def redacted_traceback(bug: BaseException) -> str:
-    """Format a traceback with the error's type but without its text; VFL_DEBUG adds the text."""
+    """Format a traceback with the error's type but without its text; VFL_DEBUG=1 adds the text."""
     if os.environ.get("VFL_DEBUG"):
         return "".join(traceback.format_exception(bug)).rstrip()
     lines = "".join(traceback.format_tb(bug.__traceback__))
@@ -398,16 +405,16 @@ def redacted_traceback(bug: BaseException) -> str:
 
 
 class RenamedWarning(FutureWarning):
-    """Warning: a user's file uses a name of an earlier version; the text contains only names."""
+    """Warning that a user's file uses a former name; the warning's text contains only names."""
 
 
 class InsecureWarning(UserWarning):
-    """Warning: an option without any protection, for measurements only, is in use."""
+    """Warning that an option without any protection, meant only for measurements, is in use."""
 
 
 @contextmanager
 def redacted_output() -> Iterator[None]:
-    """Show only type and place of warnings, and of errors that end a thread.
+    """Show only the type and source line of warnings and of errors that end a thread.
 
     Libraries quote values in the texts of warnings and errors. If VFL_DEBUG is set, the texts of
     warnings and errors are shown.

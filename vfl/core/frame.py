@@ -1,4 +1,4 @@
-"""Frames, which are the messages between parties (16 bytes of header and a payload), and `Link`.
+"""Frames, the messages between parties (a header of 16 bytes and a payload), and their `Link`.
 
 All numbers are little-endian:
 
@@ -12,9 +12,10 @@ All numbers are little-endian:
     12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS
                                        only of bytes 0 to 11, because TLS detects errors too
 
-A receiver checks a header before it allocates memory: the version, `body_bytes` against the agreed
-limit of that kind, the kind, and the checksum. The parties agree on codec, width and rows in the
-handshake, so no frame contains these.
+A receiver checks a header before it allocates memory: A receiver checks a header before it
+allocates memory for the payload: the version, `body_bytes` against the agreed limit of the frame's
+kind, the kind, and the checksum. The parties agree on codec, cut-layer width and rows in the
+handshake, so frames do not repeat them.
 
 A `Link` is one party's end of an ordered, authenticated stream of frames between two parties. The
 label party has one link for each feature party (`vfl.transport.hub`, which hides reconnections).
@@ -51,22 +52,23 @@ _CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """Kind of a frame.
+    """Kind of a frame; it determines the content of the payload.
 
     Attributes:
-        HELLO: JSON of at most 8192 bytes: the greeting of a party, with its token
-        WELCOME: JSON: the answer
-        CUT: a cut of training rows, encoded
+        HELLO: JSON of at most 8192 bytes: a connecting party introduces itself with its token
+        WELCOME: JSON: the answer to HELLO
+        CUT: encoded cut-layer activations of training rows
         GRAD: its gradient
-        QUERY: a cut of rows outside training, encoded
-        ACK: empty frame; confirms that the query was read
-        DONE: JSON: the digest of a party's weights
+        QUERY: encoded cut-layer activations of rows outside training
+        ACK: empty payload; confirms that the receiver has read a QUERY
+        DONE: JSON: the digest of a party's weights after training
         ERROR: a JSON record: code, what, where, got, want, fix
         PROTOCOL: a message of a secure protocol between several parties
         OPENING: masked operands of layers on additive shares, in training
         QUERY_OPENING: masked operands of layers on additive shares, for rows outside training
-        ASK: row positions of the next prediction query; empty to check which parties are present
-        REFUSAL: reason why a party does not answer a query for these rows
+        ASK: row positions of the next prediction query; empty if the sender only checks which
+            parties are connected
+        REFUSAL: reason why a party does not answer an ASK for these rows
     """
 
     HELLO = 1
@@ -86,21 +88,21 @@ class Kind(IntEnum):
 
 _KINDS: Mapping[int, Kind] = {int(kind): kind for kind in Kind}
 
-#: Largest accepted payload: one number for all kinds, or a number for each kind; kinds without a
-#: number then have no payload.
+#: Largest accepted payload in bytes: one number for all kinds, or a number for each kind; a kind
+#: without a number must then have an empty payload.
 PayloadLimit = int | Mapping[Kind, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message of a link.
+    """One message that travels over a link.
 
     Attributes:
-        kind: kind of the message.
-        step: number of the exchange, the same at both parties.
+        kind: kind of the message, which determines the payload's content.
+        step: number of the training step or query, the same at both parties.
         payload: encoded bytes; a resend repeats the same bytes.
-        branch: number of the attempt, by which a receiver recognises and drops frames of an
-            abandoned attempt.
+        branch: number of the attempt at this training; a receiver drops frames of an abandoned
+            attempt.
     """
 
     kind: Kind
@@ -110,12 +112,12 @@ class Frame:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of this frame on a stream, including header and length prefix."""
+        """Bytes of this frame on a stream, including the 16-byte header."""
         return HEADER_BYTES + len(self.payload)
 
 
 class Header(NamedTuple):
-    """The checked first 16 bytes of a frame."""
+    """The first 16 bytes of a frame, parsed and checked."""
 
     body_bytes: int
     kind: Kind
@@ -130,7 +132,7 @@ def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
 
     Args:
         frame: frame whose header to encode.
-        payload_checked: whether the checksum covers the payload. Over TLS, which already
+        payload_checked: whether the checksum also covers the payload. Over TLS, which already
             authenticates every byte, the checksum covers only the header.
     """
     fields = _FIELDS.pack(len(frame.payload), VERSION, frame.kind, frame.branch, frame.step)
@@ -147,12 +149,12 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
 
     Args:
         raw: exactly 16 bytes.
-        limit_bytes: largest payload that the receiver accepts now (8,192 before a peer is
-            authenticated), for all kinds or by kind.
+        limit_bytes: largest payload in bytes that the receiver accepts now (8,192 before a peer is
+            authenticated): one number for all kinds, or a number for each kind.
 
     Raises:
         TruncatedFrameError: there are fewer bytes than a header has.
-        FrameVersionError: the frame has another version of the format.
+        FrameVersionError: the frame has another version of the frame format.
         CorruptFrameError: the bytes are not a vfl frame, or the frame has an unknown kind.
         OversizedFrameError: the announced payload is larger than the limit.
     """
@@ -186,11 +188,11 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
 
 
 def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> Frame:
-    """Join header and payload to a frame, and check the checksum; see `pack_header`.
+    """Join header and payload to a frame, and check the frame's checksum; see `pack_header`.
 
     Raises:
-        TruncatedFrameError: the payload is shorter or longer than announced.
-        CorruptFrameError: the checksum differs.
+        TruncatedFrameError: the payload is shorter or longer than the header announces.
+        CorruptFrameError: the checksum differs from the computed one.
     """
     if len(payload) != header.body_bytes:
         raise TruncatedFrameError(
@@ -236,6 +238,6 @@ class Link(Protocol):
         """Close the link; a second call has no effect."""
 
 
-#: Function that receives every frame of a link: party, direction ("up" = towards the label party),
-#: frame.
+#: Function that observes every frame of a link; its arguments are the feature party's name, the
+#: direction ("up" = towards the label party) and the frame.
 Observer = Callable[[str, str, Frame], None]

@@ -1,8 +1,9 @@
-"""Child processes: their start, output, end and restart.
+"""Child processes: how this process starts them, reads their output, restarts and ends them.
 
 A `Process` object ends only its own process, by its process id. A `Service` writes a log; a
-`Worker` answers each input line with an output line. A secret is passed by standard input or in a
-file that only its owner can read, never by arguments, which every user of the machine can read.
+`Worker` answers each input line with an output line. A child process receives secrets by standard
+input or in a file that only its owner can read. Command-line arguments never contain secrets,
+because every user of the machine can read them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from vfl.core.errors import LostPeerError
 from vfl.core.storage import PRIVATE_FILE, private_folder
 from vfl.core.text import printable, printable_lines
 
-#: Values for the standard streams of a `Process`: no stream, or a pipe to this process.
+#: Values for the standard streams of a `Process`: no stream, or a pipe between the child process
+#: and this process.
 DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
-#: File mode mask: only the owner may read a service's log, database and other files.
+#: File mode mask with which only the owner may read a service's log, database and other files.
 _UMASK = 0o077
-#: Seconds during which a failed start is repeated: Flower treats a killed SuperNode as online for a
-#: minute, and refuses the node's key during this minute.
+#: Seconds during which vfl repeats a failed start of a SuperNode: Flower treats a killed SuperNode
+#: as online for a minute, and refuses the node's key during this minute.
 PATIENCE_S = 300.0
 _END_S = 10.0
 _FIRST_PAUSE_S = 1.0
@@ -41,7 +43,9 @@ def usable_cores() -> int:
 
 
 def looks(patience_s: float, every_s: float = 0.1) -> Iterator[None]:
-    """Yield at once, and then at intervals until the time is up; the caller polls at each yield.
+    """Yield at once, and then at intervals until the time is up.
+
+    The caller checks its condition at each yield.
 
     >>> len(list(looks(0.0)))
     1
@@ -55,13 +59,13 @@ def looks(patience_s: float, every_s: float = 0.1) -> Iterator[None]:
 
 
 class Process:
-    """A child process; a `with` block stops it at its end, or kills it at once after an error.
+    """A child process; a `with` block stops it at the block's end, or kills it after an error.
 
     Args:
         name: name of the process in messages.
-        command: program and arguments.
-        environment: all its environment variables.
-        options: further options for its start; see `subprocess.Popen`.
+        command: program and its arguments.
+        environment: all environment variables of the process.
+        options: further options of `subprocess.Popen` for the start of the process.
     """
 
     def __init__(
@@ -98,7 +102,10 @@ class Process:
         return not self.alive
 
     def send(self, line: str) -> None:
-        """Write a line to the process's input pipe; only `receive` reports whether it has ended."""
+        """Write a line to the process's input pipe.
+
+        If the process has ended, only the next `receive` reports this.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
@@ -130,7 +137,7 @@ class Process:
         )
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, which ends a program without a handler; return immediately."""
+        """Send SIGTERM, which ends a program that has no handler for it; return immediately."""
         self._process.terminate()
 
     def kill(self) -> None:
@@ -141,7 +148,7 @@ class Process:
     def stop(self, patience_s: float = _END_S) -> None:
         """Close the process's input, send SIGTERM, and kill the process if it does not end.
 
-        Child processes of the process notice the closed input and end too.
+        Its own child processes notice that their input is closed, and end too.
         """
         self.close_input()
         if self._process.stdin is not None:
@@ -170,14 +177,14 @@ class Process:
 class Worker(Process):
     """A process that answers each input line with an output line; it ends when its input is closed.
 
-    The operating system closes the worker's input when the starting process ends in any way, so the
+    However the starting process ends, the operating system then closes the worker's input, so the
     worker ends too.
 
     Args:
         name: name of the process in messages.
-        command: program and arguments.
-        environment: all its environment variables.
-        options: further options for its start; see `subprocess.Popen`.
+        command: program and its arguments.
+        environment: all environment variables of the process.
+        options: further options of `subprocess.Popen` for the start of the process.
     """
 
     def __init__(
@@ -192,9 +199,9 @@ class Service(Process):
 
     Args:
         name: name of the process in messages.
-        command: program and arguments.
-        environment: all its environment variables.
-        log: file that receives its output.
+        command: program and its arguments.
+        environment: all environment variables of the process.
+        log: file that receives the output of the process.
     """
 
     def __init__(
@@ -205,7 +212,8 @@ class Service(Process):
         log.touch()
         log.chmod(PRIVATE_FILE)
         with log.open("ab") as output:
-            self._log_start = output.tell()  # position in the file where this start's output begins
+            # Position in the log file where the output of this start begins
+            self._log_start = output.tell()
             super().__init__(
                 name, command, environment, stdout=output, stderr=subprocess.STDOUT, umask=_UMASK
             )
@@ -213,13 +221,12 @@ class Service(Process):
     def wait_for(
         self, marker: str, timeout_s: float = 120.0, *, refusals: Sequence[str] = ()
     ) -> None:
-        """Wait until the log contains the marker text.
+        """Wait until the log contains a marker text, which shows that the service is ready.
 
         Args:
             marker: the text.
-            timeout_s: longest time to wait.
-            refusals: error texts after which the marker text cannot appear, even if the program
-                keeps trying.
+            timeout_s: longest time to wait, in seconds.
+            refusals: error texts after which waiting is useless, even if the program keeps trying.
 
         Raises:
             LostPeerError: the process ended, or the marker text did not appear in time.
@@ -239,7 +246,7 @@ class Service(Process):
             sleep(0.1)
 
     def said(self) -> str:
-        """Return the output since the last start."""
+        """Return the output of the process since its last start."""
         return self.log.read_bytes()[self._log_start :].decode(errors="replace")
 
 
@@ -262,13 +269,13 @@ def _reason(said: str) -> tuple[str | None, str, str]:
 
 
 def return_memory() -> None:
-    """Return freed memory to the operating system, if the C library can."""
+    """Return freed memory to the operating system, if the C library has a function for this."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, without the box characters around it."""
+    """Return the last line of a program's output, without box-drawing characters around it."""
     lines = (line.strip(" │╭╮╰╯─") for line in text.splitlines())
     return printable(next((line for line in reversed(list(lines)) if line), ""))
 
@@ -279,13 +286,14 @@ def supervise(
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Run a service until it ends, then start it again, and so on. It returns only by an error.
+    """Run a service until it ends, then start it again; only an error ends this function.
 
     Args:
         start: starts the service and returns it.
-        follow: returns after the service has ended by itself; Ctrl-C passes through.
-        say: receives one text line with the reason of each restart and the pause before it. Each
-            pause is twice as long as the pause before, from 1 s up to 15 s.
+        follow: function that returns after the service has ended by itself; KeyboardInterrupt
+            passes through.
+        say: function that receives one text line with the reason of each restart and the pause
+            before it. Each pause is twice as long as the pause before, from 1 s up to 15 s.
         patience_s: longest time in seconds during which the service may repeatedly fail to start.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Products: packages of vfl that can be removed.
+"""Products: packages of vfl that a user can delete from an installation.
 
-The kernel imports no product. A product is a folder of `vfl` with a file `product.py` that defines
-one `PRODUCT`: a list of what the product adds to the kernel, as import paths that are resolved on
-first use. If the folder is deleted, the kernel lacks only these additions.
+The kernel (the rest of vfl) imports no product. A product is a folder of `vfl` with a file
+`product.py` that defines one `PRODUCT`: a list of the product's additions to the kernel, as import
+paths that are resolved on first use. If the folder is deleted, the kernel lacks only these
+additions.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Mode:
     """A kind of session (a protocol between the parties) that a product adds.
 
     Attributes:
-        plays: path of the function that the label party's app calls to run the session; its
-            arguments are Flower's grid, the experiment, the party's own file, the changed settings
-            and the run's name.
-        outcome: name of a file in the run's folder; if the file exists, the session has ended
+        plays: path of the function that the label party's Flower app calls to run the session; the
+            function's arguments are Flower's grid, the experiment, the party's own file, the
+            changed settings and the run's name.
+        outcome: name of a file in the run's folder, which the session writes when it ends
             successfully.
     """
 
@@ -39,27 +40,30 @@ class Product:
     Attributes:
         commands: maps a panel of `vfl --help` to its commands, and each command to the path of its
             function or Typer app.
-        members: maps the entry-point group of a family ("vfl.attacks") to member names, and each
-            name to the path of its class.
+        members: maps the entry-point group of a plug-in family ("vfl.attacks") to member names, and
+            each name to the path of its class.
         modes: maps the name of a kind of session to its `Mode`; a party consents to such a name in
             `modes`.
         client_apps: paths of functions that add message handlers to a party's ClientApp; each
-            function receives the app, and a function that finds the party's own file in a Flower
-            context.
-        terms: maps a prefix of the names in `[consent.ranges]` to the path of the schema that
-            defines these numbers.
-        ledgers: paths of functions that read the product's privacy spending for a party's own file,
-            see `vfl.session.store.spending`. One limit applies to all spending together. `vfl
-            sessions --restored` ends the entries of all trainings that were running.
+            function receives the app, and a second function that returns the path of the party's
+            own file from a Flower context.
+        terms: maps a prefix of the names in `[consent.ranges]` to the path of the schema class that
+            defines the numeric settings with this prefix.
+        ledgers: paths of functions that read, for a party's own file, the privacy budget that the
+            product has spent; see `vfl.session.store.spending`. One limit of the party applies to
+            the spending of all products together. `vfl sessions --restored` ends the ledger entries
+            of all trainings that were running.
         cases: maps the name of a secure mode to the path of the `vfl.experiments.scenarios.Cases`
-            that defines what attackers know in runs of this mode.
-        takes_missing_rows: names of secure modes whose sessions accept rows that some party lacks.
-        sections: maps a key of a run's summary, or of its last evaluation, to the path of a
-            function. The function receives that entry and the run's folder, and renders a section
-            of the run's page.
-        files: maps the name of a settings file to the path of its pydantic model.
-        listeners: maps the name of a file, which marks the folder of a listening party, to the
-            commands that listen there. `vfl renew` renews the certificate in such a folder.
+            object that defines the knowledge of attackers in runs of this mode.
+        takes_missing_rows: names of secure modes whose sessions accept rows that some party does
+            not have.
+        sections: maps a key of a run's summary, or of the run's last evaluation, to the path of a
+            function. The function receives the value of that key and the run's folder, and renders
+            a section of the run's page.
+        files: maps the name of a settings file to the path of the pydantic model that checks it.
+        listeners: maps the name of a marker file, which only the folder of a listening party
+            contains, to the commands that listen there. `vfl renew` renews the certificate in a
+            folder with such a marker file.
     """
 
     commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class Product:
 
 @cache
 def products() -> Mapping[str, Product]:
-    """Return the products in this installation, by the names of their folders."""
+    """Return the products in this installation; the keys are the names of their folders."""
     rooms = sorted(path.parent.name for path in _PACKAGE.glob("*/product.py"))
     return {room: importlib.import_module(f"vfl.{room}.product").PRODUCT for room in rooms}
 
@@ -94,7 +98,7 @@ def cases() -> dict[str, str]:
 
 
 def takes_missing_rows(mode: str) -> bool:
-    """Return whether sessions of a product's secure mode accept rows that some party lacks."""
+    """Return whether sessions of a secure mode of a product accept rows that some party lacks."""
     return any(mode in one.takes_missing_rows for one in products().values())
 
 
@@ -109,6 +113,6 @@ def modes() -> dict[str, Mode]:
 
 
 def listening_in(folder: Path) -> str:
-    """Return a product's commands that listen with this folder of a party; "" if there are none."""
+    """Return a product's commands that listen with this party folder; "" if it has none."""
     found = [product.listeners.items() for product in products().values()]
     return next((say for files in found for file, say in files if (folder / file).exists()), "")

@@ -1,11 +1,11 @@
-"""Plug-ins by name, spelt ``name:key=value,key=value`` in Python, TOML and on the command line.
+"""Plug-ins by name, written ``name:key=value,key=value`` in Python, TOML and on the command line.
 
-A family (codecs, defenses, models) is a `Registry`. Members are listed as ``module:Class`` and
-imported on first use, so listing names does not import torch. Packages outside vfl add members by
-an entry point. The options of a member are the arguments of its constructor; their type annotations
-determine how text is converted. The constructor itself checks conditions that a type cannot
-express, such as a range, with the `require` functions. The reason is that Python code may also call
-the constructor directly.
+A family of plug-ins (codecs, defenses, models) is a `Registry`. Members are listed as
+``module:Class`` and imported on first use, so listing names does not import torch. Packages outside
+vfl add members by Python entry points. The options of a member are the arguments of its
+constructor; their type annotations determine how text is converted. The constructor itself checks
+conditions that a type cannot express, such as a range, with the `require` functions below. Thus the
+checks also hold for Python code that calls the constructor directly.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from vfl.core.errors import (
 from vfl.core.products import members_of
 
 Member = TypeVar("Member")
-#: Largest value of an option that is a time: one week. Longer waits make no sense, and a socket
-#: refuses far larger numbers.
+#: Largest value of an option that is a time in seconds: one week. Longer waits make no sense, and a
+#: socket refuses far larger numbers.
 _MOST_SECONDS = 7 * 24 * 3600.0
-#: Largest value of an option, unless the member itself allows more.
+#: Largest value of a numeric option, unless the member itself allows more.
 MOST = 1e9
-#: Largest factor of a loss term, or of a distance inside a loss.
+#: Largest allowed factor of a loss term, or of a distance inside a loss.
 MOST_WEIGHT = 1e6
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
-    """Split a spec into its name and its options, all as text.
+    """Split a spec into its name and its options; the values of the options stay texts.
 
     >>> parse("randtopk:k=4,alpha=0.1")
     ('randtopk', {'k': '4', 'alpha': '0.1'})
@@ -90,7 +90,7 @@ def parts(spec: str) -> list[str]:
 
 #: All registries; `load_plugin` updates them when a plug-in file is loaded again.
 _REGISTRIES: weakref.WeakSet[Registry[Any]] = weakref.WeakSet()
-#: SHA-256 of the plug-in files that this process ran, by path.
+#: SHA-256 of each plug-in file that this process ran, by path.
 _RUN: dict[Path, bytes] = {}
 #: Files of loaded plug-ins; child processes load them as well.
 PLUGINS = "VFL_PLUGINS"
@@ -99,13 +99,14 @@ PLUGINS = "VFL_PLUGINS"
 def load_plugin(path: Path) -> None:
     """Run a file that registers members, as `--plugin` does, and run it again if it has changed.
 
-    If the file has changed, its classes replace its former classes of the same names, and names
-    that the file no longer registers are removed. Existing objects keep their former code. If the
-    changed file fails, the members of its former version stay registered.
+    If the file has changed, its classes replace the classes of the same names that it registered
+    before, and names that the file no longer registers are removed. Existing objects keep the code
+    of the former version. If the changed file raises an error, the members of its former version
+    stay registered.
 
     Raises:
         UserError: the file does not exist, a module with the file's name is already loaded, the
-            file fails, or the file registers a name that belongs to another member.
+            file raises an error, or the file registers a name that belongs to another member.
     """
     path, name = path.resolve(), path.stem
     former = sys.modules.get(name)
@@ -120,7 +121,8 @@ def load_plugin(path: Path) -> None:
             want="a Python file whose name is not that of a loaded module",
         )  # fmt: skip
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # so that the file can import other files in its folder
+        # So that the plug-in file can import other files in its folder
+        sys.path.append(str(path.parent))
     loader = _Uncached(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
@@ -153,7 +155,10 @@ def loaded_plugins() -> list[Path]:
 
 
 class _Uncached(SourceFileLoader):
-    """Loader that always compiles: Python's cache misses an edit of equal length and second."""
+    """Loader that always compiles the source.
+
+    Python's bytecode cache misses an edit that keeps the file's length within the same second.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
@@ -163,7 +168,7 @@ class _Uncached(SourceFileLoader):
 def _restore_module(
     name: str, former: ModuleType | None, earlier: Mapping[Registry[Any], Mapping[str, Any]]
 ) -> None:
-    """Restore a module in `sys.modules`, and the members that it had registered."""
+    """Restore a former module in `sys.modules`, and the members that this module had registered."""
     for registry, members in earlier.items():
         registry.replace(registry.registered_by(name), members)
     if former is None:
@@ -175,7 +180,7 @@ def _restore_module(
 def command_of(
     *words: str, settings: Sequence[str] = (), device: str = "cpu", threads: int = 1
 ) -> str:
-    """Format a vfl command for a shell, with its settings, device, threads and plug-ins.
+    """Format a vfl command for a shell, including its settings, device, threads and plug-ins.
 
     >>> command_of("train", "my loans.toml", settings=["codec=topk:k=4"])
     "vfl train 'my loans.toml' -s codec=topk:k=4"
@@ -187,7 +192,7 @@ def command_of(
 
 
 def plugin_words() -> list[str]:
-    """Return the command-line options that load the same plug-ins in another vfl command."""
+    """Return the command-line options with which another vfl command loads the same plug-ins."""
     return [word for file in loaded_plugins() for word in ("--plugin", str(file))]
 
 
@@ -198,15 +203,16 @@ def named(path: str) -> Any:
 
 
 def imported(path: str, what: str) -> Any:
-    """Import a callable that the user's own file names by a path; the import runs the user's code.
+    """Import a callable that a user's own file names by a path; the import runs the user's code.
 
     Args:
-        path: ``package.module:name`` of something callable.
-        what: description of the expected object, for messages.
+        path: path ``package.module:name`` of a callable.
+        what: description of the expected object, for error messages.
 
     Raises:
-        SpecError: the path is malformed, its module is not found, or it names nothing callable.
-        UnknownNameError: the module has no such name.
+        SpecError: the path is malformed, its module is not found, or the named object is not
+            callable.
+        UnknownNameError: the module contains no such name.
     """
     module_name, _, name = path.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), name]):
@@ -236,14 +242,14 @@ def imported(path: str, what: str) -> Any:
 
 
 class Registry(Generic[Member]):
-    """The members of one family, from the kernel, from products and from outside packages.
+    """The members of one plug-in family, from the kernel, from products and from outside packages.
 
     Args:
-        kind: the family's name in messages ("codec").
+        kind: the family's name in error messages ("codec").
         contract: base class of every member.
-        members: maps a name to "module:Class".
-        group: entry-point group of outside packages ("vfl.codecs"); "" if no package may add
-            members.
+        members: maps a member's name to the path "module:Class".
+        group: entry-point group by which outside packages add members ("vfl.codecs"); "" if no
+            package may add members.
         aliases: maps the name that a paper uses for a member to the member's name in the registry.
         former_options: maps an option's name in an earlier version to its present name; the former
             name causes a warning.
@@ -276,16 +282,17 @@ class Registry(Generic[Member]):
         _REGISTRIES.add(self)
 
     def register(self, name: str, member: type[Member]) -> None:
-        """Add a member in this process, as in tests and notebooks; packages use the entry point.
+        """Add a member to the registry of this process only, for example in tests and notebooks.
 
-        A class replaces its former version if its module is loaded again.
+        Packages use the entry point instead. If its module is loaded again, a class replaces its
+        former version.
 
         Raises:
             TakenNameError: another member already has this name.
         """
         self._read_outside()
         found = self._members.get(self.aliases.get(name, name), member)
-        # A package may import the class from another module of the package and export it again.
+        # A package may import the class from another of its modules, and export it again.
         if isinstance(found, str):
             module, _, attribute = found.partition(":")
             found = getattr(sys.modules.get(module), attribute, found)
@@ -294,20 +301,20 @@ class Registry(Generic[Member]):
         self._members[name] = member
 
     def registered_by(self, module: str) -> dict[str, type[Member]]:
-        """Return the members that a module registered, by name, in the module's order."""
+        """Return the members that a module registered, by name, in the order of registration."""
         return {
             name: one for name, one in self._members.items()
             if not isinstance(one, str) and one.__module__ == module
         }  # fmt: skip
 
     def replace(self, former: Iterable[str], members: Mapping[str, type[Member]]) -> None:
-        """Remove former names, and register other members in this process."""
+        """Remove former names, and register other members, in the registry of this process only."""
         for name in former:
             self._members.pop(name, None)
         self._members.update(members)
 
     def names(self) -> list[str]:
-        """Return all known names, sorted, without aliases."""
+        """Return all names in the registry, sorted, without aliases."""
         self._read_outside()
         return sorted(self._members)
 
@@ -315,8 +322,8 @@ class Registry(Generic[Member]):
         """Return the class that is registered under a name.
 
         Raises:
-            UnknownNameError: no member has this name; the error suggests the nearest known name.
-            TakenNameError: an installed package already uses this name for another member.
+            UnknownNameError: no member has this name; the error suggests the most similar name.
+            TakenNameError: an installed package uses this name for another member.
         """
         self._read_outside()
         name = self.aliases.get(name, name)
@@ -340,7 +347,7 @@ class Registry(Generic[Member]):
         return found
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the options that a member's constructor accepts."""
+        """Return the options of a member: the parameters of its constructor."""
         member: Any = self.member(name)
         return dict(_options_of(member))
 
@@ -355,7 +362,7 @@ class Registry(Generic[Member]):
         return self.member(name)(**values)
 
     def numbers(self, spec: str) -> dict[str, float]:
-        """Return the numeric options of a spec, as ``name.option``, including default values.
+        """Return all numeric options of a spec as ``name.option``, default values included.
 
         Raises:
             UnknownNameError, UnknownOptionError, BadOptionError, SpecError: the spec is wrong; the
@@ -369,7 +376,7 @@ class Registry(Generic[Member]):
         return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
     def numeric(self, name: str) -> list[str]:
-        """Return the names of a member's options that are numbers."""
+        """Return the names of a member's options whose values are numbers."""
         options = self.options(name).items()
         return [key for key, one in options if _required(one.annotation) in (int, float)]
 
@@ -460,20 +467,23 @@ class Registry(Generic[Member]):
 
 @cache
 def _options_of(member: type) -> Mapping[str, inspect.Parameter]:
-    """Return a member's options, cached because a session reads the same specs in every epoch."""
+    """Return a member's options.
+
+    The result is cached, because a session reads the same specs in every epoch.
+    """
     parameters = inspect.signature(member, eval_str=True).parameters
     return {k: p for k, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
 
 
 def _path_of(member: object) -> str:
-    """Return the path of a member's class, in the form of an entry point."""
+    """Return the path of a member's class in the form of an entry point, "module:Class"."""
     if isinstance(member, str):
         return member
     return f"{getattr(member, '__module__', '')}:{getattr(member, '__qualname__', '')}"
 
 
 def _required(wanted: Any) -> Any:
-    """Return the type of an option's value when it is given: ``int`` for ``int | None``."""
+    """Return the type of an option's value that a user sets: ``int`` for ``int | None``."""
     arguments = typing.get_args(wanted)
     given = [argument for argument in arguments if argument is not type(None)]
     return given[0] if len(given) == 1 < len(arguments) else wanted
@@ -493,8 +503,8 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
     """Refuse a word that is not among the choices.
 
     Raises:
-        BadOptionError: the word is not one of the choices; the error lists them and suggests the
-            nearest.
+        BadOptionError: the word is not one of the choices; the error lists the choices and suggests
+            the most similar.
     """
     if given not in choices:
         raise BadOptionError(
@@ -507,7 +517,7 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
 
 
 def require_range(option: str, given: float, least: float, most: float = MOST) -> None:
-    """Refuse NaN and numbers outside [least, most], which another party may have chosen.
+    """Refuse NaN and numbers outside [least, most]; another party may have sent the number.
 
     Raises:
         BadOptionError: the value is out of range; the error states the range.
@@ -516,7 +526,7 @@ def require_range(option: str, given: float, least: float, most: float = MOST) -
 
 
 def shortened(number: float) -> str:
-    """Format a number briefly, even an integer that is too large for a float."""
+    """Format a number briefly for error messages, even an integer too large for a float."""
     if isinstance(number, int) and abs(number) >= 2**63:
         return "a number with more than 18 digits"
     return f"{number:g}"

@@ -3,7 +3,7 @@
 Public choices, such as batch order and splits, derive from the run's seed, which every party has.
 Draws that protect data, such as noise, derive from a `Secret`, which one party owns and no message
 contains. A function changes torch's global generator only inside a `scoped` block. If the process
-also calls `use_one_thread`, a run is reproducible bit for bit.
+also calls `use_one_thread`, a run gives the same bits each time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRET_BYTES = 32
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """Derive a 63-bit number from a public seed, for one purpose.
+    """Derive a 63-bit number from a public seed; each purpose gives a different number.
 
     >>> derive(0, "order", 1) == derive(0, "order", 1)
     True
@@ -43,7 +43,7 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """Make a torch generator from a public seed, for one purpose."""
+    """Make a torch generator from a public seed; each purpose gives different draws."""
     import torch
 
     return torch.Generator().manual_seed(derive(seed, *purpose))
@@ -52,7 +52,7 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
     """Draw a permutation of ``range(rows)``; every party with the same seed draws the same one.
 
-    The axes are (rows,), int64.
+    The permutation is int64 of axes (rows,).
     """
     import torch
 
@@ -62,24 +62,28 @@ def permutation(seed: int, rows: int, *purpose: str | int) -> np.ndarray:
 
 
 def use_one_thread() -> None:
-    """Use one torch thread: parties share a machine, and the order of additions must not vary."""
+    """Use one torch thread.
+
+    Several parties share one machine, and with more threads the order of floating-point additions
+    would vary.
+    """
     import torch
 
     torch.set_num_threads(1)
 
 
-#: Lock held while a block draws from the global generator; the same thread may enter another block
-#: inside the first.
+#: Lock that a thread holds while a `scoped` block uses the global generator; the same thread may
+#: enter a second block inside the first.
 _GLOBAL_GENERATOR = threading.RLock()
 
 
 class scoped:
-    """Run a block with torch's global generator seeded by `key`; restore its state afterwards.
+    """Run a block with torch's global generator seeded by `key`; then restore its former state.
 
-    Only one thread at a time can be inside a block, because threads share the global generator.
+    Only one thread at a time can be inside a block, because all threads share the global generator.
     Therefore a block must not wait for another thread.
 
-    This is a class because a training step enters three such blocks, and `contextmanager` would be
+    It is a class because a training step enters three such blocks, and `contextmanager` would be
     too slow.
     """
 
@@ -111,9 +115,9 @@ class scoped:
 def fingerprint(rows: Tensor) -> str:
     """Return a text that is equal for two tensors only if all their values are equal.
 
-    Noise draws depend on this text, and thus on the rows. If a step were repeated with different
-    rows after a restart or in another session, equal noise in both steps would reveal the
-    difference of the rows.
+    The draws of noise depend on this text, and thus on the rows. If a step were repeated with
+    different rows after a restart or in another session, equal noise in both steps would disclose
+    the difference between the rows.
     """
     return hashlib.sha256(rows.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
@@ -121,8 +125,9 @@ def fingerprint(rows: Tensor) -> str:
 class Secret:
     """A 32-byte key of one party, and the random streams derived from it.
 
-    Every stream is bound to a purpose; two purposes never have the same key. The bytes are not in
-    `repr`, comparisons take constant time, and the object refuses pickling.
+    Every stream belongs to one purpose; streams of different purposes have different keys. The
+    key's bytes are not in `repr`, comparisons of secrets take constant time, and the object refuses
+    pickling.
     """
 
     __slots__ = ("_bytes",)
@@ -163,8 +168,8 @@ class Secret:
     def of_simulation(cls, seed: int, party: str) -> Secret:
         """Derive a secret from a public seed, for one process that runs all parties.
 
-        Such a secret protects no data, because anyone with the seed can compute it. Deployments
-        never use it.
+        Such a secret protects no data, because anyone with the seed can compute it. Sessions with
+        real parties never use it.
         """
         return cls(hashlib.blake2b(f"{seed}\x1f{party}".encode(), digest_size=32).digest())
 
@@ -184,7 +189,7 @@ class Secret:
 
     def words(self, count: int, *purpose: str | int) -> npt.NDArray[np.int64]:
         """Return `count` 64-bit integers from the `stream` of one purpose, in writable memory."""
-        # `update_into` needs room for one more cipher block.
+        # `update_into` needs memory for one more cipher block.
         found = np.empty(8 * count + 15, np.uint8)
         cipher = Cipher(algorithms.AES(self.key(*purpose)), modes.CTR(bytes(16)))
         cipher.encryptor().update_into(bytes(8 * count), found.data)
@@ -193,8 +198,8 @@ class Secret:
     def tag(self, values: npt.NDArray[Any], *purpose: str | int) -> str:
         """Return a text that is equal for two arrays only if all their bytes are equal.
 
-        Only the owner of the secret can compute it: a GMAC of AES-256 (NIST SP 800-38D), whose tag
-        is used in a key and is never disclosed.
+        Only the owner of the secret can compute it: The text is a GMAC of AES-256 (NIST SP
+        800-38D), which is used in the derivation of a key and is never disclosed.
         """
         cipher = Cipher(algorithms.AES(self.key("tag", *purpose)), modes.GCM(bytes(12)))
         tagging = cipher.encryptor()
@@ -213,10 +218,10 @@ class Secret:
     def uniform_rows(
         self, rows: npt.NDArray[np.int64], width: int, *purpose: str | int
     ) -> np.ndarray:
-        """Return selected rows of the `uniform` draw of that width, and compute only these rows.
+        """Return selected rows of a `uniform` draw, and compute only these rows.
 
-        The CTR key stream is the encryption of the block numbers, so each block can be computed
-        alone; a block yields two draws.
+        The CTR key stream is the encryption of consecutive block numbers, so each block of it can
+        be computed alone; a block yields two draws.
         """
         starts = rows[:, None] * width
         blocks = np.zeros((len(rows), width // 2 + 1, 2), ">u8")
@@ -229,8 +234,8 @@ class Secret:
     def normal(self, shape: tuple[int, ...], *purpose: str | int) -> np.ndarray:
         """Draw standard normal numbers; float64 of `shape`.
 
-        From each Box-Muller pair (1958, eq. 1) it uses one number, of magnitude up to 10.3; see
-        `log_unit`. Row r does not depend on the rows after it; see `uniform`.
+        From each Box-Muller pair (1958, eq. 1) the function uses one number, of magnitude up to
+        10.3; see `log_unit`. Row r does not depend on the rows after it; see `uniform`.
         """
         words = np.frombuffer(self.stream(16 * math.prod(shape), *purpose), dtype="<u8")
         words = words.reshape(*shape, 2)
@@ -250,14 +255,16 @@ class Secret:
         return laplace
 
     def discrete_normal(self, count: int, deviation: float, *purpose: str | int) -> np.ndarray:
-        """Draw discrete Gaussian integers, weights exp(-x^2 / 2 deviation^2); int64 (count,).
+        """Draw integers from the discrete Gaussian distribution; int64, axes (count,).
 
-        Canonne, Kamath and Steinke 2020, algorithms 2 and 3: two-sided geometric draws with
-        rejection. Each rejection test uses 53 random bits.
+        An integer x has a probability proportional to exp(-x^2 / (2 deviation^2)). Canonne, Kamath
+        and Steinke 2020, algorithms 2 and 3: two-sided geometric draws with rejection. Each
+        rejection test uses 53 random bits.
 
         Args:
             count: number of draws.
-            deviation: standard deviation, at least 1, at most 2^40.
+            deviation: parameter `deviation` of the distribution, close to the standard deviation; 1
+                to 2^40.
             purpose: see `stream`.
         """
         if not 1 <= deviation <= 2**40:
@@ -269,7 +276,7 @@ class Secret:
                 self.stream(40 * (4 * (count - len(found)) + 64), *purpose, drawn), "<u8"
             ).reshape(5, -1)
             drawn += 1
-            # The modulo changes probabilities by at most about 2^-23.
+            # The modulo changes the probabilities by at most about 2^-23 of their value.
             inside = (draws[0] % np.uint64(scale)).astype(np.int64)
             runs = np.floor(-np.log1p(-_unit(draws[1]))).astype(np.int64)
             sizes = inside + scale * runs
@@ -293,20 +300,22 @@ class Secret:
         raise TypeError("a party secret is never serialised")
 
     def __deepcopy__(self, memo: object) -> Secret:
-        """Return the same object, which is immutable; a copied model keeps its party's secret."""
+        """Return the same object; thus a copied model keeps its party's secret."""
         return self
 
 
 def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> np.ndarray:
-    """Return logarithms of uniform draws on (0, 1), made of 53 upper and 22 further bits.
+    """Return logarithms of uniform draws on (0, 1) that have 75 random bits each.
 
-    Draws near 0 form the tail of a noise distribution. With only 53 bits, the gaps in the tail are
-    wider than the grid to which noise is rounded: beyond 6.7 standard deviations of normal noise,
-    or 24 scales of Laplace noise, a noisy sum would disclose the sum below the noise.
+    Draws near 0 become the tail of a noise distribution. With only 53 bits, the gaps in the tail
+    are wider than the grid to which noise is rounded: beyond 6.7 standard deviations of normal
+    noise, or 24 scales of Laplace noise, a noisy sum would disclose the sum below the noise.
 
     Args:
-        words: words of 64 random bits; their upper 53 bits are used, and their lower 11 bits too.
-        others: 64-bit words whose lower 11 bits are not used for anything else.
+        words: words of 64 random bits, one for each draw; a draw uses their upper 53 bits and their
+            lower 11 bits.
+        others: further 64-bit words, one for each draw; a draw uses their lower 11 bits, which must
+            serve no other purpose.
     """
     spare = ((words & np.uint64(2047)) << np.uint64(11)) | (others & np.uint64(2047))
     above = np.uint64(1 << 53) - (words >> np.uint64(11))
@@ -315,6 +324,6 @@ def log_unit(words: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> n
 
 
 def _unit(words: npt.NDArray[np.uint64]) -> np.ndarray:
-    """Convert the upper 53 of 64 bits to a number in [0, 1)."""
+    """Convert the upper 53 bits of 64-bit words to numbers in [0, 1)."""
     unit: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
     return unit

@@ -1,4 +1,4 @@
-"""Files with atomic writes and integrity checks, readable by their owner only.
+"""Files with atomic writes and integrity checks, which only their owner can read.
 
 A write goes to a temporary file, which is flushed to disk and then renamed to the target. Files
 that later steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2)
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2
-#: Modes of files and folders that only their owner can access, whatever the umask is.
+#: Modes of files and folders that only their owner can access, whatever the process's umask is.
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 _MAGIC = b"vflseal1"
@@ -60,15 +60,15 @@ _ASIDE = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Seal of a stored file: kind and owner of the file, run and step of its content.
+    """Seal of a stored file: kind and owner of the file, run and training step of its content.
 
     Attributes:
-        kind: kind of the file, such as "checkpoint" or "weights".
+        kind: kind of the stored file, such as "checkpoint" or "weights".
         party: party that owns the file; in a seal that a reader expects, None matches any party.
         run: name of the run to which the file belongs. In a seal that a reader expects, None
             matches any run.
-        step: number of the exchange after which the content was stored; 0 if it belongs to no
-            exchange.
+        step: number of the training step after which the content was stored; 0 if the content
+            belongs to no step.
     """
 
     kind: str
@@ -83,11 +83,11 @@ class Seal:
         return f"{self.kind}{party}{run}{step}"
 
     def check(self, record: Mapping[str, Any], path: Path) -> None:
-        """Refuse a file whose record has a different seal.
+        """Refuse a file whose record has a different seal than this one.
 
         Raises:
-            RunFolderError: the seals differ, and the error states both; or the record has no seal,
-                or has another format.
+            RunFolderError: the two seals differ, and the error states both; or the record has no
+                seal, or has another format.
         """
         check_format(record, path)
         said = [record.get(name) for name in ("kind", "party", "run", "step")]
@@ -107,7 +107,7 @@ class Seal:
 
 
 def is_empty(folder: Path) -> bool:
-    """Return whether a folder is empty, apart from a lock file."""
+    """Return whether a folder contains no files except a lock file."""
     return not any(path.name != _LOCK for path in folder.iterdir())
 
 
@@ -125,7 +125,7 @@ def private_folder(path: Path) -> None:
     """Make a folder and its missing parents, accessible to the owner only."""
     if path.is_dir():
         return
-    # Another party's thread may have made the folder meanwhile.
+    # Meanwhile, the thread of another party may have made the folder.
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     private_folder(path.parent)
@@ -134,13 +134,13 @@ def private_folder(path: Path) -> None:
 
 
 def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
-    """Make an existing folder private, because earlier versions left it readable to others.
+    """Make an existing folder private to its owner; earlier versions left folders readable.
 
     Args:
         folder: the folder; it stays unchanged if it does not exist or belongs to another user.
-        ours: names of all files that vfl writes to this folder, if a user has chosen the folder. If
-            such a folder contains further files, it belongs to the user and stays unchanged. Use
-            None for folders that vfl itself has chosen.
+        ours: names of all files that vfl writes to this folder, if a user has chosen the folder's
+            path. If a folder that a user has chosen contains further files, it belongs to the user
+            and stays unchanged. None for a folder whose path vfl itself has chosen.
     """
     if not folder.is_dir() or folder.stat().st_uid != os.geteuid():
         return
@@ -152,12 +152,13 @@ def close_to_others(folder: Path, ours: Collection[str] | None = None) -> None:
 
 
 def sweep(folder: Path, names: Collection[str] | None = None) -> None:
-    """Remove temporary files of killed processes, but not of writes still in progress.
+    """Remove temporary files that killed processes left, but not those of writes in progress.
 
     Args:
-        folder: without `names`, one of vfl's folders, which is searched with all subfolders; with
-            `names`, any folder, whose subfolders are not searched.
-        names: names of the target files whose temporary files are removed.
+        folder: folder in which to search. Without `names` it must be one of vfl's folders, and its
+            subfolders are searched too; with `names` it may be any folder, and its subfolders are
+            not searched.
+        names: names of target files; only the temporary files of these targets are removed.
     """
     if not folder.is_dir():
         return
@@ -178,13 +179,13 @@ def sweep(folder: Path, names: Collection[str] | None = None) -> None:
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a folder for a block, and remove temporary files of killed processes.
+    """Hold the lock of a folder during a block, and remove temporary files of killed processes.
 
     The operating system releases the lock when the process ends in any way.
 
     Args:
         folder: folder to lock.
-        patience_s: longest time to wait, in seconds, for another process that holds the lock.
+        patience_s: longest time in seconds to wait for another process that holds the lock.
 
     Raises:
         RunFolderError: another process still holds the lock after the waiting time.
@@ -193,7 +194,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
         private_folder(folder)
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     try:
-        # Another process may test the lock at this moment, which takes it briefly.
+        # Another process may be testing the lock at this moment, and then holds it briefly.
         deadline = time.monotonic() + max(patience_s, _LOCK_POLL_S)
         while not _takes(handle):
             if time.monotonic() >= deadline:
@@ -215,7 +216,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def worker_of(folder: Path) -> int | None:
-    """Return the id of the process that holds a folder's lock; None if no process holds it."""
+    """Return the id of the process that holds a folder's lock; None if there is no such process."""
     try:
         handle = os.open(folder / _LOCK, os.O_RDONLY)
     except OSError:
@@ -244,7 +245,7 @@ def writing(path: Path) -> Iterator[None]:
     """Convert errors of a full disk or an unwritable folder to `StorageError`.
 
     Raises:
-        StorageError: a write inside the block fails.
+        StorageError: a write to a file inside the block fails.
     """
     try:
         yield
@@ -269,7 +270,7 @@ def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
 def write_pieces(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> None:
-    """Replace a file as `write_bytes` does, with content in pieces that are never joined in memory.
+    """Replace a file as `write_bytes` does, from pieces that are never joined in memory.
 
     With `durable=False` the function does not wait for the disk, so a crash of the machine may
     leave an empty file.
@@ -282,10 +283,10 @@ def write_pieces(
 def prepared(
     path: Path, pieces: Iterable[bytes], mode: int = PRIVATE_FILE, *, durable: bool = True
 ) -> Iterator[None]:
-    """Write a temporary file before the block, and rename it to the target if the block succeeds.
+    """Write a temporary file before a block; rename it to the target if the block succeeds.
 
-    Use it to record an action that the block performs: a full disk is detected before the action,
-    and the rename afterwards needs no disk space.
+    Use it to record an action that the block performs: Thus the function detects a full disk before
+    the block's action, and the rename after the action needs no disk space.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable.
@@ -314,13 +315,14 @@ def _replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
         Path(aside).unlink(missing_ok=True)
         raise
     finally:
-        with suppress(OSError):  # after a failed flush, closing the file tries to write once more
+        # After a failed flush, closing the file would try to write once more
+        with suppress(OSError):
             file.close()
 
 
 @contextmanager
 def not_durable() -> Iterator[None]:
-    """Let no write in the block wait for the disk; for blocks that use temporary folders only."""
+    """Let no write inside a block wait for the disk; only for blocks that use temporary folders."""
     token = _DURABLE.set(False)
     try:
         yield
@@ -335,17 +337,17 @@ def _flush(file: IO[Any], *, durable: bool = True) -> None:
 
 
 def _aside(path: Path) -> tuple[int, str]:
-    """Make a temporary file beside another file; `sweep` leaves it alone while it is open."""
+    """Make a temporary file beside another file; `sweep` does not remove it while it is open."""
     while True:
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, aside
-        os.close(handle)  # the sweep of another process removed this file before it was locked
+        os.close(handle)  # another process's sweep removed this file before this process locked it
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names of new and removed files in a folder are on disk."""
+    """Wait until the disk has the names of new and removed files in a folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -373,19 +375,19 @@ def read_json(path: Path) -> Any:
 
 
 def _parsed(content: bytes, where: str) -> Any:
-    """Parse JSON from one of vfl's files; any content that is not JSON causes an error."""
+    """Parse JSON from one of vfl's files; raise an error for any other content."""
     try:
         return json.loads(content)
     except json.JSONDecodeError as problem:
         where = f"{where}:{problem.lineno}" if problem.lineno > 1 else where
-    # The text is not UTF-8, or its lists are nested too deeply.
+    # The text is not UTF-8, or its JSON lists are nested too deeply.
     except (ValueError, RecursionError):
         pass
     raise RunFolderError("a file of the run folder is not JSON", where=where) from None
 
 
 def append_line(path: Path, record: Any) -> None:
-    """Append a record to a file as a line of JSON, and wait until it is on disk.
+    """Append a record to a file as a line of JSON, and wait until the line is on disk.
 
     Raises:
         StorageError: the disk is full, or the file is not writable.
@@ -419,7 +421,7 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
-    """Replace a file atomically by a sealed container, whose payload is passed in pieces."""
+    """Replace a file atomically by a sealed container; the payload is an iterable of pieces."""
     with sealing(path, seal) as put:
         for piece in payload:
             put(piece)
@@ -427,9 +429,9 @@ def write_sealed(path: Path, payload: Iterable[bytes], seal: Seal) -> None:
 
 @contextmanager
 def sealing(path: Path, seal: Seal) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that appends a piece to the payload of a new sealed container."""
+    """Yield a function that appends one piece to the payload of a new sealed container."""
     header = json.dumps(stamp() | asdict(seal)).encode()
-    # The payload starts at a multiple of 64 bytes, because its numbers are memory-mapped.
+    # The payload starts at a multiple of 64 bytes, because readers map its numbers into memory.
     header += b" " * (-(len(_MAGIC) + _LENGTH.size + len(header)) % _ALIGNED_BYTES)
 
     digest = hashlib.sha256()
@@ -495,7 +497,7 @@ def checked_span(path: Path, seal: Seal) -> range:
 
 
 def sealed_text(record: Mapping[str, Any], seal: Seal) -> str:
-    """Format a record as JSON text that contains its seal and ends with its own digest."""
+    """Format a record as JSON text that contains a seal and ends with the text's own digest."""
     whole = stamp() | asdict(seal) | dict(record) | {"sha256": _ZEROS}
     text = json.dumps(whole, indent=2) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -538,7 +540,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _check_digest(content: bytes, found: re.Match[bytes] | None, path: Path) -> None:
-    """Compare a file's digest with a computed one, for which zeros replace the digest."""
+    """Compare a file's stored digest with a computed one.
+
+    For the computation, zeros replace the digest in the file.
+    """
     if found is None:
         _check_unsealed(content, path)
         raise damaged(path)
@@ -591,8 +596,8 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
     """Refuse a record written in another format by another version of vfl.
 
     Args:
-        record: a record whose first fields are those that `stamp` returns.
-        path: path of the record's file, for the message.
+        record: a record that begins with the fields that `stamp` returns.
+        path: path of the record's file, for the error message.
 
     Raises:
         RunFolderError: the record has another format; the error names the vfl version that wrote
@@ -617,11 +622,11 @@ def check_format(record: Mapping[str, Any], path: Path) -> None:
 def pack_weights(
     state: Mapping[str, Tensor], seal: Seal, notes: Mapping[str, str] | None = None
 ) -> bytes:
-    """Encode a state dict as sealed safetensors.
+    """Encode a state dict as safetensors with a seal.
 
     Args:
         state: the tensors.
-        seal: kind and owner to write into the file.
+        seal: seal (kind, owner, run and step) to write into the file.
         notes: further metadata.
     """
     from safetensors.torch import save
@@ -639,10 +644,10 @@ def pack_weights(
 
 
 def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Tensor], Notes]:
-    """Decode the state dict and notes from `pack_weights`; `path` is used only in messages.
+    """Decode state dict and notes from `pack_weights`; error messages name the file `path`.
 
     Raises:
-        RunFolderError: the content is damaged, or has a different seal.
+        RunFolderError: the content is damaged, or has a seal other than the expected one.
     """
     from safetensors.torch import load
 
@@ -664,12 +669,12 @@ Notes = dict[str, str]
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor], seal: Seal) -> None:
-    """Write a state dict as sealed safetensors, atomically."""
+    """Write a state dict as safetensors with a seal, atomically."""
     write_bytes(path, pack_weights(state, seal))
 
 
 def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
-    """Read a state dict from sealed safetensors.
+    """Read a state dict from safetensors with a seal.
 
     Raises:
         RunFolderError: the file is missing or damaged, or does not have the expected seal.
@@ -679,30 +684,38 @@ def load_weights(path: Path, seal: Seal) -> dict[str, Tensor]:
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Compute SHA-256 over a state dict's names, types, shapes and bytes, sorted by name."""
+    """Compute SHA-256 over the names, types, shapes and bytes of a state dict's tensors.
+
+    The tensors are sorted by name.
+    """
     import torch
 
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        if value.numel():  # an empty tensor may have strides that `view` as bytes refuses
+        if value.numel():  # an empty tensor may have strides with which `view` as bytes fails
             digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def joint_digest(digests: Iterable[tuple[str, str]]) -> str:
-    """Compute the digest of a whole model from the parties' digests, sorted by name."""
+    """Compute the digest of a whole split network from the digests of the parties' models.
+
+    The parties are sorted by name.
+    """
     text = "".join(f"{party}:{digest}\n" for party, digest in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-#: Prefixes of sources that are databases in a file; `vfl.datasets.sql` reads such databases.
+#: Prefixes of data sources that are databases in a file; `vfl.datasets.sql` reads such databases.
 DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 
 
 def is_database(source: object) -> bool:
-    """Return whether a source is a database, an object in a store, or a function, and not a file.
+    """Return whether a data source is a database, an object in an object store, or a function.
+
+    Otherwise the source is a file or a folder.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)
@@ -715,7 +728,7 @@ _LOADER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def is_loader(source: object) -> bool:
-    """Return whether a source is the path of a function, "package.module:function".
+    """Return whether a data source is the path of a function, "package.module:function".
 
     >>> is_loader("bank.rows:read"), is_loader("duckdb:loans"), is_loader("digits:rows=9")
     (True, False, False)
@@ -725,13 +738,13 @@ def is_loader(source: object) -> bool:
     return _LOADER.fullmatch(source) is not None
 
 
-#: URL schemes of object stores in fsspec; "memory" is a store inside the process, "file" a mounted
-#: folder of this host.
+#: URL schemes of object stores in fsspec; "memory" is a store inside the process, "file" is a
+#: folder of this machine.
 _STORES = ("s3", "gs", "az", "abfs", "file", "memory")
 
 
 def is_object(source: object) -> bool:
-    """Return whether a source is a file in an object store.
+    """Return whether a data source is a file in an object store.
 
     >>> is_object("s3://loans/2026.parquet"), is_object("postgresql://host/loans")
     (True, False)
@@ -740,7 +753,7 @@ def is_object(source: object) -> bool:
 
 
 def may_be_csv(source: str | Path) -> bool:
-    """Return whether a source may be CSV: a file or folder not named as Parquet.
+    """Return whether a data source may be CSV: a file or folder whose name is not that of Parquet.
 
     >>> may_be_csv("loans.csv.gz"), may_be_csv("loans.parquet"), may_be_csv("duckdb:loans.db")
     (True, False, False)
@@ -749,7 +762,7 @@ def may_be_csv(source: str | Path) -> bool:
 
 
 def is_named_set(source: str) -> bool:
-    """Return whether a source is the name of a data set, instead of a file, a folder or a database.
+    """Return whether a data source is the name of a data set, not a file, folder or database.
 
     >>> is_named_set("digits"), is_named_set("waves:noise=0.5"), is_named_set("duckdb:loans.db")
     (True, True, False)
@@ -759,7 +772,9 @@ def is_named_set(source: str) -> bool:
 
 
 def database_beside(source: str, folder: Path) -> str:
-    """Make a database's relative file path start at a folder; return other sources unchanged.
+    """Make the relative path in a database's source start at a folder.
+
+    Other sources are returned unchanged.
 
     >>> database_beside("duckdb:loans.db", Path("/data"))
     'duckdb:/data/loans.db'
@@ -772,7 +787,7 @@ def database_beside(source: str, folder: Path) -> str:
 
 
 def rename_sealed(path: Path, party: str, new: str) -> bool:
-    """Rename the owner in the seal of a JSON file; return whether `party` was its owner.
+    """Rename the owner in a JSON file's seal; return whether `party` was the owner.
 
     Raises:
         RunFolderError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Filters for untrusted text before it reaches a terminal, a log, an error, a page or a table."""
+"""Filters for untrusted text before a terminal, a log, an error, a page or a table shows it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-#: Largest number of characters shown of a text from another party, and of an error's field.
+#: Largest number of characters that vfl shows of a text from another party, and of an error's
+#: field.
 TEXT_LIMIT = 2000
-# Most combining characters after a letter: no script needs more, and more of them could cover
-# neighbouring lines of text.
+# Largest number of combining characters after a letter: no script needs more, and more of them
+# could cover neighbouring lines of text.
 _MARKS = 3
 _REPLACEMENT = "?"
 #: Control, format (bidirectional, zero-width) and unassigned characters.
@@ -34,14 +35,13 @@ def printable(text: str, limit: int = TEXT_LIMIT) -> str:
 
     The function replaces control characters (and thus every ANSI escape sequence), bidirectional
     overrides, zero-width and invisible characters, surrogates and unassigned characters. Line
-    breaks, tabs and unusual spaces become spaces. At most three combining characters may follow
-    each other. Printable text is returned unchanged, so filtering twice has the same effect as
-    once.
+    breaks, tabs and unusual spaces become spaces. At most three combining characters in a row are
+    kept. Printable text is returned unchanged, so filtering twice has the same effect as once.
 
     Args:
         text: text of any length; characters far beyond the limit are ignored.
-        limit: largest number of characters of the result, at least 3; a shortened text ends in
-            "...".
+        limit: largest number of characters of the result, at least 3; a text that is cut off ends
+            in "...".
 
     >>> printable("bank\x1b[31m is gone\nerror[V000]: \u202eall well")
     'bank?[31m is gone error[V000]: ?all well'
@@ -66,7 +66,7 @@ def printable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
-    r"""Apply `printable` to every line of a text that vfl wrote and that may quote untrusted text.
+    r"""Apply `printable` to every line of a text of vfl that may quote untrusted text.
 
     >>> printable_lines("2 problems\n  codec = \x1b[2J")
     '2 problems\n  codec = ?[2J'
@@ -74,9 +74,9 @@ def printable_lines(text: str, limit: int = TEXT_LIMIT) -> str:
     return "\n".join(printable(line, limit) for line in text[:limit].split("\n"))
 
 
-# A spreadsheet program takes a cell as a formula if it begins with one of these signs, also if the
-# sign follows quotes or characters that the program skips. Fullwidth forms of the signs count too,
-# because some programs treat them as the plain signs.
+# A spreadsheet program treats a table cell as a formula if the cell begins with one of these signs,
+# even after quotes or characters that the program skips. Fullwidth forms of the signs
+# count too, because some programs treat them as the plain signs.
 _FORMULA = re.compile(
     "[\\s'\"`\u200b-\u200f\u2060\ufeff\x00-\x1f]*[=+\\-@\uff1d\uff0b\uff0d\uff20]|[ '\"]*[\t\r\n]"
 )
@@ -86,8 +86,9 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 def formula_free(cell: str) -> str:
     r"""Put an apostrophe before a CSV cell that a spreadsheet would treat as a formula.
 
-    The function changes cells that begin with ``= + - @``, a tab or a line break, even after quotes
-    and spaces, but not plain numbers or other texts. `as_written` reverses it.
+    The function changes table cells that begin with ``= + - @``, a tab or a line break, even after
+    quotes and spaces; it does not change plain numbers or other texts. `as_written` reverses this
+    change.
 
     >>> [formula_free(text) for text in ("=1+1", "-5", "-5+2", "o'neill", '"@x')]
     ["'=1+1", '-5', "'-5+2", "o'neill", '\'"@x']
@@ -96,7 +97,7 @@ def formula_free(cell: str) -> str:
 
 
 def as_written(cell: str) -> str:
-    """Return the original cell of `formula_free`: remove the apostrophe if a formula follows it.
+    """Return the original table cell from `formula_free`: remove its apostrophe before a formula.
 
     >>> as_written("'=1+1"), as_written("'t is"), as_written("-5")
     ('=1+1', "'t is", '-5')
@@ -105,7 +106,7 @@ def as_written(cell: str) -> str:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """Format a table as CSV: column names, then each row's values, with formulas disabled."""
+    """Format a table as CSV: column names, then each row's values; no cell acts as a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([formula_free(name) for name in head])
@@ -118,12 +119,13 @@ def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
 #: Environment variable: if it is "json", each line of the log is a JSON object.
 LOG_VARIABLE = "VFL_LOG"
 _ERROR = re.compile(r"(?:vfl: )?error\[(V[0-9]{3})\]: (.*)")
-#: Beginnings of the lines of an error below its first line; see `vfl.core.errors.record_lines`.
+#: First words of the lines of an error message below its first line; see
+#: `vfl.core.errors.record_lines`.
 _FACT = re.compile(r"(?:vfl: )? {2}(where|got|want|try|more) +(.*)")
 
 
 def logs_json() -> bool:
-    """Return whether lines of the log are JSON objects."""
+    """Return whether each line of the log is to be a JSON object."""
     return os.environ.get(LOG_VARIABLE) == "json"
 
 
@@ -146,7 +148,7 @@ def logged(text: str, level: str | None = None) -> str:
     """Format a log entry: unchanged, or as a JSON object on one line.
 
     Args:
-        text: printable text without cells, ids or secrets, like all output of vfl.
+        text: printable text without table cells, ids or secrets, like all output of vfl.
         level: "info", "warning" or "error"; with None, the text determines the level.
 
     Returns:

@@ -1,9 +1,9 @@
 """Devices, compiled models and optimisers; only this module uses private parts of torch.
 
-This module uses private parts of torch, which may change without notice, only where they save much
-time. If torch lacks a private part, a public alternative is used; where there is no alternative, a
-comment states it. The comments in this file state savings of CPU time in one exchange of a process
-with two feature parties, a hidden layer of 16 units, and 32 rows.
+The module uses private parts of torch, which may change without notice, only where they save much
+time. If a torch version lacks a private part, the module uses a public alternative; where there is
+no alternative, a comment says so. The savings of CPU time in the comments are fractions of one
+training step of a process with two feature parties, a hidden layer of 16 units, and 32 rows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from vfl.core.errors import UserError
 
 _COMPILED_CODE = "TORCHINDUCTOR_CACHE_DIR"
 
-#: The `__torch_function__` for a tensor subclass whose operations return plain tensors. Torch has
-#: no public function for this: by default, operations return objects of the subclass.
+#: Method `__torch_function__` for a tensor subclass; with it, operations return plain tensors.
+#: Torch has no public function for this purpose: by default, operations on the subclass return
+#: objects of the subclass.
 PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
@@ -42,7 +43,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 def before_steps(
     build: OptimizerFactory, act: Callable[[list[nn.Parameter]], None]
 ) -> OptimizerFactory:
-    """Return an optimiser factory whose optimisers call `act` with their weights before every step.
+    """Return an optimiser factory; before every step, its optimisers call `act` with their weights.
 
     >>> build = before_steps(lambda weights: optim.SGD(weights, 0.1), lambda weights: print("step"))
     >>> build([nn.Parameter(torch.zeros(1))]).step()
@@ -59,18 +60,19 @@ def before_steps(
 
 
 class Compute:
-    """The device and precision of a party's computations; other parties do not learn them.
+    """The device and precision of a party's computations; other parties do not receive them.
 
     Args:
         device: "cpu", "cuda", "cuda:1" or another device name of torch.
         precision: "float32", or "bfloat16" for automatic mixed precision in the forward passes;
-            weights, cuts and gradients stay float32. On a GPU, float32 convolutions are exact; by
-            default, torch would round their factors to 10 bits (TF32).
+            weights, cut-layer activations and gradients stay float32. On a GPU, float32
+            convolutions are computed in float32; by default, torch would round their factors to 10
+            bits (TF32).
         compiled: whether models run under `torch.compile`; the random draws of dropout stay the
             same.
 
     Raises:
-        UserError: torch cannot use that device here, or cannot compile for it.
+        UserError: torch cannot use that device here, or cannot compile models for it.
     """
 
     def __init__(
@@ -100,18 +102,18 @@ class Compute:
             )
 
     def take(self, model: nn.ModuleDict) -> None:
-        """Move a party's model to the device, and compile its parts if requested."""
+        """Move a party's model to the device, and compile its bottom and top model if requested."""
         model.to(self.device)
         if not self._compiled:
             return
         # The name of torch's own cache folder is predictable, so another user of the machine could
-        # create it first.
+        # create that folder first.
         if _COMPILED_CODE not in os.environ:
             folder = TemporaryDirectory(prefix="vfl-compiled-")
             os.environ[_COMPILED_CODE] = folder.name
             atexit.register(folder.cleanup)
-        # torch's compiler reads `.grad` of every input, also of a merged cut, which causes this
-        # warning.
+        # torch's compiler reads `.grad` of every input, also of merged cut-layer activations; this
+        # causes the warning.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         options: dict[str, str | int | bool | Callable[..., Any]] = {
             "fallback_random": True,
@@ -124,12 +126,12 @@ class Compute:
         }
 
     def run(self, model: nn.ModuleDict, part: str, values: Tensor) -> Tensor:
-        """Run the bottom or the top model on `values`; call `take` before the first call."""
+        """Run a party's bottom or top model on `values`; call `take` before the first call."""
         outputs: Tensor = self._compiled_parts.get(part, model[part])(values)
         return outputs
 
     def forward(self) -> AbstractContextManager[None]:
-        """Return the context in which a model's forward pass runs, for mixed precision."""
+        """Return the context in which a model's forward pass runs; it sets the precision."""
         if not self._mixed:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -145,14 +147,14 @@ else:
 
 
 def unhooked(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-    """Return an optimiser class without the hooks of torch.compile, whose import costs 1 s of CPU.
+    """Return an optimiser class without torch.compile's hooks, whose import takes 1 s of CPU time.
 
     The methods of the class are torch's own methods, without the wrappers that contain these hooks.
-    A step opens no record of torch's profiler, which saves 7 % of a step's time. Hooks that are
-    registered before and after a step still run.
+    An optimiser step opens no record of torch's profiler, which saves 7 % of a training step's CPU
+    time. Hooks that users register before or after a step still run.
 
     Returns:
-        The given class itself if it is not torch's, or if torch's internals differ.
+        The given class itself, if it is not one of torch's classes or if torch's internals differ.
     """
     if not _KNOWN_HOOKS or not kind.__module__.startswith("torch.optim."):
         return kind
@@ -178,8 +180,8 @@ _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 def go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     """Run `torch.autograd.backward` without its import of torch's symbolic shapes.
 
-    The import costs a second of CPU once, and the comparison of sizes costs 5 % of each step. The
-    engine itself refuses gradients of a wrong size.
+    The import takes a second of CPU time once, and the comparison of tensor sizes takes 5 % of each
+    training step. The autograd engine itself refuses gradients of a wrong size.
     """
     if _ENGINE is None:
         torch.autograd.backward(roots, grads)
@@ -189,7 +191,7 @@ def go_back(roots: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
 
 
 def gloo_at(host: str, store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """Make a gloo process group on one machine that listens only at the address `host`.
+    """Make a gloo process group on one machine; gloo then listens only at the address `host`.
 
     The public alternative is no fallback: it listens at the address of the machine's host name, and
     gloo, which does not encrypt, accepts any process that reaches its port.

@@ -1,4 +1,4 @@
-"""Traffic ledger: bytes that were sent and seconds that were spent, counted at each link."""
+"""Traffic ledger: bytes sent on each link, and seconds that the label party waited for them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Traffic:
     """Traffic in one direction between one feature party and the label party in one phase.
 
     Attributes:
-        direction: "up" means from the feature party to the label party.
+        direction: "up" (from the feature party to the label party) or "down".
         payload_bytes: bytes of the payloads, for example of encoded cuts or gradients.
         wire_bytes: payload plus the 16-byte headers; the bytes of TLS records are not counted.
-        seconds: time that the label party waited for these frames.
+        seconds: time that the label party waited for these frames, in seconds.
     """
 
     party: str
@@ -43,7 +43,7 @@ class Traffic:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes with a unit, for people.
+    """Format a number of bytes with a unit such as kB.
 
     >>> size(1_234_567)
     '1.23 MB'
@@ -59,7 +59,8 @@ class Ledger:
     """Counter of all frames on all links; use it as an `Observer`.
 
     Attributes:
-        phase: phase to which the next frames are counted; None derives it from the frame's kind.
+        phase: phase in which the next frames are counted; None derives the phase from each frame's
+            kind.
     """
 
     def __init__(self) -> None:
@@ -80,11 +81,11 @@ class Ledger:
         self._row(party, "up", phase).seconds += seconds
 
     def rows(self) -> list[Traffic]:
-        """Return all counts, sorted by party, direction and phase."""
+        """Return all entries of the ledger, sorted by party, direction and phase."""
         return [self._rows[key] for key in sorted(self._rows)]
 
     def bytes_by_party(self, direction: str) -> dict[str, int]:
-        """Return each party's wire bytes in one direction, without handshakes."""
+        """Return each party's wire bytes in one direction, without frames of handshakes."""
         totals: dict[str, int] = defaultdict(int)
         for row in self.rows():
             if row.direction == direction and row.phase != CONTROL:
@@ -104,7 +105,7 @@ class Ledger:
         return [asdict(row) for row in self.rows()]
 
     def restore(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Set the counts to those that `state` returned earlier; later counts are dropped."""
+        """Set the counts to those that `state` returned earlier; counts since then are lost."""
         rows = [Traffic(**row) for row in state]
         self._rows = {(row.party, row.direction, row.phase): row for row in rows}
 
