@@ -46,6 +46,7 @@ from benchmarks.studies import (
     played_alone,
     points_text,
     read_rows,
+    row_count,
     store,
     stored,
     study_of,
@@ -81,8 +82,6 @@ from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "frontier"
 TASKS = ("fashion", "mnist", "cifar", "bank", "credit", "reviews")
-#: Numbers of rows of the tables, all of which are used.
-WHOLE = {"bank": 45_211, "credit": 30_000}
 #: Percentage points by which a defense may leak more than label-free bottoms, and still count as
 #: leaking no more.
 MARGIN = 0.01
@@ -633,10 +632,9 @@ def task_section(found: Frontier, page: Path) -> Iterator[str]:
     """Return the page's section on one task; its picture lies beside the page."""
     drawn = page.with_name(f"{page.stem}_{found.task}.svg")
     drawn.write_text(picture_of(found), encoding="utf-8")
-    experiment, _ = read_checked(FOLDER / f"{found.task}.toml", [])
     yield f"\n## {found.task}\n"
     yield (
-        f"{experiment.data.rows or WHOLE[found.task]} rows, {found.victims} victims of each "
+        f"{row_count(FOLDER / f'{found.task}.toml')} rows, {found.victims} victims of each "
         f"defense, `examples/frontier/{found.task}.toml`. The best attack without labels: "
         f"`{found.reference}`, {points_text(found.reference_reaches)}.{_missing(found)}\n"
     )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import harness
-from benchmarks.studies import EXAMPLES, StudyPage, played, points_text, study_of
+from benchmarks.studies import EXAMPLES, StudyPage, played, points_text, row_count, study_of
 from vfl.core.registry import require_choice
 from vfl.core.text import csv_text
 from vfl.experiments.attack_tables import ACCESS, boards_by_access
@@ -268,7 +268,7 @@ def summaries(boards: Sequence[Board]) -> Iterator[str]:
     short = [one.about["task"] for one in boards if ACCUMULATED not in one.about["attacks"]]
     left = f" Gradients of all epochs were not attacked on {', '.join(short)}." if short else ""
     yield (
-        "A feature party attacks the labels of the label party. A *leak* says how many points the "
+        "A feature party attacks labels. A *leak* says how many points the "
         "worst attack is above the best attack without the model, with 95 % "
         "intervals over victims. A defense that is not shown to leak is not shown to "
         "protect: verdicts hold for these attacks, rows and seeds "
@@ -292,8 +292,9 @@ def task_lines(board: Board, page: Path) -> Iterator[str]:
     yield f"\n## {about['task']}\n"
     failed = f" Ended early: {_by_cause(about['failed'])}." if about["failed"] else ""
     yield (
-        f"{about['attacked']} of {about['victims']} victims, {about['seeds']} seeds, "
-        f"{about['draws']} draws of leaked labels; attacks: {about['attacks']}.{failed}\n"
+        f"{row_count(FOLDER / (about['task'] + '.toml'))} rows, {about['attacked']} of "
+        f"{about['victims']} victims, {about['seeds']} seeds, {about['draws']} draws "
+        f"of leaked labels; attacks: {about['attacks']}.{failed}\n"
     )
     head = [
         "defense", f"test {about['judged_by']}", "less none", "leak to cuts alone", "leak",

@@ -44,6 +44,8 @@ TABLES = {
     "bank-full.csv.gz": "bank-marketing/bank-full.csv.gz",
     "UCI_Credit_Card.csv.gz": "credit-default/UCI_Credit_Card.csv.gz",
 }
+#: Number of rows of each data source that a task uses whole.
+WHOLE = {"bank-full.csv.gz": 45_211, "UCI_Credit_Card.csv.gz": 30_000, "review_polarity": 2_000}
 
 
 def source_of(file: Path) -> list[str]:
@@ -56,6 +58,12 @@ def source_of(file: Path) -> list[str]:
     if table is not None and "VFL_DATA" not in os.environ:
         raise MissingDataError("the table does not exist", where="VFL_DATA", want=table)
     return [] if table is None else [f"data.source={Path(os.environ['VFL_DATA']) / table}"]
+
+
+def row_count(file: Path) -> int:
+    """Return the number of rows of a task, all parts of the split together."""
+    data = read_checked(file, [])[0].data
+    return data.rows or WHOLE[Path(data.source).name]
 
 
 def study_of(file: Path, *overrides: str, **changes: object) -> Study:

@@ -27,6 +27,7 @@ from benchmarks.studies import (
     played,
     points_text,
     read_rows,
+    row_count,
     stored,
     study_of,
     write_rows,
@@ -38,7 +39,6 @@ from vfl.experiments.leaderboard import by_attack, by_baseline, label_measure, u
 from vfl.experiments.results import LoadedGrid, Record
 from vfl.experiments.statistics import Estimate, by_victim
 from vfl.experiments.tables import Table
-from vfl.training.specs import read_checked
 
 FOLDER = EXAMPLES / "trees"
 TASKS = ("bank", "credit")
@@ -287,10 +287,9 @@ def table_of(found: Task) -> Table:
 
 def task_section(found: Task, page: Path) -> Iterator[str]:
     """Yield the table of one task."""
-    data = read_checked(FOLDER / f"{found.task}.toml", [])[0].data
     yield f"\n## {found.task}\n"
     yield (
-        f"{data.rows or frontier.WHOLE[found.task]} rows, {found.seeds} victims of each model, "
+        f"{row_count(FOLDER / f'{found.task}.toml')} rows, {found.seeds} victims of each model, "
         f"`examples/trees/{found.task}.toml`. Without a model an attacker reaches "
         f"{points_text(found.without)} on labels, and the label party's own columns explain "
         f"{points_text(found.own)} of the feature party's.\n"

@@ -59,7 +59,7 @@ def test_a_page_says_what_each_defense_holds_against(ask, tmp_path, capsys):
     (line,) = [line for line in page.splitlines() if line.startswith("| tiny ")]
     assert [cell.strip() for cell in line.split("|")][4:6] == ["0 of 1", "`layer_norm`"]
     assert "and tampering" in (folder / "page_access.csv").read_text()
-    assert "4 of 4 victims, 1 seeds, 2 draws" in page
+    assert "600 rows, 4 of 4 victims, 1 seeds, 2 draws" in page
     rows = list(csv.DictReader((folder / "page.csv").read_text().splitlines()))
     assert {(row["defense"], row["k"]) for row in rows} == {
         (defense, k) for defense in ("none", "layer_norm") for k in ("5", "20")
