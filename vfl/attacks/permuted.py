@@ -1,13 +1,13 @@
-"""Attacks by party P2, which gets permuted inputs of a private network's nonlinear functions.
+"""Attacks by party P2, which receives the inputs of a private network's functions, permuted.
 
 >>> import torch
 >>> twice = seen_twice(torch.tensor([0.5, 3.0, -1.0]), torch.tensor([2.0, -0.25, 3.0]))
 >>> twice.tolist()  # behind new dummies, the value of a row that is asked again
 [1]
 
-The attacks are pure functions of the values that P2 receives and of public facts: rules, shapes,
-and the rows of each batch. The class `Victim` runs the real computation and records the values that
-P2 receives. Other modules score the attacks.
+The attacks are pure functions of the values that P2 receives and of public facts: rules of the
+computation, shapes, and the numbers of the rows in each batch. The class `Victim` runs the real
+computation and records the values that P2 receives in it. Other modules score the attacks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from vfl.mpc.three_party.network import Loss
 
 
 def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
-    """Return, for each earlier value, the position of the same row among the later values.
+    """Return, for each row's earlier value, the position of the row among the later values.
 
     Args:
         before: values of the rows before the change, axes (values,).
         after: values of the same rows in another order, after small changes of the weights.
-        signed: whether the signs of the values are true; if not, the function compares magnitudes
-            only.
+        signed: whether the observed signs are the true signs; if not, the function compares
+            magnitudes only.
 
     >>> by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.1, 2.2, 2.9])).tolist()
     [2, 0, 1]
@@ -50,9 +50,10 @@ def by_rank(before: Tensor, after: Tensor, signed: bool = True) -> Tensor:
 
 
 def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool = True) -> Tensor:
-    """Return, for each earlier batch, the later batch with the same rows.
+    """Return, for each earlier batch, the position of the later batch with the same rows.
 
-    The result is the assignment with the least total distance between sorted values (Kuhn 1955).
+    The result is the assignment of earlier to later batches with the least total distance between
+    their sorted values (Kuhn 1955).
 
     Args:
         before: values of each batch; all batches have equally many values.
@@ -70,7 +71,7 @@ def recognised(before: Sequence[Tensor], after: Sequence[Tensor], signed: bool =
 
 
 def labels_by_place(logits: Tensor) -> Tensor:
-    """Return whether each row has class 1, read as if rows were not permuted; bool, (rows,).
+    """Guess whether each row has class 1, as if rows came unpermuted; bool, axes (rows,).
 
     >>> labels_by_place(torch.tensor([-1.5, 0.5])).tolist()
     [False, True]
@@ -81,18 +82,18 @@ def labels_by_place(logits: Tensor) -> Tensor:
 def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: int) -> Tensor:
     """Return each row's probability of class 1, from sums over many overlapping batches.
 
-    The order of a batch's rows is secret. Which rows a batch contains is public, and P2 can compute
-    the sum of their probabilities, which does not depend on the order. Every batch gives one linear
-    equation. Least squares with unknowns between 0 and 1 solves these equations (Dinur and Nissim
-    2003, section 3).
+    The order of the rows within a batch is secret. It is public which rows a batch contains. P2 can
+    compute the sum of these rows' probabilities, which does not depend on their order. So every
+    batch gives one linear equation in the probabilities of single rows. Least squares, with
+    unknowns between 0 and 1, solves all equations together (Dinur and Nissim 2003, section 3).
 
     Args:
-        batches: row numbers of each batch, int64.
+        batches: for each batch, the numbers of its rows, int64.
         seen: each batch's logits in any order, one for each row.
         rows: number of rows.
 
     Returns:
-        Axes (rows,), between 0 and 1.
+        Probabilities, axes (rows,).
 
     >>> pairs = [torch.tensor(pair) for pair in ([0, 1], [1, 2], [0, 2])]
     >>> logits = torch.tensor([9.0, -9.0, 9.0])
@@ -109,7 +110,7 @@ def labels_from_sums(batches: Sequence[Tensor], seen: Sequence[Tensor], rows: in
 
 
 def stands_out(seen: Tensor, real: int = 1) -> Tensor:
-    """Return positions of the values least likely to be normally distributed dummies; (real,).
+    """Return positions of the `real` values that are least likely dummies (normal draws); (real,).
 
     >>> stands_out(torch.tensor([0.5, -7.0, 1.0])).tolist()
     [1]
@@ -118,23 +119,24 @@ def stands_out(seen: Tensor, real: int = 1) -> Tensor:
 
 
 def seen_twice(first: Tensor, second: Tensor, tolerance: float = 1e-5) -> Tensor:
-    """Return positions in `first` of values whose magnitude is in `second` too; axes (found,).
+    """Return positions in `first` of values with (nearly) the same magnitude in `second`; (found,).
 
-    P2 gets new dummies with every request, but real values stay the same. If two requests have 32
-    values each with a spread near 2, about one pair of requests in a hundred contains two dummies
-    within the tolerance.
+    P2 receives new dummies (random values) with every request, but the real values of a row stay
+    the same. If two requests have 32 values each, with a standard deviation near 2, about one pair
+    of requests in a hundred contains two dummies within the tolerance.
     """
     apart = (first.abs()[:, None] - second.abs()).abs().min(1).values
     return torch.nonzero(apart <= tolerance).flatten()
 
 
 def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
-    """Return the share of each candidate's values that P2 has received; axes (candidates,).
+    """Return, for each candidate row, the share of its values that P2 received; axes (candidates,).
 
     Args:
-        seen: inputs of the first function for a batch, in secret order.
-        sums: values that the known weights give for each candidate row, axes (candidates, outputs).
-        tolerance: largest rounding error of a value; 4e-6 in fast mode.
+        seen: inputs of the network's first function for a batch, in secret order.
+        sums: for each candidate row, the function inputs that follow from the known weights, axes
+            (candidates, outputs).
+        tolerance: largest difference, due to rounding, between two equal values; 4e-6 in fast mode.
 
     >>> found_shares(torch.tensor([3.0, 0.5, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [1.0, 0.5]
@@ -146,7 +148,7 @@ def found_shares(seen: Tensor, sums: Tensor, tolerance: float = 1e-5) -> Tensor:
 
 
 def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
-    """Return squared distances between the sorted values of one row and of each candidate.
+    """Return the squared distance of each candidate's sorted values to one row's sorted values.
 
     >>> like_multisets(torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 3.0], [3.0, 4.0]])).tolist()
     [0.0, 5.0]
@@ -157,19 +159,19 @@ def like_multisets(seen: Tensor, sums: Tensor) -> Tensor:
 def solve_shuffled(
     seen: Tensor, weight: Tensor, bias: Tensor, starts: Tensor, rounds: int = 50, ridge: float = 0.0
 ) -> Tensor:
-    """Find the row x for which the values x W + b are nearest to the observed values in some order.
+    """Find a row x such that the values x W + b, in some order, are nearest to the observed values.
 
-    Each round assigns observed values to outputs by rank and then solves least squares, until
-    nothing changes. The function returns the best result of all starts (shuffled regression, Abid
-    et al. 2017, section 3).
+    Each round assigns observed values to outputs by rank, and then solves least squares for x;
+    rounds end when nothing changes. The function starts from several guesses and returns the best
+    result (shuffled regression, Abid et al. 2017, section 3).
 
     Args:
         seen: observed values of one row, axes (outputs,).
-        weight: the weights W, axes (columns, outputs); needs more outputs than columns, or `ridge`
-            above 0.
+        weight: the weights W, axes (columns, outputs); W needs more outputs than columns, or else
+            `ridge` must be above 0.
         bias: the biases b, axes (outputs,).
-        starts: initial guesses of the row, axes (starts, columns).
-        rounds: largest number of rounds.
+        starts: initial guesses of the row x, axes (starts, columns).
+        rounds: largest number of rounds for each start.
         ridge: weight of |x|^2 in the least-squares problem.
 
     >>> weight, row = torch.eye(2), torch.tensor([5.0, 1.0])
@@ -193,15 +195,16 @@ def solve_shuffled(
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Return the distance correlation of two samples of vectors, 0 to 1 (root of thesis eq 5-9).
+    """Return the distance correlation of two samples, from 0 to 1 (root of thesis eq 5-9).
 
-    The distances are centred without bias (Szekely and Rizzo 2014, definition 2 and eq 3.3). The
-    plain sample statistic is near 1 for long independent vectors, so with few rows it would report
-    dependence that does not exist. A negative estimate counts as 0.
+    The samples are vectors of the same rows. The centred distances make the estimator unbiased
+    (Szekely and Rizzo 2014, definition 2 and eq 3.3). The biased sample statistic is near 1 for
+    long independent vectors, so with few rows it would report dependence that does not exist. A
+    negative estimate counts as 0.
 
     Args:
-        one: the first sample, axes (rows, ...).
-        other: the second sample, axes (rows, ...).
+        one: the first vector of each row, axes (rows, ...).
+        other: the second vector of each row, axes (rows, ...).
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0], [4.0], [8.0]])
     >>> round(correlation(rows, -2 * rows), 4)
@@ -223,7 +226,8 @@ def nearest(seen: Tensor, neighbours: int) -> Tensor:
     """Return each row's nearest other rows, nearest first; int64, axes (rows, neighbours).
 
     Args:
-        seen: values of the rows, axes (rows, ...); rows are scaled to length 1, as in the thesis.
+        seen: values of the rows, axes (rows, ...); the function scales each row to length 1, as in
+            the thesis.
         neighbours: number of neighbours.
     """
     flat = torch.nn.functional.normalize(seen.double().flatten(1))
@@ -232,7 +236,7 @@ def nearest(seen: Tensor, neighbours: int) -> Tensor:
 
 
 def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
-    """Return the share of each row's nearest rows that have its class (thesis 5.5.4.2).
+    """Return the mean share of a row's nearest rows that have the row's class (thesis 5.5.4.2).
 
     Args:
         seen: values of the rows, axes (rows, ...); see `nearest`.
@@ -247,7 +251,7 @@ def same_class(seen: Tensor, classes: Tensor, neighbours: int = 5) -> float:
 
 
 class _Tapped:
-    """A connection that also stores the payloads of the frames that it receives."""
+    """A connection that also stores the payloads of the frames that its party receives."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -266,11 +270,11 @@ class _Tapped:
 
 
 class Victim:
-    """Three parties in threads: P0 owns the inputs, P1 the weights and targets; P2 is curious.
+    """Three parties in threads: P0 owns the inputs, P1 the weights and targets; P2 attacks.
 
-    This class is a context manager. The class records P2's connections after the parties have
-    agreed on keys. From then on P2 receives only the two permuted shares of each request, and adds
-    them as the protocol prescribes.
+    This class is a context manager. The class records the frames that P2 receives, from the time
+    when the parties have agreed on keys. From then on, P2 receives only the two permuted shares of
+    each request, and adds these shares as the protocol prescribes.
 
     Args:
         layers: the network.
@@ -290,7 +294,7 @@ class Victim:
             channels[holder].link = tap
 
     def infer(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the outputs, and the values that P2 received, one tensor for each request."""
+        """Return the outputs, and the values that P2 received: one tensor for each request."""
 
         def program(party: Party) -> Tensor | None:
             own = inputs if party.role == P0 else None
@@ -305,7 +309,7 @@ class Victim:
     def train_step(
         self, inputs: Tensor, targets: Tensor, loss: Loss, learning_rate: float
     ) -> list[Tensor]:
-        """Return what P2 received in a training step: inputs of functions, then of derivatives.
+        """Return P2's values in one training step: inputs of functions, then of derivatives.
 
         There is one tensor for each request, in the order of the layers.
         """
@@ -320,11 +324,11 @@ class Victim:
         return self._watched(program)[1]
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the current weights, for scoring, and for attackers that are granted them."""
+        """Return the current weights, for scoring and for attackers whose grants include them."""
         return self._trio.run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
 
     def leaks(self) -> list[Leak]:
-        """Return the leaks in the parties' ledgers."""
+        """Return the leaks that all parties' ledgers record."""
         return self._trio.leaks()
 
     def __enter__(self) -> Victim:
@@ -358,7 +362,7 @@ class Victim:
 def drawn_weights(
     layers: Sequence[Layer], draw: torch.Generator, bits: int = 20
 ) -> dict[str, Tensor]:
-    """Draw normal weights of the usual scale (He et al. 2015, eq 10), exact in shares."""
+    """Draw normal weights scaled as in He et al. 2015, eq 10, which shares represent exactly."""
     found = {}
     for index, layer in enumerate(layers):
         weight = torch.randn(layer.inputs, layer.outputs, generator=draw, dtype=torch.float64)
@@ -369,7 +373,7 @@ def drawn_weights(
 
 
 def on_grid(values: Tensor, bits: int = 20) -> Tensor:
-    """Round to multiples of 2^-bits, which shares with this many fraction bits represent exactly.
+    """Round to multiples of 2^-bits, which shares with `bits` fraction bits represent exactly.
 
     >>> on_grid(torch.tensor([0.3]), bits=2).item()
     0.25
@@ -381,7 +385,7 @@ def on_grid(values: Tensor, bits: int = 20) -> Tensor:
 def plain_sums(
     layers: Sequence[Layer], weights: Mapping[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """Return the true inputs of each function, in plaintext, axes (rows, outputs) each."""
+    """Return, computed in plaintext, the inputs of each function, each of axes (rows, outputs)."""
     found, values = [], inputs
     for index, layer in enumerate(layers):
         sums = values @ weights[f"{index}.weight"]
@@ -393,11 +397,11 @@ def plain_sums(
 
 
 def matched_indices(seen: Tensor, sums: Tensor, tolerance: float = 1e-4) -> Tensor:
-    """Match each observed value to the index of a true value by rank, for scoring.
+    """Return the index of the true value with the nearest magnitude for each value, for scoring.
 
     Args:
         seen: observed values, axes (seen,); their signs may be random.
-        sums: the true values in their original order, axes (values,).
+        sums: the true values in their original order, axes (values,), whose indices are returned.
         tolerance: largest distance to a true value; an observed value that is farther away is a
             dummy.
 

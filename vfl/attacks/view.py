@@ -1,13 +1,13 @@
-"""The adversary's knowledge: threat models and their grants, evidence, and the attacker's view.
+"""The adversary's knowledge: threat models with their grants, evidence, and the attacker's view.
 
-A `ThreatModel` names the attacker, the phase of the attack, and its exact grants. `Holdings`
-contains everything that a threat model can grant. A `View` gives access to the granted values, and
-raises an error for values without a grant. Models are available as functions that return copies, so
-that an attack may change its copy. A view never holds the true values of the target rows; only
-`vfl.attacks.scoring` has them.
+A `ThreatModel` names the attacker, the phase of the attack, and the attacker's grants: the kinds of
+values that it may read. `Holdings` contains everything that a threat model can grant. A `View`
+gives access to the granted values, and raises an error for other values. Models are available as
+functions that return copies, so that an attack may change its copy. A view never holds the values
+of the target rows that the attack infers; only `vfl.attacks.scoring` has them.
 
-A threat model is counterfactual if it has a grant that no such party has in a real deployment.
-Results under such a threat model are bounds, and reports mark them.
+A threat model is counterfactual if it has a grant that no attacker of its kind has in a real
+deployment. Results under a counterfactual threat model are upper bounds, and reports mark them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Who = Literal["feature party", "label party", "outsider"]
 Phase = Literal["training", "inference"]
 Behaviour = Literal["semi-honest", "malicious"]
 TrainedBy = Literal["owner", "split"]
-#: Level of an attacker's access to the model; each level includes the previous levels.
+#: Level of an attacker's access to the model, ascending; each level includes the previous levels.
 Access = Literal["cut", "bottom", "gradients", "active"]
 
 
 class Grant(StrEnum):
-    """One kind of knowledge that an attacker may hold; the value is its name in reports."""
+    """One kind of knowledge that an attacker may have; reports use the member's value."""
 
     INPUTS = "its own columns"
     BOTTOM = "its own bottom"
@@ -65,11 +65,12 @@ class Grant(StrEnum):
 IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
 #: Grants that only the owner of a bottom can have.
 _AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
-#: Grants of public facts and of data that colluding parties share.
+#: Grants of public facts, and of data that colluding parties share with the attacker.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
 _BOTH = {Grant.CUTS, Grant.GRADIENTS, Grant.SNAPSHOTS, Grant.OUTPUTS, Grant.EPOCHS}
 _BOTH |= {Grant.QUERIES, Grant.PROTOCOL}
-#: Grants that each kind of party can have without breaking into another party's machine.
+#: For each kind of party, the grants that it can have without breaking into another party's
+#: machine.
 OBTAINABLE: dict[str, frozenset[Grant]] = {
     "feature party": frozenset(
         {Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED, Grant.UNLABELLED, *_BOTH, *_PUBLIC}
@@ -78,7 +79,7 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
         {Grant.LABELS, Grant.TOP, Grant.INPUTS, Grant.BOTTOM, Grant.LEAKED_INPUTS}
         | {Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY, Grant.MIDDLE, *_BOTH, *_PUBLIC}
     ),
-    # An outsider has the rows that it queries, and other rows of the same kind.
+    # An outsider has the rows with which it queries the model, and other rows of the same kind.
     "outsider": frozenset(
         {Grant.INPUTS, Grant.OUTPUTS, Grant.LABELS, Grant.LEAKED_INPUTS, *_PUBLIC}
     ),
@@ -87,19 +88,19 @@ OBTAINABLE: dict[str, frozenset[Grant]] = {
 
 @dataclass(frozen=True, slots=True)
 class ThreatModel:
-    """The attacker and its grants; an attack can read granted values only.
+    """The attacker and its grants; an attack can read only granted values.
 
     Attributes:
-        who: kind of the attacking party.
-        phase: phase that the attacker recorded; in the inference phase it has no recording of the
-            training.
+        who: kind of the attacking party ("feature party", "label party" or "outsider").
+        phase: phase from which the attacker's recordings come; in the inference phase, it has no
+            recording of the training.
         grants: kinds of values that the attacker has.
-        behaviour: "semi-honest": the attacker follows the protocol; "malicious": it tampers with
-            its part while the victim trains.
+        behaviour: "semi-honest": the attacker follows the protocol; "malicious": the attacker
+            tampers with its own part of the network while the victim trains.
         colluding: names of parties that share their data with the attacker; empty if there are
             none.
-        trained_by: "owner": one owner trained both models and gave the bottom away (thesis 4.1);
-            "split": the feature party trained the bottom itself.
+        trained_by: "owner": one owner trained bottom and top alone and then gave the bottom away
+            (thesis 4.1); "split": the feature party trained the bottom in split learning.
 
     Raises:
         UserError: the grants contradict the phase or the colluding parties.
@@ -127,12 +128,12 @@ class ThreatModel:
 
     @property
     def counterfactual(self) -> frozenset[Grant]:
-        """Return the grants that no real party of this kind would have."""
+        """Return the grants of this threat model that no real party of this kind would have."""
         return self.grants - OBTAINABLE[self.who]
 
     @property
     def access(self) -> Access:
-        """Return the level of access to the model, from cuts only to tampering with training."""
+        """Return the level of access to the model, from cuts up to tampering with training."""
         if self.behaviour == "malicious":
             return "active"
         if self.grants & IN_TRAINING:
@@ -163,7 +164,7 @@ def _listed(names: Iterable[str]) -> str:
 
 Maker = Callable[[], nn.Module]
 TopMaker = Callable[[int], nn.Module]
-#: A function that joins the victim's and the attacker's cuts, each (rows, width), for the top.
+#: A function that joins the victim's cuts and the attacker's cuts, each (rows, width), for the top.
 Merge = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -176,10 +177,11 @@ class Evidence:
         cuts: the cuts as they were sent, float32, axes (rows, width).
         labels: the labels, int64, or float32 for a regression, axes (rows,).
         outputs: the network's outputs, float32, axes (rows, outputs).
-        before: function that returns stored inputs of the last layer of `Holdings.bottom`, axes
-            (rows, features); None if they are not stored. These inputs follow from the bottom and
-            the columns.
-        sent: function that returns every message with cuts of these rows, over epochs or queries.
+        before: function that returns the inputs of the last layer of `Holdings.bottom`, axes (rows,
+            features), if they are stored; otherwise None. These inputs could also be computed from
+            the bottom and the columns.
+        sent: function that returns every message with cuts of these rows, from all epochs or
+            repeated queries.
     """
 
     inputs: Tensor | None = None
@@ -199,7 +201,7 @@ class Evidence:
         """Return the evidence about some of the rows.
 
         Args:
-            chosen: mask of these rows, bool, axes (rows,).
+            chosen: mask of the rows to keep, bool, axes (rows,).
         """
         before, sent, place = self.before, self.sent, chosen.cumsum(0) - 1
 
@@ -221,7 +223,7 @@ class Evidence:
         )
 
     def beside(self, other: Evidence) -> Evidence:
-        """Return the evidence about these rows and then other rows, for values that both have."""
+        """Return joint evidence: these rows, then `other`'s rows, with values that both have."""
         pairs = {name: (one, other._columns[name]) for name, one in self._columns.items()}
         before, after = (self.before, other.before), (self.sent, other.sent)
 
@@ -256,31 +258,33 @@ def _both(before: tuple[Callable[[], Tensor] | None, ...]) -> Callable[[], Tenso
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Holdings:
-    """All values that a threat model might grant; None marks a value that does not exist.
+    """All values that a threat model may grant; None marks a value that does not exist.
 
     Attributes:
         targets: the attacked rows, without the values that the attacker wants to infer.
         leaked: rows whose labels (or attribute, or the victim's columns) the attacker knows.
         unlabelled: further rows without labels.
-        exchanges: the recorded training, exchange by exchange; targets are then training rows.
+        exchanges: the recorded training, exchange by exchange; if it exists, targets are training
+            rows.
         prior: share of each class, axes (classes,).
-        bottom: function that returns a copy of the attacker's trained bottom.
-        new_bottom: function that returns an untrained bottom of the architecture in use.
-        new_top: function that returns an untrained top of the victim's architecture for cuts of a
-            given width.
+        bottom: function that returns a copy of the attacker's own trained bottom.
+        new_bottom: function that returns an untrained bottom of the same architecture.
+        new_top: function that returns an untrained top of the victim's architecture, for cuts of
+            the width given as argument.
         top: function that returns a copy of the attacker's trained top (for a label party).
-        merge: function that merges the victim's cuts with the attacker's own cuts for `top`; None
-            if the attacker has no columns.
+        merge: function that merges the victim's cuts with the attacker's own cuts as input of
+            `top`; None if the attacker has no columns.
         others_bottom: function that returns a copy of the victim's trained bottom.
         others_top: function that returns a copy of the label party's trained top (for a feature
             party).
-        snapshots: functions that return copies of the attacker's bottom after each epoch, in order.
-        partners: views of colluding parties on the same groups of rows.
+        snapshots: functions, one for each epoch in order, that return copies of the attacker's
+            bottom after the epoch.
+        partners: views of colluding parties, with the same groups of rows.
         shape: axes of one row of the victim's inputs.
-        told: further messages that a product's model sent to the attacker; their type depends on
-            the product.
-        middle: function that returns a copy of the layers of a U-shape's server, which map the
-            victim's cuts to the cut that goes back, axes (rows, width).
+        told: further messages that a model with its own protocol, such as boosted trees, sent to
+            the attacker; their type depends on the model.
+        middle: function that returns a copy of the layers that the server of a U-shape trains; they
+            map the victim's cuts to the cut that goes back, axes (rows, width).
     """
 
     targets: Evidence = field(default_factory=Evidence)
@@ -302,8 +306,8 @@ class Holdings:
     middle: Maker | None = None
 
 
-#: Grants that give access to a group of rows; each one gives access to at least some values of
-#: these rows.
+#: For each group of rows, the grants that give access to it; each grant opens at least some values
+#: of these rows.
 _GROUPS = {
     "leaked": (
         Grant.LEAKED,
@@ -316,7 +320,7 @@ _GROUPS = {
 
 
 class _Opened(Generic[Held]):
-    """Descriptor: returns the holding of this name if the view has one of these grants."""
+    """Descriptor: returns the holding of this name if the view has one of the given grants."""
 
     def __init__(self, *grants: Grant) -> None:
         self._grants = grants
@@ -330,12 +334,12 @@ class _Opened(Generic[Held]):
 
 
 class GrantedRows:
-    """One group of rows in an attacker's view; access to a value without its grant raises an error.
+    """One group of rows in an attacker's view; reading a value without its grant raises an error.
 
     Args:
         view: the view whose grants apply to the group.
         evidence: evidence about the rows.
-        leaked: whether the group holds the leaked rows, for which there are separate grants.
+        leaked: whether these are the leaked rows, for which there are separate grants.
     """
 
     def __init__(self, view: View, evidence: Evidence, leaked: bool = False) -> None:
@@ -356,12 +360,12 @@ class GrantedRows:
 
     @property
     def cuts(self) -> Tensor:
-        """Return the cuts as they were received, float32, axes (rows, width)."""
+        """Return the cuts as the other party received them, float32, axes (rows, width)."""
         return self._view.opened(self._evidence.cuts, Grant.CUTS)
 
     @property
     def sent(self) -> Sequence[SentCuts]:
-        """Return every message with cuts of these rows, over epochs or queries."""
+        """Return every message with cuts of these rows, from all epochs or repeated queries."""
         return self._view.opened(self._evidence.sent, Grant.EPOCHS, Grant.QUERIES)()
 
     @property
@@ -371,14 +375,14 @@ class GrantedRows:
 
     @property
     def labels(self) -> Tensor:
-        """Return the labels, or the attribute of leaked rows, int64 or float32, axes (rows,)."""
+        """Return the labels, or the leaked attribute, int64 or float32, axes (rows,)."""
         own = (Grant.LEAKED, Grant.LEAKED_ATTRIBUTES, Grant.AUXILIARY)
         leaked = own if self.leaked else ()
         return self._view.opened(self._evidence.labels, *leaked, Grant.LABELS)
 
     @property
     def before(self) -> Tensor | None:
-        """Return inputs of the bottom's last layer, axes (rows, features); None if not stored."""
+        """Return stored inputs of the bottom's last layer, axes (rows, features), or None."""
         self._view.require(Grant.INPUTS)
         self._view.require(Grant.BOTTOM)
         kept = self._evidence.before
@@ -391,15 +395,15 @@ class GrantedRows:
 
 
 class View:
-    """The knowledge of one attacker; access to a value without its grant raises an error.
+    """The knowledge of one attacker; reading a value without its grant raises an error.
 
     Args:
         threat: the attacker and its grants.
         classes: number of classes, which is public; 1 for numeric labels.
-        holdings: everything that the grants can open.
+        holdings: all values that the grants may give access to.
 
-    Besides groups of rows, a view has the attributes of `Holdings`. Functions among them return
-    copies.
+    Besides the groups of rows, a view has the attributes of `Holdings`. Attributes that are
+    functions return copies.
     """
 
     prior = _Opened[Tensor](Grant.PRIOR)
@@ -421,7 +425,7 @@ class View:
         self._holdings = holdings
 
     def only(self, grants: Iterable[Grant]) -> View:
-        """Return the same view with fewer grants: only the grants that an attack declares.
+        """Return the same view with fewer grants: those grants that an attack declares in `needs`.
 
         Raises:
             NotGrantedError: the threat model does not grant a value that the attack needs.
@@ -435,7 +439,7 @@ class View:
         return View(threat, self.classes, self._holdings)
 
     def under(self, threat: ThreatModel) -> View:
-        """Return a view of the same holdings under another threat model."""
+        """Return a view of the same holdings under another threat model, with its grants."""
         return View(threat, self.classes, self._holdings)
 
     def instead(self, **held: Any) -> View:
@@ -449,12 +453,12 @@ class View:
 
     @property
     def targets(self) -> GrantedRows:
-        """Return the target rows; the view never holds their labels."""
+        """Return the target rows; no view holds the values that the attack infers for them."""
         return GrantedRows(self, self._holdings.targets)
 
     @property
     def leaked(self) -> GrantedRows:
-        """Return the rows whose labels, attribute or columns leaked."""
+        """Return the rows whose labels, attribute or columns the attacker knows."""
         held = self.opened(self._holdings.leaked, *_GROUPS["leaked"])
         return GrantedRows(self, held, leaked=True)
 
@@ -464,12 +468,12 @@ class View:
         return GrantedRows(self, self.opened(self._holdings.unlabelled, *_GROUPS["unlabelled"]))
 
     def withholding(self, hidden: Tensor) -> View:
-        """Return a view without some leaked labels; these labels' rows become the last targets.
+        """Return a view in which some leaked rows lose their labels and become the last targets.
 
-        An attack uses it to validate candidates on rows whose labels it knows.
+        An attack uses this view to validate its options on rows whose labels it knows.
 
         Args:
-            hidden: mask of the leaked rows whose labels to withhold, bool, axes (leaked,).
+            hidden: mask of the leaked rows whose labels are withheld, bool, axes (leaked,).
         """
         targets, leaked = self._holdings.targets, self.leaked._evidence
         rows, order = targets.rows, torch.cat([hidden.nonzero()[:, 0], (~hidden).nonzero()[:, 0]])
@@ -490,27 +494,28 @@ class View:
 
     @property
     def exchanges(self) -> Sequence[RecordedExchange]:
-        """Return the training exchange by exchange; the cuts in it need a separate grant."""
+        """Return the recorded training exchanges; cuts in them need the separate grant EPOCHS."""
         held = self.opened(self._holdings.exchanges, Grant.GRADIENTS)
         return [replace(one, cuts=partial(self._cuts_of, one)) for one in held]
 
     @property
     def transcript(self) -> Transcript[RecordedExchange]:
-        """Return the training as a transcript of targets and then leaked rows."""
+        """Return the recorded training as a transcript of the targets and then the leaked rows."""
         leaked = 0 if self._holdings.leaked is None else self._holdings.leaked.rows
         return Transcript(self.targets.rows + leaked, self.exchanges)
 
     @property
     def partners(self) -> list[View]:
-        """Return the views of colluding parties on the same groups of rows."""
+        """Return the views of colluding parties, with the same groups of rows."""
         partners = self.opened(self._holdings.partners, Grant.PARTNERS)
         return [one.only(self.threat.grants & one.threat.grants) for one in partners]
 
     def opened(self, held: Held | None, *any_of: Grant) -> Held:
-        """Return a value if the view has one of the grants that open it.
+        """Return a value if the view has one of the grants that give access to it.
 
         Raises:
-            NotGrantedError: no grant opens the value, or the case does not contain it.
+            NotGrantedError: the view has none of these grants, or the case does not contain the
+                value.
         """
         self.require(*any_of)
         if held is None:
@@ -541,7 +546,7 @@ class View:
 
 
 def groups_of(needs: Iterable[Grant]) -> list[str]:
-    """Return the names of the groups of rows that an attack with these needs reads.
+    """Return the names of the groups of rows that an attack with these grants in `needs` reads.
 
     >>> groups_of({Grant.CUTS, Grant.LEAKED})
     ['targets', 'leaked']

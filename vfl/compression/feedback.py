@@ -1,9 +1,9 @@
-"""Error feedback: encoder and decoder store an estimate of each row's cut, and send the change.
+"""Error feedback: encoder and decoder store an estimate of each row's cut and send its change.
 
-If a row occurs again, the feature party sends the compressed difference between the row's cut and
-its stored estimate. Both parties then add the sent difference to the estimate. Later frames send
-the values that one frame leaves out. So the error from sending only k values disappears as the
-training converges.
+If a row was sent before, the feature party sends the compressed difference between the row's new
+cut and its stored estimate. Both parties then add the compressed difference to the estimate. Frames
+of later steps send the values that an earlier frame left out. So, as the training converges, the
+error of sending only k values disappears.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
 Positions = npt.NDArray[np.int64]
-#: Largest number of uncommitted steps that are stored; older uncommitted steps are dropped.
+#: Largest number of steps whose estimates wait for `commit`; the oldest ones beyond it are dropped.
 _MOST_WAITING = 64
 
 
 class _Batch(NamedTuple):
-    """Stored estimates, (rows, width), 0 for a row without one, and a mask of rows with one."""
+    """Estimates of a batch's rows, (rows, width), 0 where missing, and a mask of stored ones."""
 
     rows: Positions
     surrogates: Tensor
@@ -40,7 +40,7 @@ class _Batch(NamedTuple):
 
 
 class _Surrogates:
-    """The stored estimate of each known row; only committing a step changes estimates."""
+    """The stored estimate of each row that was sent; only `commit` changes stored estimates."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -48,7 +48,7 @@ class _Surrogates:
         self._waiting: dict[int, tuple[Positions, Tensor]] = {}
 
     def of(self, rows: Positions, width: int) -> _Batch:
-        """Return the stored estimates of a batch's rows."""
+        """Return the stored estimates of the rows of a batch."""
         slots = torch.tensor([self._slots.get(row, -1) for row in rows.tolist()], dtype=torch.int64)
         known, found = slots >= 0, torch.zeros(len(rows), width)
         if known.any():
@@ -56,13 +56,13 @@ class _Surrogates:
         return _Batch(rows, found, known)
 
     def record(self, step: int, rows: Positions, values: Tensor) -> None:
-        """Hold a step's new estimates until `commit` stores them."""
+        """Hold the new estimates of a step until `commit` stores them."""
         self._waiting[step] = rows, values
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
 
     def commit(self, step: int) -> None:
-        """Store the estimates of a committed step."""
+        """Store the held estimates of a step, which both parties have completed."""
         rows, values = self._waiting.pop(step, (np.empty(0, np.int64), torch.zeros(0, 0)))
         if not len(rows):
             return
@@ -98,15 +98,16 @@ class _Surrogates:
 
 
 class RowFeedback(Codec):
-    """Sends how a row's cut has changed since the row was last sent.
+    """Sends how a row's cut has changed since this row was last sent.
 
-    Queries are sent with all values as float32, because the row of a query may have no estimate.
+    Queries are sent as float32, without compression, because the row of a query may have no
+    estimate.
 
     Args:
         of: codec that compresses the differences; it must not have learned state or random draws.
         grad: format of gradients; see `ErrorFeedback`.
-        first: format of a row's first cut: ``compressed`` sends the difference to zero; ``dense``
-            sends float32.
+        first: format of a row's first cut: ``compressed`` sends it compressed, as a difference from
+            zero; ``dense`` sends float32.
     """
 
     needs_rows: ClassVar[bool] = True
@@ -131,7 +132,7 @@ class RowFeedback(Codec):
             raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
         changes = self._of.encode(difference, context).payload
         payload = bytes(dense_bytes(cut[whole])) + bytes(changes)
-        # computes the estimates that the decoder will store
+        # stores the estimates as the decoder will
         self.decode(payload, rows, width, context)
         return Encoded(payload, None)
 
@@ -161,7 +162,7 @@ class RowFeedback(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def formula_ratio(self, width: int) -> float:
-        """Return the ratio for differences; the formula leaves out dense first cuts."""
+        """Return the ratio for differences; the formula ignores first cuts sent as float32."""
         return self._of.formula_ratio(width)
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -181,26 +182,27 @@ class RowFeedback(Codec):
         self._surrogates.load_state_dict(state)
 
     def _parts(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Return masks, axes (rows,), of rows to send dense and of rows to send as differences."""
+        """Return masks, axes (rows,), of rows to send as float32 and as differences."""
         whole = ~batch.known if self._first_is_dense else torch.zeros_like(batch.known)
         return whole, ~whole
 
 
 class ErrorFeedback(RowFeedback):
-    """EF-VFL: sends each row's k largest changes since the row was last sent.
+    """EF-VFL: sends, for each row, the k largest changes since the row was last sent.
 
     Source: Valdeira, Xavier, Soares, Chi, "Communication-efficient Vertical Federated Learning via
     Compressed Error Feedback", IEEE Transactions on Signal Processing 2025.
 
-    This is the paper's algorithm 1 with private labels. The label party returns all values of the
-    gradient at the estimate. Each party stores a float32 vector for each training row.
+    This is the paper's algorithm 1 with private labels. The label party computes the gradient at
+    the estimated cut, and returns all its values. Each party stores a float32 vector for each
+    training row.
 
     Args:
-        k: number of changes to send per row.
+        k: number of changed values to send per row.
         values: format of a change: ``fp32``, ``bf16``, or 1 to 8 bits.
         packer: ``enumerative``, ``index`` or ``bitmap``, see `TopK`.
-        scale: group of values with common range limits, for values of 1 to 8 bits: ``batch`` or
-            ``row``.
+        scale: group of values with common range limits, for values of 1 to 8 bits: the whole
+            ``batch`` or each ``row``.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
             random rounding without bias.
 
@@ -228,7 +230,7 @@ class ErrorFeedback(RowFeedback):
 
 
 class AQSGD(RowFeedback):
-    """AQ-SGD: sends each value's change in b bits; a row's first cut is sent dense.
+    """AQ-SGD: sends each value's change in b bits; a row's first cut is sent as float32.
 
     Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation
     Quantization with Guarantees", NeurIPS 2022, algorithm 1, which quantises gradients without
@@ -236,7 +238,7 @@ class AQSGD(RowFeedback):
 
     Args:
         values: number of bits of a change, 1 to 8.
-        scale: group of changes with common range limits: ``batch`` or ``row``.
+        scale: group of changes with common range limits: the whole ``batch`` or each ``row``.
         grad: see `ErrorFeedback`.
 
     >>> codec, cut = AQSGD(values="4"), torch.ones(2, 64)

@@ -17,25 +17,25 @@ from vfl.core.registry import require_range
 
 
 class Quantise(DenseCodec):
-    """Sends every value as a code of b bits between the smallest and the largest value.
+    """Sends each value as a b-bit code; codes divide the range from smallest to largest value.
 
     The thesis (equations 3-1, 3-2, table 3.1) quantises only the cut, and sends the gradient
-    unchanged; `grad` can quantise the gradient too.
+    unchanged; the option `grad` can quantise the gradient too.
 
     Hidden states of language models contain a few values a hundred times as large as all others.
-    Such values stretch the range of all codes. With `outliers`, the codec sends these values
-    separately, as Dettmers et al. 2022 (LLM.int8(), section 3.2) do with whole columns. With
-    ``scale=row``, they stretch the range of their row only.
+    Such large values stretch the range that the codes divide. With `outliers`, the codec sends the
+    largest values separately, as Dettmers et al. 2022 (LLM.int8(), section 3.2) do with whole
+    columns. With ``scale=row``, a large value stretches only the range of its own row.
 
     Args:
         values: format of a value: 1 to 8 bits, ``bf16`` or ``fp32``.
-        packer: ``dense`` (b bits per value) or ``range`` (adaptive: codes that are frequent in a
+        packer: ``dense`` (b bits per value) or ``range`` (adaptive: codes that occur often in a
             unit take fewer bits).
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
-        pad: see `PackedCodec`; lengths differ only with ``packer=range``.
+        pad: see `PackedCodec`; payload lengths depend on the values only with ``packer=range``.
         outliers: number of values of largest magnitude in each row that are sent as an index and a
-            bfloat16; the codes cover the range of the other values.
+            bfloat16; the codes divide the range of the other values.
 
     Raises:
         BadOptionError: a format is unknown, or the number of outliers is negative.
@@ -102,7 +102,7 @@ class Quantise(DenseCodec):
         return Decoded(cut.scatter_(1, where, large.gather(1, where)), saved)
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
-        """Return the symbols; None with outliers, as their indices and values are not codes."""
+        """Return the cut's codes; None with outliers, whose indices and values are not codes."""
         return super().symbols(cut, context) if self._apart is None else None
 
     def payload_limit(self, rows: int, width: int) -> int:
@@ -110,7 +110,7 @@ class Quantise(DenseCodec):
         return super().payload_limit(rows, width) + apart
 
     def formula_ratio(self, width: int) -> float:
-        """Return b/32 for b bits (thesis table 3.1), plus the ratio of the outliers."""
+        """Return b/32 for codes of b bits (thesis table 3.1), plus the share of the outliers."""
         apart = 0.0 if self._apart is None else self._apart.formula_ratio(width)
         return super().formula_ratio(width) + apart
 

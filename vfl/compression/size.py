@@ -1,4 +1,4 @@
-"""Codecs that change a cut's width: k numbers per row, or one bit for each of n units."""
+"""Codecs that change a cut's width: to k numbers per row, or to one bit for each of n units."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vfl.core.errors import WidthError
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import permutation
 
-#: Largest width of a cut.
+#: Largest allowed width of a cut.
 _MOST_UNITS = 65536
 
 
 class FewNumbers(DenseCodec):
-    """Sends k numbers per row; modules at both parties convert a cut to these numbers and back.
+    """Sends k numbers per row; a module at each party converts cuts to these numbers, or back.
 
     Args:
         k: number of values to send per row.
@@ -49,8 +49,9 @@ class Size(FewNumbers):
 
     Args:
         k: number of values to send per row.
-        kind: ``narrow``: a trained linear layer at each party, from the cut to k numbers and back.
-            ``mask``: k fixed units, as in the authors' released code.
+        kind: ``narrow``: trained linear layers convert the cut to k numbers at its sender, and back
+            at its receiver. ``mask``: k units of the cut, chosen in advance, as in the authors'
+            released code.
         values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
@@ -79,7 +80,7 @@ class Size(FewNumbers):
 
 
 class Mask(nn.Module):
-    """Keeps k of `width` units; the choice is the same at every party and in every run."""
+    """Keeps k of `width` units; the chosen units are the same at every party and in every run."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__()
@@ -92,14 +93,14 @@ class Mask(nn.Module):
 
 
 class Unmask(Mask):
-    """Puts the k units back to their positions, with zeros elsewhere."""
+    """Puts the k kept units back at their positions, with zeros at all other positions."""
 
     def __init__(self, width: int, k: int) -> None:
         super().__init__(width, k)
         self.width = width
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Return a cut, axes (rows, width), from the kept units, axes (rows, k)."""
+        """Return a cut, axes (rows, width), given its kept units, axes (rows, k)."""
         whole = numbers.new_zeros(len(numbers), self.width)
         return whole.index_copy(1, self.get_buffer("units"), numbers)
 
@@ -107,13 +108,14 @@ class Unmask(Mask):
 class Sign(DenseCodec):
     """Sends the sign of each of n units, after batch normalisation and a hyperbolic tangent.
 
-    The gradient passes through the sign unchanged (straight-through estimator, Bengio et al. 2013),
-    and then through the hyperbolic tangent (Hubara et al. 2016). The bottom should not end with a
-    ReLU.
+    In the backward pass, the gradient passes through the sign unchanged (straight-through
+    estimator, Bengio et al. 2013), and then through the hyperbolic tangent (Hubara et al. 2016).
+    The bottom should not end with a ReLU, whose outputs are never negative.
 
     Args:
-        width: number of units, and so of bits per row. A linear layer at each party converts the
-            cut to these units and back. 0 uses the units of the cut itself.
+        width: number n of units, and so of bits per row. A linear layer at each party converts the
+            cut to these units and back. 0 means that the units are those of the cut itself, without
+            a linear layer.
         grad: see `DenseCodec`.
 
     >>> import torch

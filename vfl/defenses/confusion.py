@@ -18,23 +18,24 @@ _STEPS = 200
 
 
 class Confusion(Defense):
-    """The label party trains on soft labels from its own autoencoder, and decodes the outputs.
+    """The label party trains on soft labels from its own autoencoder, and decodes predictions.
 
     Source: Zou et al. 2022 (CAE). Before the first step, the label party trains a soft label for
-    each class y, called its code. It also trains a decoder with layers of sizes C -> 6C -> C, for C
-    classes. (The paper computes codes with an encoder of one-hot labels.) Training minimises
+    each class y, called its code. It also trains a decoder, with layers of sizes C -> 6C -> C for C
+    classes, from soft labels to classes. (The paper computes codes with an encoder of one-hot
+    labels.) Training minimises
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 
     so that a code gives its true class a low probability, has a high entropy, and can still be
-    decoded. The paper prints -CE(y, code) as the middle term. That term has no lower bound and
-    makes the codes of different classes equal. Only the label party runs this defense. Random
-    numbers come from its secret; codes and decoder are the defense's state. Gradients disclose the
-    codes. An attacker with a few labelled rows learns the class of each code, so labels leak from
-    cuts as much as without this defense. The defense states no guarantee.
+    decoded. The paper prints -CE(y, code) as the middle term. The printed term has no lower bound
+    and makes the codes of different classes equal. Only the label party runs this defense. Random
+    numbers come from the label party's secret; codes and decoder are the defense's state. Gradients
+    disclose the codes. An attacker with a few labelled rows learns which class has which code, so
+    cuts leak as much about labels as without this defense. The defense states no guarantee.
 
     Args:
-        contrast: weight of the penalty on a code's probability of its own class.
+        contrast: weight of the penalty on the probability that a code gives to its own class.
         entropy: weight of the codes' entropy; a larger weight makes the codes harder for the top to
             learn.
 
@@ -89,9 +90,9 @@ class Confusion(Defense):
 
     def _train(self, classes: int, secret: Secret) -> None:
         with scoped(secret.number("confusion")), torch.enable_grad():
-            # Initial codes give their own class a low probability. With two classes, training that
-            # starts at a high probability stops at the uniform code, and does not reach a low
-            # probability.
+            # The initial codes give a low probability to their own class. With two classes, a
+            # training that starts at a high probability stops at the uniform code and never reaches
+            # a low probability.
             table = nn.Parameter(torch.randn(classes, classes) - 3 * torch.eye(classes))
             decoder = _decoder(classes)
             steps = optim.Adam([table, *decoder.parameters()], lr=0.02)
@@ -110,6 +111,6 @@ class Confusion(Defense):
 
 
 def _decoder(classes: int) -> nn.Module:
-    """Return a decoder from a code to the logits of the true classes."""
+    """Return a decoder, from a code (soft label) to the logits of the true classes."""
     hidden = 6 * classes
     return nn.Sequential(nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, classes))

@@ -9,11 +9,11 @@ from vfl.compression import StepContext
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import Cuts, Defense, Loss
 
-#: Lower limit of squared distances. The square root has an infinite slope at 0, and rounding could
-#: make a squared distance negative.
+#: Lower limit of squared distances. The square root has an infinite slope at 0, and rounding errors
+#: could make a squared distance negative.
 _LEAST_SQUARE = 1e-8
-#: Upper limit of the number of (rows, rows) matrices in memory for the correlation and its
-#: gradient. The measured number is 6.4.
+#: Upper limit of how many (rows, rows) matrices are in memory for the correlation and its gradient.
+#: The measured number is 6.4.
 _MATRICES = 8
 
 
@@ -28,21 +28,21 @@ def distances(rows: Tensor) -> Tensor:
 
 
 def label_distances(labels: Tensor) -> Tensor:
-    """Return distances between labels: sqrt 2 or 0 for classes, |a - b| for numbers."""
+    """Return distances between labels: 0 or sqrt 2 for classes, |a - b| for numbers a and b."""
     if labels.is_floating_point():
         return (labels[:, None] - labels).abs()
     return torch.ne(labels[:, None], labels) * 2**0.5
 
 
 def distance_correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Return the squared distance correlation of two variables in a batch; 0 means independent.
+    """Return the squared distance correlation of two variables of a batch's rows; 0: independent.
 
-    It is sum(A B) / sqrt(sum(A^2) sum(B^2)) for the doubly centred distances A and B of the two
-    variables (Szekely et al. 2007; thesis eq 4-23 and 4-24; this is the square).
+    For the doubly centred distances A and B of the two variables, it is sum(A B) / sqrt(sum(A^2)
+    sum(B^2)) (Szekely et al. 2007; thesis eq 4-23 and 4-24; this is the square).
 
     Args:
-        one: distances between rows in the first variable, axes (rows, rows).
-        other: distances between the same rows in the second variable, axes (rows, rows).
+        one: distances between the rows' values of the first variable, axes (rows, rows).
+        other: distances between the same rows' values of the second variable, axes (rows, rows).
 
     >>> rows = torch.tensor([[0.0], [1.0], [3.0]])
     >>> round(distance_correlation(distances(rows), distances(-2 * rows)).item(), 4)
@@ -60,17 +60,17 @@ def _centred(values: Tensor) -> Tensor:
 
 
 class LabelCorrelation(Defense):
-    """The label party adds alpha x dCor^2(cut, labels) of each feature party's cut to its loss.
+    """The label party adds alpha x dCor^2(cut, labels) to its loss for each feature party's cut.
 
     Source: Sun et al. 2022; eq 4-23 of the thesis, where this defense is the baseline. Each batch
-    gives an estimate of the correlation; larger batches give better gradients. Only the label party
-    runs this defense, in training; it has no state. The defense has a weakness: the cut still
-    separates the classes, but in directions of little variance. An attacker who fine-tunes does not
-    use these directions, but an attacker who standardises the cut does. The defense states no
-    guarantee.
+    gives an estimate of the distance correlation; larger batches give better gradients. Only the
+    label party runs this defense, in training; it has no state. The defense has a weakness: the cut
+    still separates the classes, but along directions in which cuts vary little. An attacker who
+    fine-tunes a network does not use these directions, but an attacker who standardises the cut
+    uses them. The defense states no guarantee.
 
     Args:
-        alpha: weight in the label party's loss.
+        alpha: weight of the squared distance correlation in the label party's loss.
 
     >>> cut, labels = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1])
     >>> round(LabelCorrelation(alpha=2).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
@@ -94,11 +94,12 @@ class NoPeek(Defense):
 
     Source: Vepakomma et al. 2020; thesis eq 2-5. The defense makes it harder to reconstruct a row's
     inputs from the row's cut, but does not protect labels. Only the feature party runs this
-    defense, in training; it has no state. A batch estimates the correlation less exactly if the cut
-    is wider. The defense states no guarantee.
+    defense, only in training; it has no state. If the cut is wider, a batch's estimate of the
+    correlation is less exact. The defense states no guarantee.
 
     Args:
-        alpha: weight of the correlation, relative to the gradient from the label party.
+        alpha: weight of the squared distance correlation, relative to the gradient from the label
+            party.
 
     >>> import torch
     >>> cut, inputs = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[1.0], [3.0], [7.0]])

@@ -1,4 +1,4 @@
-"""Two defenses that change gradients: group averages, and sparsification of each row."""
+"""Two defenses that change gradients: averages over groups of rows, and sparsification per row."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from vfl.privacy import PrivacyStatement
 class GradientAveraging(Defense):
     """Divides a batch into random groups; each row receives the mean gradient of its group.
 
-    Every step draws new groups from the label party's secret. The groups do not depend on labels:
-    if each group held rows of one class, equal gradients would show which rows share a class.
+    In every step, the label party's secret determines new groups. The groups do not depend on
+    labels: if each group held rows of only one class, equal gradients would show which rows have
+    the same class.
 
     Args:
-        rows: rows per group; 0 makes one group of the whole batch, and then a bottom learns little.
-            The group means of many exchanges are linear equations in the rows' gradients; the
-                attack `batch_sums` solves them.
+        rows: number of rows per group; 0 makes one group of the whole batch, and then a bottom
+            learns little. The group means of many exchanges are linear equations in single rows'
+            gradients; the attack `batch_sums` solves these equations.
 
     >>> grad, one_group = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
     >>> averaged(grad, one_group).tolist()
@@ -72,9 +73,9 @@ def averaged(grad: Tensor, groups: Tensor) -> Tensor:
 class GradientSparsification(Defense):
     """Keeps the gradient values of largest magnitude in each row, and sets other values to zero.
 
-    The defense drops small values as Aji and Heafield (2017) do. Unlike them, it does not add
-    dropped values to the next step's gradient, because the next batch has other rows. The defense
-    is weak, because the signs of the kept values disclose labels.
+    The defense drops values of small magnitude, as Aji and Heafield (2017) do. Unlike them, it does
+    not add the dropped values to the gradient of the next step, because the next batch has other
+    rows. The protection is weak, because the signs of the kept values disclose labels.
 
     Args:
         share: share of each row's values to keep; the number of kept values is rounded up.

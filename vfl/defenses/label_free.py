@@ -1,8 +1,8 @@
-"""Defenses whose bottoms start without labels.
+"""Defenses whose bottoms learn without labels before the first step, or only without labels.
 
-`LabelFree` bottoms never learn from a label; they are the simplest reference for defenses that
-protect labels. `Anchored` bottoms consist of a large part that never learns (principal components)
-and a small part that learns from labels. `Pretrained` bottoms start without labels and then learn
+`LabelFree` bottoms never learn from a label; they are the simplest reference for other defenses
+that protect labels. `Anchored` bottoms add a small part that learns from labels to a large part
+that never learns (principal components). `Pretrained` bottoms first learn without labels and then
 from labels; this helps if few rows have labels.
 """
 
@@ -24,16 +24,16 @@ from vfl.defenses.self_supervision import Learned, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
 Kind = Literal["random", "pca", Learned]
-#: Largest number of features, because decomposing a larger covariance matrix takes minutes.
+#: Largest number of features; a larger covariance matrix would take minutes to decompose.
 _MOST_FEATURES = 4096
 
 
 class Frozen(nn.Module):
-    """A model whose weights and batch statistics never change in training.
+    """A model whose weights and batch-norm statistics never change in training.
 
     Args:
-        model: the model. The model always runs in evaluation mode, without dropout and with fixed
-            batch statistics.
+        model: the model. The model always runs in evaluation mode, without dropout and with stored
+            batch-norm statistics.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -52,16 +52,16 @@ class Frozen(nn.Module):
 
 
 class LabelFree(Defense):
-    """Bottoms are made without labels and never change; the label party returns zero gradients.
+    """Bottoms are made without labels and then frozen; the label party sends zero gradients.
 
-    "random" keeps the bottom at its initial weights. "pca" replaces the bottom by principal
+    kind "random" keeps the bottom at its initial weights. "pca" replaces the bottom by principal
     components of `features` random features of the inputs, or of the inputs themselves if
     `features` is 0. With the other kinds, the bottom learns without labels from the feature party's
     training rows (see `vfl.defenses.self_supervision.learn`): autoencoder (Vincent et al. 2008),
     scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg (Bardes et al. 2022), vime (Yoon et
-    al. 2020). All of this happens before the first step. Random numbers come from the feature
-    party's secret, and the bottom's values are saved with the party's weights. Both parties run
-    this defense: the label party sends a zero gradient, and the feature party ignores any other
+    al. 2020). All this happens before the first training step. Random numbers come from the feature
+    party's secret; the resulting bottom is saved with the party's weights. Both parties run this
+    defense: the label party sends a zero gradient, and the feature party ignores any other
     gradient. Only the top learns from labels.
 
     Args:
@@ -69,12 +69,12 @@ class LabelFree(Defense):
         features: number of random features for "pca", up to 4096.
         epochs: number of epochs over the rows, for kinds that learn.
         mask: share of a row's values to hide or replace, 0 to 0.9, for kinds that learn.
-        unaligned: whether the bottom also learns from the party's unaligned rows, which are in no
-            session.
+        unaligned: whether the bottom also learns from the party's unaligned rows (rows that other
+            parties do not have).
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: another member of the chain works through gradients, which are zero here.
+        SpecError: another defense of the chain works through gradients, which are zero here.
 
     >>> LabelFree("random").gradient(torch.ones(1, 2), torch.tensor([0]), StepContext()).tolist()
     [[0.0, 0.0]]
@@ -113,8 +113,8 @@ class LabelFree(Defense):
             if isinstance(member, LabelFree):
                 continue  # the chain itself reports duplicates
             gradients = uses(member, "gradient", "local_loss", "received")
-            # A member that also changes the top or the batch may use its loss to train the top, and
-            # the top still learns here.
+            # A member of the chain that also changes the top or the batch may use its loss only for
+            # the top, which still learns under this defense.
             of_cuts = uses(member, "loss") and not uses(member, "wrap_top", "batch")
             if gradients or of_cuts:
                 raise SpecError(
@@ -149,21 +149,22 @@ class LabelFree(Defense):
 class Pretrained(Defense):
     """The bottom first learns without labels from its owner's rows, and then from labels as usual.
 
-    Before the first step the bottom learns from the party's training rows, and from its unaligned
-    rows, which other parties lack. So the training needs fewer labels. This class protects nothing.
-    The class is in this file because its bottoms start like `LabelFree` bottoms, but are not frozen
-    afterwards.
+    Before the first step, the bottom learns from the inputs of the party's training rows, and of
+    its unaligned rows (rows that other parties do not have). So fewer labelled rows are enough for
+    the training. This class protects no data. It is in this file because its bottoms start like
+    `LabelFree` bottoms; afterwards they are not frozen.
 
     Args:
-        kind: objective of the first training: any kind of `LabelFree` except "random" and "pca".
-        epochs: number of epochs over the rows.
-        mask: share of a row's values to hide or replace, 0 to 0.9.
-        unaligned: whether the bottom also learns from the party's unaligned rows, which are in no
-            session.
+        kind: label-free objective of the learning before the first step: any kind of `LabelFree`
+            except "random" and "pca".
+        epochs: number of epochs over the rows before the first step.
+        mask: share of a row's values to hide or replace before the first step, 0 to 0.9.
+        unaligned: whether the bottom also learns from the party's unaligned rows (rows that other
+            parties do not have).
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: `LabelFree` or `Anchored` is in the same chain and makes the bottom in another
+        SpecError: `LabelFree` or `Anchored` is in the same chain; both make the bottom in another
             way.
 
     >>> Pretrained(epochs=5).fit_epochs
@@ -209,8 +210,9 @@ class AnchoredBottom(nn.Module):
     Args:
         components: principal components of the inputs, which training does not change.
         learned: the bottom that training changes.
-        rate: factor of the trained bottom's output. An optimiser such as Adam takes steps of the
-            same size at any `rate`, so the cut changes in proportion to `rate`.
+        rate: factor by which the trained bottom's output is multiplied. An optimiser such as Adam
+            changes weights by steps of the same size at any `rate`, so the change of the cut is
+            proportional to `rate`.
     """
 
     def __init__(self, components: Components, learned: nn.Module, rate: float) -> None:
@@ -226,20 +228,21 @@ class AnchoredBottom(nn.Module):
 
 
 class Anchored(Defense):
-    """Cuts are principal components of the inputs, plus a small learned part.
+    """Cuts are principal components of the inputs, plus a small part that learns from labels.
 
-    The components form a label-free bottom: any party that has the inputs can compute them. The
-    components alone lose little accuracy, and a linear learned part (``bottom =
-    "mlp:hidden=none"``) restores it. Each step changes the cut by `rate` times the change in a
-    training without this defense. If `potential:norm=no` joins the chain, the learned part
-    discloses fewer labels. This design is vfl's own. The idea is fine-tuning that stays near the
-    starting point (Li et al. 2018, L2-SP); here label-free components are the starting point. Only
-    feature parties run this defense. Before the first step, each feature party computes the
-    components from its training rows. The components are saved with the party's weights. Leakage is
-    measured, not bounded, so the defense states no guarantee.
+    The components form a label-free bottom: any party that has the inputs can compute their values.
+    The components alone lose little accuracy, and a linear learned part (``bottom =
+    "mlp:hidden=none"``) makes up for the loss. In each step, the change of the cut is `rate` times
+    the change in a training without this defense. If the defense `potential:norm=no` is in the same
+    chain, the learned part discloses less about labels. The design is vfl's own. It applies the
+    idea of fine-tuning that stays near the starting point (Li et al. 2018, L2-SP); here, the
+    label-free components are the starting point. Only feature parties run this defense. Before the
+    first step, each feature party computes the components of its training rows. The components are
+    saved with the party's weights. Leakage can be measured but has no guaranteed bound, so the
+    defense states no guarantee.
 
     Args:
-        rate: scale of the learned part; the components have mean variance 1.
+        rate: factor of the learned part; for comparison, the components have mean variance 1.
 
     >>> bottom = Anchored(rate=0.5).wrap_bottom(nn.Identity(), width=2)
     >>> Anchored().fit(bottom, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), Secret(bytes(32)))
@@ -269,5 +272,5 @@ class Anchored(Defense):
 
     def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
         anchored = next(part for part in bottom.modules() if isinstance(part, AnchoredBottom))
-        # Without random features, `fit` draws no random numbers.
+        # If there are no random features, `fit` draws no random numbers.
         anchored.components.fit(inputs, torch.Generator())

@@ -1,8 +1,8 @@
 """Two defenses that add noise to the gradients of two classes (Li et al. 2022).
 
-`Marvell` adds the Gaussian noise that makes the gradients of both classes hardest to tell apart.
-`MaxNorm` adds noise along each row's gradient, so that expected norms equal the batch's largest
-norm.
+`Marvell` adds the Gaussian noise that makes the two classes' gradients hardest to distinguish.
+`MaxNorm` adds noise along each row's gradient, so that every expected norm equals the largest norm
+in the batch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Gradients(NamedTuple):
 
     Attributes:
         distance2: squared distance between the classes' mean gradients.
-        spread0, spread1: variance of the gradients of class 0 and of class 1 around their mean, per
-            unit of the cut.
+        spread0, spread1: variance of the gradients of class 0, and of class 1, around the class's
+            mean; mean over the units of the cut.
         share1: share of rows of class 1.
         width: number of units of the cut.
     """
@@ -48,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise variances of both classes, parallel and orthogonal to the difference of the means."""
+    """Variances of each class's noise, parallel and orthogonal to the difference of means."""
 
     along0: float
     across0: float
@@ -57,20 +57,21 @@ class Noise(NamedTuple):
 
 
 class Marvell(Defense):
-    """Adds Gaussian noise that makes two classes' gradients hard to tell apart (Li et al. 2022).
+    """Adds Gaussian noise that makes two classes' gradients hard to distinguish (Li et al. 2022).
 
     Each class gets Gaussian noise with its own covariance. The covariances minimise the sum of the
-    two Kullback-Leibler divergences between the classes' noisy gradients (thesis eq 2-6 has only
-    one of the two divergences). The mean squared norm of the noise is `power` times the squared
-    distance between the classes' means. The defense models each class's gradients in a batch as an
-    isotropic Gaussian. If all rows of a batch are of one class, they get isotropic noise, with a
-    mean squared norm of `power` times the squared norm of the mean gradient. The defense does not
-    change cuts, so an attacker may infer labels from them.
+    two Kullback-Leibler divergences between the noisy gradients of the classes (thesis eq 2-6 has
+    only one of the two divergences). The mean squared norm of the noise is `power` times the
+    squared distance between the mean gradients of the classes. For this, the defense models each
+    class's gradients in a batch as an isotropic Gaussian. If all rows of a batch are of one class,
+    they get isotropic noise, whose mean squared norm is `power` times the squared norm of the mean
+    gradient. The defense does not change cuts, so an attacker may infer labels from them.
 
     Args:
         power: mean squared norm of the noise, relative to the squared distance between the classes'
-            means.
-        shape: "optimal", or "iso" for isotropic noise of the same `power`.
+            mean gradients.
+        shape: "optimal" (the covariances described above), or "iso" for isotropic noise of the same
+            `power`.
 
     >>> far = Gradients(distance2=1.0, spread0=0.1, spread1=0.1, share1=0.5, width=4)
     >>> round(divergence(far, Noise(0, 0, 0, 0)), 3), round(divergence(far, best(far, 4.0)), 3)
@@ -121,14 +122,14 @@ class Marvell(Defense):
 
 
 def measure(grad: Tensor, is_one: Tensor, distance2: float) -> Gradients:
-    """Fit the model to gradients of axes (rows, width), which must contain rows of both classes."""
+    """Fit the model to a batch's gradients, axes (rows, width); both classes must occur."""
     rows, width = grad.shape
     spreads = [float(grad[one].var(0, correction=0).mean()) for one in (~is_one, is_one)]
     return Gradients(distance2, spreads[0], spreads[1], float(is_one.sum()) / rows, width)
 
 
 def divergence(found: Gradients, noise: Noise) -> float:
-    """Return the sum of both Kullback-Leibler divergences between the classes' noisy gradients."""
+    """Return the sum of the two Kullback-Leibler divergences between the noisy gradients."""
     along0, across0 = found.spread0 + noise.along0, found.spread0 + noise.across0
     along1, across1 = found.spread1 + noise.along1, found.spread1 + noise.across1
     across = across0 / across1 + across1 / across0
@@ -137,12 +138,13 @@ def divergence(found: Gradients, noise: Noise) -> float:
 
 
 def best(found: Gradients, power: float) -> Noise:
-    """Return the noise with the smallest `divergence` whose mean squared norm is at most `power`.
+    """Return the noise of mean squared norm at most `power` that has the smallest `divergence`.
 
-    In directions orthogonal to the difference of the means, only the class with the smaller spread
-    gets noise, at most up to the spread of the other class. The problem is convex in the logarithms
-    of the variances. So two nested golden-section searches find the two variances of the class with
-    the smaller spread. The other class's variance parallel to the difference has a closed form.
+    In directions orthogonal to the difference of the class means, only the class with the smaller
+    variance gets noise. The noise raises this variance at most to that of the other class. The
+    problem is convex in the logarithms of the noise variances. So two nested golden-section
+    searches find the two noise variances of the class with the smaller variance. The noise variance
+    of the other class, parallel to the difference, has a closed form.
     """
     if found.spread0 > found.spread1:
         mirrored = found._replace(
@@ -150,12 +152,12 @@ def best(found: Gradients, power: float) -> Noise:
         )
         noise = best(mirrored, power)
         return Noise(noise.along1, noise.across1, noise.along0, noise.across0)
-    floor = 1e-9 * (found.distance2 + power)  # a class with equal gradients has zero spread
+    floor = 1e-9 * (found.distance2 + power)  # equal gradients have zero variance
     found = found._replace(spread0=max(found.spread0, floor), spread1=max(found.spread1, floor))
     share0 = 1 - found.share1
 
     def along(across0: float) -> Noise:
-        """Return the best noise whose variance orthogonal to the difference is given."""
+        """Return the best noise for a given variance orthogonal to the difference of the means."""
         left = power - share0 * (found.width - 1) * across0
 
         def at(along0: float) -> Noise:
@@ -172,7 +174,7 @@ def best(found: Gradients, power: float) -> Noise:
 
 
 def golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimiser of a unimodal function on [low, high], to 1e-6 (Kiefer 1953)."""
+    """Return the minimiser on [low, high] of a function with one minimum, to 1e-6 (Kiefer 1953)."""
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     for _ in range(_STEPS):
@@ -191,9 +193,9 @@ class MaxNorm(Defense):
     """Adds noise along each row's own gradient (Li et al. 2022, max_norm).
 
     A row g becomes g (1 + s n), where n is standard normal and s^2 = max |g|^2 / |g|^2 - 1. The
-    maximum is taken over the batch. So the expected squared norm of every row equals the largest
-    squared norm in the batch. A gradient with a small norm may also change its sign. The gradient
-    with the largest norm does not change.
+    maximum is over the rows g of the batch. So the expected squared norm of every row equals the
+    largest squared norm in the batch. If its norm is small, a gradient may also be reversed by the
+    noise. The row with the largest norm does not change.
 
     >>> spread(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist()  # sqrt(25 / 1 - 1)
     [0.0, 4.898979663848877]

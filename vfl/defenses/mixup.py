@@ -26,18 +26,18 @@ _LEAST_ALPHA = 1e-3
 
 
 class Mixup(Defense):
-    """Inputs become lambda x + (1 - lambda) x', and so do labels (Zhang et al. 2018).
+    """Each row's inputs x become lambda x + (1 - lambda) x', and so do labels (Zhang et al. 2018).
 
-    All parties must mix the same pairs of rows with the same lambda. So they derive the pairs and
-    lambda, which is drawn from Beta(alpha, alpha) once per step, from a public seed. Mixing
-    therefore hides nothing from a party; it only makes the models memorise single rows less.
-    Cross-entropy is linear in the labels, so the label party minimises lambda L(y) + (1 - lambda)
-    L(y').
+    x' are the inputs of a partner row in the batch. All parties must use the same partners and the
+    same lambda. So they derive both from a public seed in each step; lambda has the distribution
+    Beta(alpha, alpha). Mixing therefore hides nothing from a party; it only makes the models
+    memorise less about single rows. Cross-entropy is linear in the labels, so the label party
+    minimises lambda L(y) + (1 - lambda) L(y'), for the labels y of a row and y' of its partner.
 
     Args:
-        alpha: parameter of the Beta distribution. At 1, every lambda is equally likely; near 0,
-            rows are hardly mixed.
-        seed: seed of the public draws, the same at every party.
+        alpha: parameter of the Beta distribution. At 1, every lambda is equally likely; with an
+            alpha near 0, lambda is near 0 or 1, so rows are hardly mixed.
+        seed: seed of the public random numbers, the same at every party.
 
     >>> pairs, share = mixture(step=1, rows=4, alpha=1.0, seed=0)
     >>> sorted(pairs.tolist()), 0 <= share <= 1
@@ -72,7 +72,8 @@ class Mixup(Defense):
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         pairs, share = mixture(context.step, len(labels), self.alpha, self.seed)
         others = labels[pairs.to(labels.device)]
-        # The task loss L(y) plus this term is share L(y) + (1 - share) L(y').
+        # The task loss L(y) plus the returned term is share L(y) + (1 - share) L(y'), with share =
+        # lambda.
         return (1 - share) * (cross_entropy(logits, others) - cross_entropy(logits, labels))
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -81,6 +82,6 @@ class Mixup(Defense):
 
 
 def mixture(step: int, rows: int, alpha: float, seed: int) -> tuple[Tensor, float]:
-    """Return each row's mixing partner, axes (rows,), and lambda (the row's own share)."""
+    """Return each row's partner, axes (rows,), and lambda, the share of the row itself."""
     draw = np.random.default_rng(derive(seed, "mixup", step))
     return torch.from_numpy(draw.permutation(rows)), float(draw.beta(alpha, alpha))

@@ -1,6 +1,6 @@
-"""Noise on rows with bounded norm, and the differential privacy that follows from it.
+"""Noise on rows with bounded norm, and the differential privacy that this noise gives.
 
-`GradientNoise` adds this noise to gradients at the label party; `ClippedNoise` adds it to cuts at a
+`GradientNoise` adds such noise to gradients at the label party; `ClippedNoise` adds it to cuts at a
 feature party.
 """
 
@@ -30,24 +30,26 @@ from vfl.privacy.accountants import gaussian_epsilon
 from vfl.privacy.kernel import Law
 from vfl.privacy.statement import Unit
 
-#: Limits of sigma. Smaller noise hides nothing, and float64 rounding would dominate the epsilon.
+#: Limits of sigma, the noise relative to the clip norm. A smaller sigma hides nothing, and errors
+#: of float64 would dominate the epsilon.
 _LEAST_SIGMA = 1e-6
 _MOST_SIGMA = 1e6
-#: Limits of the clip norm. Within them float32 can represent a row, its norm and its noise.
+#: Limits of the clip norm. Between them, float32 can represent a row, its norm and its noise.
 _LEAST_NORM, _MOST_NORM = 1e-6, 1e6
 
 
 class RowNoise:
-    """Clips rows to a norm and adds noise; holds the options of both row-noise defenses.
+    """Clips rows to a norm and adds noise; holds the options that both defenses of this file share.
 
-    Two rows with norm at most C differ by at most 2 C, in the 2-norm for `gaussian` and in the
-    1-norm for `laplace`. Without a clip norm there is no such bound, and so no epsilon.
+    Two rows whose norm is at most C differ by at most 2 C, in the 2-norm for `gaussian` and in the
+    1-norm for `laplace`. Without a clip norm, the difference has no bound, so the noise gives no
+    epsilon.
 
     Args:
         norm: clip norm C, from 1e-6 to 1e6; "inf" does not clip.
         sigma: standard deviation (gaussian) or scale (laplace) of the noise, from 1e-6 to 1e6; 0
             adds no noise. The value is relative to `norm`; it is absolute if `norm` is "inf".
-        law: "gaussian" or "laplace".
+        law: distribution of the noise: "gaussian" or "laplace".
         delta: delta of the Gaussian mechanism, from 1e-12 to 1.
 
     Raises:
@@ -68,7 +70,7 @@ class RowNoise:
 
     @property
     def epsilon(self) -> float | None:
-        """Return the epsilon of sending one row once; None without a clip norm or without noise."""
+        """Return the epsilon of one row sent once; None without a clip norm or without noise."""
         if self.norm == math.inf or self.sigma == 0:
             return None
         if self.law == "laplace":
@@ -76,25 +78,25 @@ class RowNoise:
         return gaussian_epsilon(self.sigma, 2.0, self.delta)
 
     def clip(self, rows: Tensor, unit: float = 1.0) -> Tensor:
-        """Clip rows of axes (rows, width) to `norm` x `unit`; differentiable. See `noised`."""
+        """Clip rows of axes (rows, width) to norm `norm` x `unit`; differentiable. See `noised`."""
         return rows if self.norm == math.inf else kernel.clip_rows(rows, self.norm * unit, self.law)
 
     def noised(
         self, rows: Tensor, secret: Secret, *purpose: str | int, unit: float = 1.0
     ) -> Tensor:
-        """Return clipped rows plus noise from a random stream that the party's secret determines.
+        """Return clipped rows plus noise, from a random stream that the party's secret determines.
 
         With a clip norm, the result is rounded to a grid; see `vfl.privacy.kernel.release_rows`. If
-        the rows or the noise parameters change, the noise comes from another stream. The same noise
-        at two scales, or on two different sets of rows, would disclose the rows or their
-        difference.
+        the rows or the noise parameters change, another random stream gives the noise. If the same
+        noise was used at two scales, or on two sets of rows, the two results would disclose the
+        rows or their difference.
 
         Args:
             rows: axes (rows, width).
             secret: secret of the protected party.
-            purpose: names that select the stream; a `fingerprint` of the rows and the noise
-                parameters select it too.
-            unit: factor of clip norm and noise.
+            purpose: names that select the random stream; a `fingerprint` of the rows and the noise
+                parameters also select it.
+            unit: factor by which clip norm and noise are multiplied.
         """
         if self.sigma == 0:
             return self.clip(rows, unit)
@@ -110,7 +112,7 @@ class RowNoise:
     def promise(
         self, protects: str, party: str, against: str, unit: Unit
     ) -> tuple[PrivacyStatement, ...]:
-        """Return the guarantee of the noise against a party, with epsilon per exchange."""
+        """Return the guarantee that the noise gives against a party, with epsilon per exchange."""
         if self.epsilon is None:
             return (PrivacyStatement(protects, f"{party}, by noise without a bound"),)
         law = "Laplace mechanism" if self.law == "laplace" else "analytic Gaussian mechanism"
@@ -132,16 +134,17 @@ class GradientNoise(Defense):
     """Clips each row of the gradient to a norm and adds noise from the label party's secret.
 
     For a fixed top, a row's gradient depends on this row's label and on no other label. So one
-    exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018). A whole training
-    has no epsilon: the top learns from true labels, and later gradients of other rows depend on the
-    top.
+    exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018) for this label. A
+    whole training has no epsilon: the top learns from true labels, and later gradients of other
+    rows depend on the top.
 
     Args:
-        norm: clip norm for the gradient of one row's own loss, which is the sent gradient times the
+        norm: clip norm for the gradient of one row's own loss; this is the sent gradient times the
             number of rows in the batch. "inf" does not clip, and then the defense gives no
             guarantee.
-        sigma: standard deviation or scale of the noise, relative to `norm`.
-        law: "gaussian" (2-norm) or "laplace" (1-norm).
+        sigma: standard deviation (gaussian) or scale (laplace) of the noise, relative to `norm`.
+        law: distribution of the noise and norm for clipping: "gaussian" (2-norm) or "laplace"
+            (1-norm).
         delta: delta of the Gaussian mechanism.
 
     >>> round(GradientNoise(norm=1.0, sigma=4.0).privacy()[0].epsilon, 3)
@@ -197,20 +200,22 @@ class GradientNoise(Defense):
 class ClippedNoise(Defense):
     """Clips each row of the cut to a norm and adds noise from the feature party's secret.
 
-    Two clipped rows differ by at most twice the norm. So a row that is sent once has a local
-    epsilon (Dwork et al. 2006; Gaussian: Balle and Wang 2018), while the bottom is fixed. Epsilons
-    of several exchanges add up, because the mean of n noisy cuts of one row has only 1/sqrt(n) of
-    the noise.
+    The difference of two clipped rows has at most twice the norm. So one row that is sent once has
+    a local epsilon (Dwork et al. 2006; Gaussian: Balle and Wang 2018), as long as the bottom is
+    fixed. The epsilons of several exchanges of a row add up, because the mean of n noisy cuts has
+    only 1/sqrt(n) of the noise.
 
     Args:
         norm: clip norm of a row; "inf" does not clip, and then the defense gives no guarantee.
-        sigma: standard deviation or scale of the noise, relative to `norm`.
-        law: "gaussian" (2-norm) or "laplace" (1-norm).
+        sigma: standard deviation (gaussian) or scale (laplace) of the noise, relative to `norm`.
+        law: distribution of the noise and norm for clipping: "gaussian" (2-norm) or "laplace"
+            (1-norm).
         delta: delta of the Gaussian mechanism.
-        queries: whether cuts for evaluation and prediction get noise too. If a query repeats the
+        queries: whether cuts for evaluation and prediction also get noise. If a query repeats the
             same rows in the same step and with the same bottom, the noise is the same, so averaging
-            does not remove it. Other batches or steps get new noise. With `queries=no`, these cuts
-            are only clipped, and the guarantee covers training alone.
+            the answers does not remove it. Queries with other batches or in other steps get new
+            noise. With `queries=no`, cuts of queries are only clipped, and the guarantee covers
+            only the training.
 
     >>> round(ClippedNoise(norm=4.0, sigma=2.0, law="laplace").privacy()[0].epsilon, 3)
     1.0

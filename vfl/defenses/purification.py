@@ -1,9 +1,9 @@
 """Purification of cuts at the label party: repairs a cut that does not fit other parties' cuts.
 
-A feature party with a backdoor can send, for a row of one class, a cut that represents another
-class. Then the cuts of the other parties contradict this cut. During training, both defenses of
-this file also learn how the parties' cuts fit together. Both defenses repair cuts only in
-predictions.
+A feature party with a backdoor can send, for a row of one class, a cut that looks like a cut of
+another class. Then the other parties' cuts of this row do not fit this cut. During training, both
+defenses of this file (`VFLIP`, `CoPur`) learn how the parties' cuts fit together. In training, cuts
+reach the top unchanged; both defenses repair cuts only in predictions.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from vfl.defenses.base import Cuts, Defense, Loss
 
 _MOST_HIDDEN = 65536
 _MOST_DEVIATIONS = 1000
-#: Largest number of search steps. More steps would amplify rounding errors until a row's result
-#: depends on other rows of its batch.
+#: Largest number of steps in the search for a code. More steps would amplify rounding errors, until
+#: a row's result depended on the other rows of its batch.
 _MOST_STEPS = 100
 _RATE = 0.05
 _SPAN = 0.99
-#: Constant inside the square root of each party's distance; it makes the distance smooth at 0, so
-#: that the search converges.
+#: Constant added inside the square root of each party's distance; it makes the distance
+#: differentiable at 0, so that the search converges.
 _SMOOTH = 1e-2
 
 
 class JudgingTop(nn.Module):
-    """A top that reads each party's part of the merged cut separately.
+    """A top that checks, in a merged cut, each party's part separately.
 
     Args:
-        top: module that reads merged cuts of axes (rows, width).
+        top: the original top, which reads merged cuts of axes (rows, width).
         width: width of the merged cut, the concatenation of the parties' cuts.
         parties: number of parties.
 
     Attributes:
-        rows_judged: number of predicted rows that the defense has checked.
-        flags: number of predicted rows in which the defense flagged each party, axes (parties,).
+        rows_judged: number of predicted rows whose cuts the defense has checked.
+        flags: for each party, the number of predicted rows in which the defense flagged the party's
+            cut, axes (parties,).
     """
 
     def __init__(self, top: nn.Module, width: int, parties: int) -> None:
@@ -55,12 +56,12 @@ class JudgingTop(nn.Module):
         self.rows_judged, self.flags = 0, torch.zeros(parties, dtype=torch.int64)
 
     def standardised(self, cut: Tensor) -> Tensor:
-        """Standardise a cut by the running mean and variance, axes (rows, width)."""
+        """Standardise a merged cut by its units' running mean and variance, axes (rows, width)."""
         mean, deviation = self.moments()
         return (cut - mean) / deviation
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the running mean and standard deviation of each unit, axes (width,) each."""
+        """Return the running mean and standard deviation of each unit, axes (width,)."""
         norm = self.scale
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -77,7 +78,7 @@ class JudgingTop(nn.Module):
 
 
 class PurifyingTop(JudgingTop):
-    """A top that passes merged cuts through `purify` before predictions, but not in training.
+    """A top that passes merged cuts through `purify` in predictions, but not in training.
 
     Args:
         top, width, parties: see `JudgingTop`.
@@ -98,28 +99,28 @@ class PurifyingTop(JudgingTop):
         return purified
 
     def purified(self, cut: Tensor) -> Tensor:
-        """Return the cuts that the top reads in a prediction, axes (rows, width)."""
+        """Return the repaired cuts that the top reads in a prediction, axes (rows, width)."""
         mean, deviation = self.moments()
         written, changed = self.purify((cut - mean) / deviation)
         return torch.where(changed, written * deviation + mean, cut)
 
     @abstractmethod
     def learn(self, cut: Tensor) -> Tensor:
-        """Return the loss of the defense's networks; standardised `cut` has no autograd graph."""
+        """Return the loss of the defense's networks for a standardised cut without a graph."""
 
     @abstractmethod
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Return repaired standardised cuts, and a mask of the values to replace by them.
+        """Return repaired cuts (standardised), and a mask of the values to take from them.
 
         Both tensors have axes (rows, width).
         """
 
 
 class OfParties(Defense):
-    """Base class of defenses that compare the parties' cuts within the merged cut.
+    """Base class of defenses that compare the parties' cuts with each other.
 
-    The merged cut must be a concatenation of the parties' cuts with equal widths. The label party
-    counts as a party if it has columns.
+    The merged cut must be a concatenation of the parties' cuts with equal widths. If the label
+    party has columns, it counts as one of these parties.
 
     Attributes:
         least: smallest number of parties with which the defense works.
@@ -182,8 +183,8 @@ class MaskedTop(PurifyingTop):
     Args:
         top, width, parties: see `PurifyingTop`.
         hidden: hidden units of the autoencoder.
-        deviations: number of standard deviations; a larger error counts as a vote against the
-            predicted party.
+        deviations: number of standard deviations above the mean error; an error above it is a vote
+            against the predicted party.
     """
 
     def __init__(
@@ -212,7 +213,8 @@ class MaskedTop(PurifyingTop):
         """Predict each party's cut from every single other party's cut, and return the errors.
 
         Returns:
-            Euclidean distances, axes (rows, predicted party, party whose cut is given).
+            Euclidean distances between predicted and received cuts, axes (rows, predicted party,
+            party whose cut is given).
         """
         rows, found = self.blocks(cut), []
         with torch.no_grad():
@@ -224,7 +226,7 @@ class MaskedTop(PurifyingTop):
         return torch.stack(found, dim=2)
 
     def flagged(self, cut: Tensor) -> Tensor:
-        """Return which parties' cuts do not fit, as a bool mask of axes (rows, parties)."""
+        """Return which parties' cuts do not fit the others, as bools, axes (rows, parties)."""
         means, squares = self.get_buffer("means"), self.get_buffer("squares")
         spread = (squares - means.square()).clamp(min=1e-12).sqrt()
         votes = (self.errors(cut) - means) / spread > self.deviations
@@ -239,7 +241,7 @@ class MaskedTop(PurifyingTop):
         return written, some[:, None].expand_as(cut)
 
     def _count(self, errors: Tensor) -> None:
-        """Update the running means of errors and of squared errors."""
+        """Update the running means of the errors and of the squared errors."""
         means, squares = self.get_buffer("means"), self.get_buffer("squares")
         batches = self.get_buffer("batches")
         batches += 1
@@ -249,11 +251,11 @@ class MaskedTop(PurifyingTop):
 
 
 def flagged_share(model: nn.Module, party: int) -> float | None:
-    """Return the share of all predicted rows in which a party's cut was flagged.
+    """Return the share of checked predicted rows in which a party's cut was flagged.
 
     Args:
-        model: model that contains the top of a defense that flags parties.
-        party: the party's position in the merge order, from 0.
+        model: model that may contain the top of a defense that flags cuts.
+        party: the party's position, from 0, in the order in which cuts are merged.
 
     Returns:
         The share; None if the model has no such defense, or has predicted no rows.
@@ -263,21 +265,22 @@ def flagged_share(model: nn.Module, party: int) -> float | None:
 
 
 class VFLIP(Purification):
-    """The label party tests each cut with the other parties' cuts, and repairs rejected cuts.
+    """The label party checks each cut against the other parties' cuts, and repairs rejected cuts.
 
     In training, a masked autoencoder learns to predict one party's cut from all other parties'
-    cuts, or from the cut of one other party. At inference, it predicts each party's cut from each
-    other party's cut alone. If the error exceeds its mean in training by more than `deviations`
-    standard deviations, the party whose cut was given votes against the predicted party. If more
-    than half of the other parties vote against a party, the autoencoder predicts the whole merged
-    cut from the parties that were not rejected. Other rows stay unchanged, and so do rows in which
-    all parties were rejected. The defense needs three parties: with only two, each would vote
-    against the other.
+    cuts, or from the cut of one other party. In predictions, the autoencoder predicts each party's
+    cut from each single other party's cut. If this prediction's error exceeds its mean in training
+    by more than `deviations` standard deviations, the party whose cut was given votes against the
+    party whose cut was predicted. If more than half of the other parties vote against a party, this
+    party is rejected in the row. Then the autoencoder predicts the row's whole merged cut from the
+    parties that were not rejected. Rows without rejected parties stay unchanged, and so do rows in
+    which all parties were rejected. The defense needs three parties: with only two parties, each
+    would vote against the other.
 
     Source: Cho et al. 2024, "VFLIP: a backdoor defense for vertical federated learning via
     identification and purification" (ESORICS), sections on the masked autoencoder ("N-1 to 1" and
-    "1 to 1"), identification and purification. The autoencoder trains together with the task,
-    whereas the paper trains it afterwards.
+    "1 to 1"), identification and purification. In vfl, the autoencoder trains together with the
+    task's network; in the paper, it trains afterwards.
 
     Args:
         deviations: number of standard deviations by which an error must exceed the mean error to
@@ -331,7 +334,7 @@ class ManifoldTop(PurifyingTop):
         return mse_loss(written, cut)
 
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Search for the nearest code, in double precision since the search amplifies rounding."""
+        """Search for the nearest code, in double precision as the search amplifies rounding."""
         there = cut.double()
         code = _double(self.encoder, there)
         first, second = torch.zeros_like(code), torch.zeros_like(code)
@@ -362,21 +365,21 @@ def _double(network: nn.Module, values: Tensor) -> Tensor:
 
 
 class CoPur(Purification):
-    """The top reads a plausible merged cut: the nearest one to the cuts that the parties sent.
+    """The top reads, for each received merged cut, the nearest cut that a decoder can produce.
 
-    An autoencoder learns the distribution of merged cuts in training. At inference, a search finds
-    the code whose decoded cut is nearest to the received cuts. The search minimises the sum of the
-    parties' distances, not of squared distances, so that a few parties may be far away (block
-    sparsity). The top reads the decoded cut of every row, so the autoencoder's error costs
-    accuracy.
+    An autoencoder learns the distribution of merged cuts in training. In predictions, a search
+    finds the code whose decoded cut is nearest to the received cuts. The search minimises the sum
+    of the parties' distances and not of squared distances. So the cuts of a few parties may be far
+    from the decoded cut (block sparsity). The top reads the decoded cut of every row, so the
+    autoencoder's error costs accuracy.
 
     Source: Liu, Xie, Koyejo, Li 2022, "CoPur: certifiably robust collaborative inference via
     feature purification" (NeurIPS): the l2,1 decomposition with a nonlinear manifold. This class
-    leaves out the constraint that the code explains its part of the cut exactly. The top trains on
-    unchanged cuts; this class computes no certificate.
+    leaves out the paper's constraint that the code explains its part of the cut exactly. The top
+    trains on unchanged cuts; the class computes no robustness certificate.
 
     Args:
-        code: width of a code.
+        code: width of a code (the autoencoder's hidden representation).
         steps: number of Adam steps in the search for a code; at most 100.
         hidden: hidden units of the encoder and of the decoder.
         weight: weight of the autoencoder's loss relative to the task's loss.

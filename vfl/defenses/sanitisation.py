@@ -1,8 +1,9 @@
 """Defenses that randomly replace the words of texts before the bottom model reads them.
 
-Both defenses here draw a substitute for each word of a text by an exponential mechanism. Words
-whose vectors in the bottom's embedding are near are likely substitutes. The same text always gets
-the same substitutes, so an attacker cannot average repeated messages.
+Both defenses of this file draw a substitute for each word of a text by an exponential mechanism. A
+substitute is more likely if its vector in the bottom's embedding is near the vector of the word.
+The same text always gets the same substitutes, so that an attacker cannot average over repeated
+messages.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from vfl.defenses.base import MOST_EPSILON, Defense
 from vfl.models.base import whole_numbers
 from vfl.privacy import PrivacyStatement
 
-#: Largest vocabulary for which distances between word vectors are computed.
+#: Largest vocabulary for which the defenses compute distances between word vectors.
 _MOST_WORDS = 2**16
 _MOST_SET = 1024
 _AT_ONCE = 256
 
 
 class SanitisedBottom(nn.Module):
-    """A bottom that reads texts with substituted words; padding (word number 0) stays.
+    """A bottom that reads texts whose words were replaced; padding (word number 0) stays.
 
     Args:
         bottom: model that reads word numbers, axes (rows, words), through an embedding.
-        law: the defense that chooses the substitutes.
+        law: the defense that draws the substitutes.
 
     Raises:
         SpecError: the bottom has no embedding, or its vocabulary is too large.
@@ -59,12 +60,12 @@ class SanitisedBottom(nn.Module):
         self._law.begin(self)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the bottom's outputs for texts with substituted words."""
+        """Return the bottom's outputs for texts whose words are replaced by substitutes."""
         outputs: Tensor = self.bottom(rows if rows.is_meta else self.sanitised(rows))
         return outputs
 
     def sanitised(self, rows: Tensor) -> Tensor:
-        """Return texts with substituted words, in the axes and data type of `rows`."""
+        """Return texts whose words are replaced, with the axes and the data type of `rows`."""
         assert self.key.any(), "`fit` comes first"
         numbers = whole_numbers(rows, len(self.vectors) - 1, "sanitisation", "words")
         secret = Secret(bytes(self.key.tolist()))
@@ -99,14 +100,14 @@ class Sanitisation(Defense):
                 part.begin(secret)
 
     def register(self, bottom: SanitisedBottom) -> None:
-        """Register this defense's own buffers in a bottom."""
+        """Register, in a bottom, the buffers that this defense needs."""
 
     def begin(self, bottom: SanitisedBottom) -> None:
-        """Fill the buffers of `register`."""
+        """Fill the buffers that `register` created."""
 
     @abstractmethod
     def substitutes(self, bottom: SanitisedBottom, words: Tensor, draws: Tensor) -> Tensor:
-        """Return a substitute for each word.
+        """Return a substitute for each word, as word numbers, int64, axes (words,).
 
         Args:
             bottom: module that holds the word vectors.
@@ -116,17 +117,17 @@ class Sanitisation(Defense):
 
 
 class SanText(Sanitisation):
-    """Replaces a word by any word of the vocabulary; words with nearer vectors are more likely.
+    """Replaces a word by any word of the vocabulary; a word with a nearer vector is more likely.
 
-    For word vectors v, P(y | x) is proportional to exp(-epsilon |v(x) - v(y)| / 2), over all words
-    except padding. For one word this is metric local differential privacy: the privacy loss between
-    two words is at most epsilon times their distance.
+    For words x, y with vectors v, P(y | x) is proportional to exp(-epsilon |v(x) - v(y)| / 2), over
+    all words except padding. For one word this is metric local differential privacy: the privacy
+    loss between two words is at most epsilon times their distance.
 
     Source: Yue et al. 2021, "Differential privacy for text analytics via natural text sanitization"
-    (ACL Findings), SanText. vfl has no SanText+, which keeps frequent words.
+    (ACL Findings), SanText. vfl does not have the paper's SanText+, which keeps frequent words.
 
     Args:
-        epsilon: epsilon for a distance of 1 between word vectors.
+        epsilon: bound of the privacy loss per unit of distance between two word vectors.
 
     >>> SanText(epsilon=8).side
     'feature'
@@ -159,19 +160,20 @@ class SanText(Sanitisation):
 
 
 class CusText(Sanitisation):
-    """Replaces a word by one of a few words in the same fixed set.
+    """Replaces a word by one of the few words in a fixed set that contains it.
 
-    The sets are disjoint. The defense takes the words in the order of their numbers, so frequent
-    words come first. Each word that is in no set yet forms a set with its nearest words that are in
-    no set. Within a set, P(y | x) is proportional to exp(epsilon u / 2), where u falls from 1 for x
-    itself to 0 for the farthest word. So epsilon bounds how well an attacker can distinguish two
-    words of one set; the set itself is disclosed.
+    The vocabulary is divided into disjoint sets. To form sets, the defense takes the words in the
+    order of their numbers, so frequent words come first. A word that is in no set so far forms a
+    set with the nearest words that also are in no set. Within a set, the probability P(y | x) of
+    the substitute y is proportional to exp(epsilon u / 2). Here u falls from 1 for x itself to 0
+    for the word farthest from x. So epsilon bounds how well an attacker can distinguish two words
+    of one set; the substitute discloses the set.
 
     Source: Chen et al. 2023, "A customized text sanitization mechanism with differential privacy"
     (ACL Findings): its mapping and its sampling function.
 
     Args:
-        epsilon: epsilon of the guarantee for one word within its set.
+        epsilon: epsilon of the guarantee for two words of the same set.
         words: number of words in a set; the last set may have fewer.
 
     >>> CusText(epsilon=1, words=10).words

@@ -1,4 +1,4 @@
-"""Transcript-private split learning: adds noise to the gradient of the logits."""
+"""Transcript-private split learning: adds noise to the gradient with respect to the logits."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from vfl.defenses.base import (
 )
 from vfl.privacy import PrivacyStatement, kernel
 
-#: Margin for rounding errors: probabilities in float32 add up to 1 with a smaller error.
+#: Margin for rounding errors: the sum of a row's float32 probabilities differs from 1 by less.
 _ROUNDING = 2.0**-20
-#: Smallest allowed epsilon; with a smaller one, the noise exceeds float32's precision for the
-#: gradient.
+#: Smallest allowed epsilon; a smaller one gives noise so large that float32 cannot represent the
+#: gradient beside it.
 _LEAST_EPSILON = 1e-6
 
 
 class TranscriptPrivacy(Defense):
     """Adds Laplace noise to the gradient of every row's logits (TPSL: Yang et al. 2022).
 
-    The gradient of a row's logits depends on the label only through its one-hot code. With two
-    classes, the gradients for the two labels differ by (1, -1), so noise of scale 1 / epsilon along
-    that direction is enough. With more classes, each logit gets noise of scale 2 / epsilon. Every
-    message to every party, and the top's weights, are post-processing of the noisy gradient (arXiv
-    2203.02073). The noisy gradient is rounded to a grid, so that its low bits disclose nothing
-    (Mironov 2012). With two classes it stays exactly on the direction (1, -1).
+    A row's label influences the gradient of the row's logits only through its one-hot code. With
+    two classes, the gradients for the two labels differ by (1, -1), so noise of scale 1 / epsilon
+    along that direction is enough. With more classes, each logit gets noise of scale 2 / epsilon.
+    All messages to other parties, and the top's weights, are post-processing of the noisy gradient
+    (arXiv 2203.02073), so the guarantee also holds for them. The noisy gradient is rounded to a
+    grid, so that its low bits disclose nothing (Mironov 2012). With two classes, the rounded
+    gradient stays exactly on the direction (1, -1).
 
     Args:
-        epsilon: epsilon of the guarantee for one label in one epoch.
+        epsilon: epsilon of the guarantee for one row's label in one epoch.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -71,8 +72,9 @@ class TranscriptPrivacy(Defense):
         if not logits.requires_grad:
             return None
         rows, classes = logits.shape
-        # The random stream depends on the logits. If a restart repeats a step with other cuts,
-        # equal noise in both runs would disclose the difference of the exact gradients.
+        # The random stream of the noise depends on the logits. If a restarted run repeats a step
+        # with other cuts, the same noise in both attempts would disclose the difference of the
+        # exact gradients.
         purpose = "tpsl", context.step, repr(self.epsilon), fingerprint(logits)
         columns = 1 if classes == 2 else classes
         draws = torch.from_numpy(context.secret.laplace((rows, columns), *purpose))
@@ -84,8 +86,8 @@ class TranscriptPrivacy(Defense):
     def _noised(self, grad: Tensor, draws: Tensor) -> Tensor:
         """Return the gradient of the mean loss, (p - onehot) / rows, plus noise.
 
-        Rounding towards 0 lets a logit's gradient change by at most 1 if the label changes, because
-        p and p - 1 have opposite signs.
+        Rounding towards 0 ensures that a changed label changes a logit's gradient by at most 1,
+        because p and p - 1 have opposite signs.
         """
         rows, columns = draws.shape
         of_rows = grad[:, :columns].double() * rows

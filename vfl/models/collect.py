@@ -1,6 +1,6 @@
-"""Makes folders of pretrained models from GGUF files, archives, packages or a model hub.
+"""Creates folders of pretrained models from GGUF files, archives, packages or a model hub.
 
-All models are converted to the Hugging Face layout, which `vfl.models.pretrained` reads.
+All models are converted to the file layout of Hugging Face, which `vfl.models.pretrained` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vfl.models.pretrained import (
     save_tensors,
 )
 
-#: Files of a model in the Hugging Face layout; vfl uses no other files.
+#: Names of a model's files in the layout of Hugging Face; vfl uses no other files.
 _FILES = re.compile(
     r"config\.json|preprocessor_config\.json|tokenizer\.json|model[\w.-]*\.safetensors|"
     r"model\.safetensors\.index\.json",
@@ -42,15 +42,15 @@ _PART_BYTES = 1 << 24
 
 
 def collect(source: str, folder: Path) -> None:
-    """Store a model in a new folder, in the Hugging Face layout.
+    """Store a model in a new folder, in the file layout of Hugging Face.
 
     Args:
-        source: a folder in the Hugging Face layout; a ``.gguf`` or ``.zip`` file; or word vectors,
-            as text (``.txt``, ``.vec``) or as an array with a Parquet file of words in the same
-            folder (``.npy``). Also ``package:NAME`` for an installed package that contains a model
-            in one of these forms, or ``hub:ORG/NAME`` for a model on the hub. Only ``hub:`` uses
-            the network.
-        folder: the new folder.
+        source: a folder in the layout of Hugging Face, a ``.gguf`` file, or a ``.zip`` archive.
+            Word vectors are a text (``.txt``, ``.vec``), or an array (``.npy``) with a Parquet file
+            of words in the same folder. The source can also be ``package:NAME`` for an installed
+            package that contains a model in one of these forms, or ``hub:ORG/NAME`` for a model on
+            the hub. Only sources with ``hub:`` use the network.
+        folder: the new folder for the model.
 
     Raises:
         MissingDataError: the source does not exist, or a file of its model is missing.
@@ -114,11 +114,11 @@ _WANTED = "a folder, a .gguf, .zip, .txt, .vec or .npy file, package:NAME or hub
 
 
 def _of_archive(path: Path, folder: Path) -> None:
-    """Extract a model's files from any folders of an archive; the files keep their names."""
+    """Extract a model's files from its folder in an archive; the files keep their names."""
     try:
         with zipfile.ZipFile(path) as archive:
             configs = [each for each in archive.namelist() if PurePosixPath(each).name == CONFIG]
-            # The model's own configuration is in the folder closest to the archive's root.
+            # The model's configuration is the one in the folder closest to the archive's root.
             root = min(configs, key=lambda name: name.count("/"), default="")
             home = PurePosixPath(root).parent
             for member in archive.infolist():
@@ -133,7 +133,7 @@ def _of_archive(path: Path, folder: Path) -> None:
 
 
 def _of_package(name: str) -> Path:
-    """Return the path of the only model in a package, without running the package's code."""
+    """Return the path of the only model in a package; none of the package's code runs."""
     found = importlib.util.find_spec(name) if name.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise MissingPackageError(
@@ -162,18 +162,18 @@ def _of_hub(name: str, folder: Path) -> None:
     patterns = [CONFIG, "preprocessor_config.json", TOKENIZER, "model*.safetensors", "*.index.json"]
     try:
         snapshot_download(name, local_dir=folder, allow_patterns=patterns)
-    except Exception as problem:  # the package has no function for a folder tree
+    except Exception as problem:  # exceptions of many unrelated classes
         raise MissingDataError(
             "the hub did not return this model", where=name, got=type(problem).__name__
         ) from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)
 
 
-# Word vectors: a table with one row per word, and the words in the same order.
+# Word vectors: a table with one vector per row, and a list of words in the same order.
 
 
 def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read a word and its vector from each line; word2vec files first state both sizes."""
+    """Read a word and its vector per line; word2vec files have both sizes in the first line."""
     words: list[str] = []
     rows: list[np.ndarray] = []
     with path.open(encoding="utf-8") as lines:
@@ -199,7 +199,7 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read an array of vectors, and the Parquet file in the same folder with equally many words."""
+    """Read an array of vectors, and the words from the only Parquet file in the same folder."""
     beside = sorted(path.parent.glob("*.parquet"))
     vectors = np.load(path, allow_pickle=False, mmap_mode="r")
     words = pq.read_table(beside[0]).column(0).to_pylist() if len(beside) == 1 else []
@@ -214,7 +214,7 @@ def _read_arrays(path: Path) -> tuple[list[str], np.ndarray]:
 
 
 def _write_vectors(words: Sequence[str], vectors: np.ndarray, folder: Path) -> None:
-    """Write the model's folder; a last vector of zeros stands for all unknown words."""
+    """Write the model's folder; after all words, a vector of zeros stands for unknown words."""
     numbers = {word: number for number, word in reversed(list(enumerate(words)))}
     table = np.ascontiguousarray(np.concatenate([vectors, np.zeros_like(vectors[:1])]))
     lower = all(word == word.lower() for word in words)
@@ -237,7 +237,7 @@ def _write_vectors(words: Sequence[str], vectors: np.ndarray, folder: Path) -> N
 
 _UNKNOWN = "<unknown>"
 
-# GGUF: a file format of llama.cpp with settings, a tokenizer and quantised weights.
+# GGUF: the file format of llama.cpp, which contains settings, a tokenizer and quantised weights.
 
 _GGUF_BLOCKS = {
     "attn_norm": "input_layernorm",
@@ -263,8 +263,8 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: Patterns that split texts into words, by the name of the byte-pair tokenizer in GGUF; "" splits
-#: as GPT-2 does.
+#: Patterns that split texts into words, by the name that GGUF gives the byte-pair tokenizer; ""
+#: splits as GPT-2 does.
 _SPLITS = {
     "default": "",
     "gpt-2": "",
@@ -315,7 +315,7 @@ def _of_gguf(path: Path, folder: Path) -> None:
 
 
 def _dequantised(gguf: Any, tensor: Any) -> np.ndarray:
-    """Return a tensor's weights as float32, with the axes of torch."""
+    """Return a tensor's weights as float32, with the order of axes of torch."""
     found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     return np.array(found, dtype=np.float32).reshape(tuple(int(n) for n in tensor.shape[::-1]))
 
@@ -364,7 +364,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _gguf_weight(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Reorder LLaMA's queries and keys, since GGUF interleaves the halves of a head."""
+    """Reorder LLaMA's query and key weights: GGUF interleaves the two halves of each head."""
     heads = {
         "attn_q": config["num_attention_heads"],
         "attn_k": config["num_key_value_heads"],
@@ -377,7 +377,7 @@ def _gguf_weight(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor
 
 
 def _gguf_tokenizer(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `tokenizer.json` for a byte-pair tokenizer; None for another kind of tokenizer."""
+    """Return `tokenizer.json` for a byte-pair tokenizer; None for any other kind of tokenizer."""
     split = _SPLITS.get(settings.get("tokenizer.ggml.pre", "default"))
     if settings.get("tokenizer.ggml.model") != "gpt2" or split is None:
         return None

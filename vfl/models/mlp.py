@@ -24,7 +24,7 @@ Last = Literal["relu", "leaky_relu", "batch_norm_relu", "none"]
 
 
 class Layers:
-    """Options of a perceptron, and its layers; see `MLPTop`."""
+    """Options of a perceptron, from which it builds its layers; see `MLPTop`."""
 
     def __init__(
         self, hidden: str, activation: Activation, batch_norm: bool, dropout: float
@@ -53,14 +53,14 @@ class MLPBottom(Layers, Bottom):
     """Linear layers with an activation after each hidden layer; pictures are flattened.
 
     Args:
-        hidden: sizes of the hidden layers, joined by dashes; "none" gives a single linear layer.
+        hidden: sizes of the hidden layers, separated by dashes; "none" gives a single linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
         batch_norm: whether to normalise each hidden layer over the batch before its activation
             (Ioffe and Szegedy 2015, Algorithm 1); then a training batch needs at least two rows.
         dropout: dropout probability after each hidden activation, from 0 to below 1.
-        last: activation of the cut: "relu" makes it non-negative; "batch_norm_relu" normalises
-            before the ReLU, so that no column is always zero; "leaky_relu" keeps small negative
-            values.
+        last: activation after the last layer, which gives the cut: "relu" makes it non-negative;
+            "batch_norm_relu" normalises before the ReLU, so that no column is always zero;
+            "leaky_relu" keeps small negative values.
 
     >>> module = MLPBottom(hidden="16").build(shape=(4,), width=8)
     >>> sum(p.numel() for p in module.parameters())  # 5 * 16 + 17 * 8
@@ -95,7 +95,7 @@ class MLPTop(Layers, Top):
     """Linear layers with an activation after each hidden layer, and a linear output layer.
 
     Args:
-        hidden: sizes of the hidden layers, joined by dashes; "none" gives a single linear layer.
+        hidden: sizes of the hidden layers, separated by dashes; "none" gives a single linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
         batch_norm: whether to normalise each hidden layer over the batch before its activation.
         dropout: dropout probability after each hidden activation, from 0 to below 1.
@@ -133,7 +133,7 @@ class LinearTop(Top):
 
 
 class IdentityBottom(FixedBottom):
-    """Sends the flattened row unchanged, for the label party's columns or as a baseline.
+    """Sends the flattened row unchanged; for the label party's own columns, or as a baseline.
 
     This bottom hides nothing, because the receiver of its cut has the raw columns.
 
@@ -158,10 +158,10 @@ class IdentityBottom(FixedBottom):
 
 
 class IdentityTop(Top):
-    """Uses the merged cut as outputs; with `merge = "sum"`, each party adds to every output.
+    """Takes the merged cut as outputs; with `merge = "sum"`, parties add up their logits.
 
-    Every party that receives a gradient from this top can compute the labels; see the attack
-    `direct_label`.
+    Every party that receives a gradient from this top can compute the labels from it, as the attack
+    `direct_label` does.
 
     >>> IdentityTop().build(width=3, outputs=3)
     Identity()

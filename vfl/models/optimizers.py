@@ -1,8 +1,9 @@
 """Optimisers of a party's weights, by name, and schedules of their learning rate.
 
-The optimisers are torch's classes, and any other class with torch's base class. A spec sets options
-of the constructor by their names in torch; slashes join the numbers of one option. The learning
-rate, weight decay and (for `sgd`) momentum are settings in the section [train] of an experiment.
+A party can use the optimisers of torch, and any other class derived from torch's base class. A spec
+sets options of the constructor by their torch names; slashes separate the numbers of one option.
+The learning rate, weight decay and (for `sgd`) momentum are settings in the section [train] of an
+experiment.
 
 >>> OPTIMIZERS.read("adamw:betas=0.8/0.99")[1]
 {'betas': (0.8, 0.99)}
@@ -35,7 +36,7 @@ Member = TypeVar("Member")
 
 #: Name of the schedule that keeps the learning rate constant.
 NO_SCHEDULE = "none"
-#: Type of an option, by the beginning of its annotation.
+#: Type of an option's values, by the first word of the option's annotation.
 _KINDS: Mapping[str, Any] = {
     "bool": bool,
     "int": int,
@@ -49,11 +50,11 @@ _KINDS: Mapping[str, Any] = {
 
 
 class TorchRegistry(Registry[Member]):
-    """A registry of torch classes, built from their options and from the weights or an optimiser.
+    """A registry of torch classes, which are built from options and from weights or an optimiser.
 
     Args:
-        elsewhere: constructor arguments that no spec may set: "name" for all classes, "member.name"
-            for one class.
+        elsewhere: constructor arguments that no spec may set: "name" stands for this argument of
+            every class, "member.name" for that of one class.
         refused: reasons, by name of the class, why split training cannot use this class.
         kind, contract, members, group, aliases: see `Registry`.
     """
@@ -85,7 +86,7 @@ class TorchRegistry(Registry[Member]):
         return super().member(name)
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """Return the options that a spec may set; options with functions as values are excluded."""
+        """Return the options that a spec may set; options with function values are excluded."""
         found = inspect.signature(self.member(name)).parameters
         apart = {*self._elsewhere, *(one.removeprefix(f"{name}.") for one in self._elsewhere)}
         kinds = {key: _kind_of(one) for key, one in found.items() if key not in apart}
@@ -110,7 +111,7 @@ class TorchRegistry(Registry[Member]):
 
 
 def _kind_of(option: inspect.Parameter) -> Any:
-    """Return the type of an option; None if a spec cannot express its values."""
+    """Return the type of an option; None if a spec cannot contain values of this type."""
     text = option.annotation
     if not isinstance(text, str):
         text = inspect.formatannotation(text)
@@ -120,7 +121,7 @@ def _kind_of(option: inspect.Parameter) -> Any:
 def _of_torch(
     module: Any, contract: type, short: Callable[[str], str], refused: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Return members, aliases (class names) and refused classes of a torch module."""
+    """Return a torch module's classes by name, aliases (class names) and refused classes."""
     found = (getattr(module, name) for name in module.__all__)
     known = {
         short(one.__name__): one.__name__ for one in found
@@ -171,7 +172,7 @@ SCHEDULES: TorchRegistry[lr_scheduler.LRScheduler] = TorchRegistry(
 
 
 class OptimizerSettings(Protocol):
-    """Settings of an optimiser and a schedule; see `vfl.config.TrainSettings`."""
+    """Settings of an optimiser and a schedule; `vfl.config.TrainSettings` describes each one."""
 
     @property
     def optimizer(self) -> str: ...
@@ -192,13 +193,13 @@ class OptimizerSettings(Protocol):
 
 
 class Optimization:
-    """The optimiser and schedule of a party's weights, from the settings of a training.
+    """The optimiser of a party's weights and its schedule, from the settings of a training.
 
-    Every party computes the learning rate of an epoch from the settings alone. So all parties have
-    the same learning rate, also after a resume.
+    Every party computes the learning rate of an epoch from the settings alone. So all parties use
+    the same learning rate in an epoch, also when a training resumes from a checkpoint.
 
     Args:
-        settings: settings that all parties have agreed on.
+        settings: training settings that all parties have agreed on.
 
     Attributes:
         changes: whether the learning rate changes, so that each step must call `begin`.
@@ -254,8 +255,8 @@ class Optimization:
     def clipped(self, build: OptimizerFactory) -> OptimizerFactory:
         """Return a factory of optimisers that clip the norm of the gradient before each step.
 
-        If several ranks sum their gradients before a step, `build` must be the factory that sums,
-        so that this method clips the norm of the sum.
+        If several ranks (processes of one party) sum their gradients before a step, `build` must be
+        the factory of the optimisers that sum. Then this method clips the norm of the sum.
         """
         return before_steps(build, self._clip) if self._clip_norm else build
 
@@ -278,11 +279,11 @@ class Optimization:
             group.update(now)
 
     def rate(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, counted from 1, without warm-up."""
+        """Return the learning rate of an epoch, without warm-up; epochs are counted from 1."""
         return float(self._of(epoch)["lr"])
 
     def momentum(self, epoch: int) -> float:
-        """Return the momentum of an epoch, counted from 1; 0 for optimisers with betas."""
+        """Return the momentum of an epoch, counted from 1; 0 for optimisers with betas instead."""
         return float(self._of(epoch).get("momentum", 0.0))
 
     def _of(self, epoch: int) -> Mapping[str, Any]:
@@ -305,7 +306,7 @@ class Optimization:
 
     @cached_property
     def _tried(self) -> optim.Optimizer:
-        """Return an optimiser that has already updated a few test weights."""
+        """Return an optimiser that has updated a few test weights, so that its state exists."""
         weights = [nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))]
         try:
             optimizer = self._kind(weights, **self._options)
@@ -326,22 +327,23 @@ class Optimization:
             raise _no_options("train.schedule", problem) from None
 
     def _now(self, epoch: int) -> Mapping[str, Any]:
-        """Return an epoch's scheduled values, which depend on the settings alone."""
+        """Return an epoch's scheduled values, which depend on the settings only."""
         assert self._schedule is not None, "only with a schedule"
         if len(self._made) < epoch:
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # warnings that the optimiser made no step
+                    warnings.simplefilter("ignore")  # torch warns about optimisers without steps
                     self._make(self._schedule, epoch)
             except (ValueError, ZeroDivisionError, OverflowError) as problem:
                 raise _no_options("train.schedule", problem) from None
         return self._made[epoch - 1]
 
     def _make(self, schedule: lr_scheduler.LRScheduler, epochs: int) -> None:
-        """Record the schedule's values for a number of epochs.
+        """Record the values that the schedule sets in each of the first epochs.
 
         Raises:
-            ValueError: the schedule ends too early, or sets a value that no optimiser accepts.
+            ValueError: the schedule ends before the last epoch, or sets a value that no optimiser
+                accepts.
         """
         (group,) = self._tried.param_groups
         while len(self._made) < epochs:
@@ -354,7 +356,7 @@ class Optimization:
             self._made.append(now)
 
 
-#: Settings of an optimiser that schedules of torch change.
+#: Settings of an optimiser that a schedule of torch can change.
 _CHANGED = ("lr", "momentum", "betas")
 
 

@@ -1,4 +1,4 @@
-"""A bottom for tables: it embeds numbers periodically before a perceptron mixes them."""
+"""A bottom for tables: periodic functions embed each number before a perceptron mixes them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ class PeriodicEmbedding(nn.Module):
     """Returns relu(W_j [sin(2 pi c_j x_j), cos(2 pi c_j x_j)] + b_j) for each number x_j of a row.
 
     This is "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3. The frequencies c_j are
-    learned, and are normal with deviation sigma at first; every column has its own weights W_j.
+    learned; their initial values are normal with standard deviation sigma. Every column has its own
+    weights W_j.
 
     Args:
-        columns: number of columns in a row.
+        columns: number of columns (numbers) in a row.
         frequencies: number of frequencies for each column.
-        size: width of a column's embedding.
-        sigma: standard deviation of the initial frequencies, for columns with standard deviation 1.
+        size: width of the embedding of one column.
+        sigma: standard deviation of the initial frequencies; it assumes columns whose own standard
+            deviation is 1.
     """
 
     def __init__(self, columns: int, frequencies: int, size: int, sigma: float) -> None:
@@ -46,7 +48,7 @@ class PeriodicEmbedding(nn.Module):
 
 
 class _Embedded(nn.Module):
-    """Concatenates a row and the embeddings of its leading columns, as inputs of a perceptron."""
+    """Concatenates a row and the embeddings of its first columns, as inputs of a perceptron."""
 
     def __init__(self, embedding: nn.Module, first: int, layers: nn.Module) -> None:
         super().__init__()
@@ -61,17 +63,17 @@ class _Embedded(nn.Module):
 class PeriodicBottom(Layers, Bottom):
     """A perceptron over a row and periodic embeddings of its numbers (Gorishniy et al. 2022).
 
-    A plain perceptron learns functions with jumps or bends slowly, whereas trees learn them well.
-    Embeddings do not help for columns of zeros and ones. So put a party's other columns first, and
-    set `first` to their number.
+    A perceptron without embeddings learns functions with jumps or bends slowly, whereas trees learn
+    them well. Embeddings do not help for columns that contain only zeros and ones. So put a party's
+    numeric columns first, and set `first` to the number of these columns.
 
     Args:
-        first: number of leading columns to embed; 0 embeds all.
+        first: number of columns to embed, counted from the first column; 0 embeds all columns.
         frequencies: number of frequencies for each embedded column.
-        size: width of a column's embedding.
-        sigma: standard deviation of the initial frequencies; a larger one fits finer details, and
-            overfits sooner.
-        hidden: sizes of the hidden layers, joined by dashes; "none" gives a single linear layer.
+        size: width of the embedding of one column.
+        sigma: standard deviation of the initial frequencies; larger frequencies fit finer details,
+            and overfit sooner.
+        hidden: sizes of the hidden layers, separated by dashes; "none" gives a single linear layer.
         activation: relu, leaky_relu, gelu, silu, tanh or sigmoid.
         dropout: dropout probability after each hidden activation, from 0 to below 1.
 

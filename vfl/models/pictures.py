@@ -30,17 +30,19 @@ _POOL = 2
 class CNNBottom(Bottom):
     """Two convolutions, each followed by ReLU and 2x2 max pooling, and then linear layers.
 
-    A side with one pixel is not pooled. So half a picture of 8x4 pixels, or a single line of
-    pixels, keeps at least one value.
+    A side of the picture that has only one pixel is not pooled. So half of a picture of 8x4 pixels,
+    or a picture with a single row of pixels, keeps at least one value.
 
     Args:
-        channels: numbers of output channels of the two convolutions, joined by a dash.
+        channels: numbers of output channels of the two convolutions, separated by a dash.
         activation: activation after each convolution; see `MLPBottom`.
-        pad: convolutions with padding, which keep the picture's size: "both", or "first" as in the
+        pad: convolutions whose padding keeps the picture's size: "both", or "first" as in the
             thesis (section 4.4, Fashion-MNIST: the linear layer reads 64 x 6 x 6 = 2304 values).
-        last: activation of the cut: relu, leaky_relu or none.
-        kernels: side lengths of the two convolutions' kernels, odd numbers, joined by a dash.
-        hidden: sizes of linear layers before the last linear layer, each followed by `activation`.
+        last: activation after the last layer, which gives the cut: relu, leaky_relu or none.
+        kernels: side lengths of the kernels of the two convolutions, odd numbers, separated by a
+            dash.
+        hidden: sizes of the linear layers before the last linear layer; `activation` follows each
+            of them.
 
     >>> module = CNNBottom(channels="2-4").build(shape=(1, 8, 4), width=5)
     >>> sum(p.numel() for p in module.parameters())  # 2*(25+1) + 4*(2*9+1) + 5*(4*2*1+1)
@@ -112,15 +114,15 @@ _MOST_WIDE = 64
 class ResNet20Bottom(Bottom):
     """A convolution, three stages of three residual blocks each, and global average pooling.
 
-    He et al. 2016, section 4.2 with n = 3: 6n + 1 = 19 convolutions of 3x3, and a linear layer.
-    There is no linear layer if the last stage already has the width of the cut. Shortcuts are
-    option A (section 3.3): identity, with zeros for additional channels, and without parameters.
-    For 3x32x32 pictures and a head of 10 outputs, the network has 269,722 parameters (Table 6:
-    0.27M).
+    He et al. 2016, section 4.2 with n = 3: 6n + 1 = 19 convolutions of 3x3, and a linear layer. The
+    linear layer is left out if the last stage already has the width of the cut. Shortcuts are
+    option A of the paper (section 3.3): they have no parameters, and pass the values on unchanged,
+    with zeros for additional channels. For 3x32x32 pictures and a linear layer with 10 outputs, the
+    network has 269,722 parameters (Table 6: 0.27M).
 
     Args:
-        widen: factor of the 16, 32 and 64 channels; 2 gives the 128 final channels at which Zheng
-            et al. 2023 cut the network.
+        widen: factor by which the 16, 32 and 64 channels are multiplied; 2 gives the 128 final
+            channels at which Zheng et al. 2023 cut the network.
 
     Raises:
         BadOptionError: `widen` is below 1 or above 64.
@@ -147,8 +149,8 @@ class ResNet20Bottom(Bottom):
 class Residual(nn.Module):
     """Computes relu(x + F(x)), where F has two convolutions (He et al. 2016, eq 1).
 
-    If the number of channels grows, the picture's side lengths are halved: in F by a stride, and in
-    x by dropping every second pixel. Then x gets additional channels of zeros.
+    If the number of channels grows, height and width of the picture are halved: in F by a stride,
+    and in x by dropping every second pixel. In this case, x also gets additional channels of zeros.
 
     Args:
         inputs: input channels.
@@ -186,11 +188,11 @@ class EfficientNetB0Bottom(Bottom):
     """torchvision's network up to its 1,280 pooled features, and a linear layer to the cut.
 
     Tan and Le 2019, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks",
-    table 1, without dropout and the layer of 1,000 classes.
+    table 1, without dropout and without the last layer, which has 1,000 classes.
 
     Args:
-        pretrained: whether to start with torchvision's ImageNet weights, which are downloaded or
-            taken from torch's cache.
+        pretrained: whether training starts from torchvision's ImageNet weights, which are
+            downloaded or taken from torch's cache.
 
     >>> module = EfficientNetB0Bottom().build(shape=(3, 32, 32), width=1280)
     >>> sum(p.numel() for p in module.parameters())  # torchvision's 5,288,548 - 1281 * 1000
@@ -220,7 +222,7 @@ class EfficientNetB0Bottom(Bottom):
 
 
 def _published_weights() -> dict[str, object]:
-    """Return the weights that torchvision publishes, after a check of their hash.
+    """Return the weights that torchvision publishes, after a check of their file's hash.
 
     Raises:
         MissingDataError: the weights are not in torch's cache and cannot be downloaded.
@@ -239,20 +241,20 @@ def _published_weights() -> dict[str, object]:
         ) from None
 
 
-#: Largest sizes: torchvision's largest network has 32 layers and tokens of width 1,280.
+#: Largest allowed sizes: torchvision's largest network has 32 layers and tokens of width 1,280.
 _MOST_LAYERS = 64
 _MOST_TOKENS = 2**14
 
 
 class ViTBottom(Bottom):
-    """torchvision's vision transformer, trained from scratch, and a linear layer to the cut.
+    """torchvision's vision transformer, trained from random weights, and a linear layer to the cut.
 
     Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image Recognition at
-    Scale", section 3.1. The defaults are those of the thesis (section 4.4.6), for pictures of 128 x
-    128 pixels.
+    Scale", section 3.1. The default options are those of the thesis (section 4.4.6), for pictures
+    of 128 x 128 pixels.
 
     Args:
-        patch: side length, in pixels, of the squares that become tokens.
+        patch: side length, in pixels, of the square patches that become tokens.
         tokens: width of a token.
         layers: encoder blocks.
         heads: number of attention heads in a block.
@@ -304,9 +306,9 @@ class ViTBottom(Bottom):
         module: nn.Module = VisionTransformer(
             side, self.patch, self.layers, self.heads, self.tokens, self.hidden, self.dropout
         )
-        if channels != 3:  # torchvision's model expects three channels
+        if channels != 3:  # torchvision's model reads three channels
             module.conv_proj = nn.Conv2d(channels, self.tokens, self.patch, self.patch)
-        module.heads = nn.Linear(self.tokens, width)  # torchvision's initial weights are zero
+        module.heads = nn.Linear(self.tokens, width)  # torchvision starts from zero weights
         return module
 
 
@@ -314,8 +316,9 @@ class HOGBottom(FixedBottom):
     """Histograms of oriented gradients (Dalal and Triggs 2005): a bottom without weights.
 
     Each square cell of pixels gets a histogram of unsigned gradient directions, weighted by the
-    gradients' lengths. Blocks of two by two neighbouring cells are normalised to length 1. The
-    histograms of all channels are added. Pixels beyond the last complete cell are ignored.
+    gradients' lengths. Blocks of two by two adjacent cells are normalised to length 1. The
+    histograms of all channels of a picture are added. Pixels beyond the last complete cell (at the
+    right and lower edges) are ignored.
 
     Args:
         cell: side length of a cell, in pixels.
@@ -368,7 +371,7 @@ class _OrientedGradients(nn.Module):
         down = F.pad(flat[:, 2:] - flat[:, :-2], (0, 0, 1, 1)) if sides[0] > 2 else 0 * flat
         lengths = (across.square() + down.square() + 1e-12).sqrt()
         bins = torch.arange(self._orientations, device=flat.device).view(-1, 1, 1)
-        with torch.no_grad():  # the direction of a zero vector has no gradient
+        with torch.no_grad():  # no gradient passes through directions, which a zero vector lacks
             turns = torch.atan2(down, across)[:, None] / math.pi * self._orientations
             apart = (turns - bins).remainder(self._orientations)
             shares = (1 - torch.minimum(apart, self._orientations - apart)).relu()

@@ -21,15 +21,15 @@ from vfl.models.base import (
 
 
 class GRU4RecBottom(Bottom):
-    """Embedded items and a layer of gated recurrent units; the cut is the last state.
+    """Embeds items and runs a layer of gated recurrent units; the cut is the last state.
 
     Hidasi et al. 2016, "Session-based Recommendations with Recurrent Neural Networks", section 3.
-    Here an embedding replaces the paper's one unit per item, and the cut is the state after the
-    last item. Zeros are padding at any position and have no effect; a row of zeros gives a cut of
-    zeros.
+    In vfl, an embedding replaces the paper's one input unit per item, and the cut is the state
+    after the last item. Item number 0 is padding, at any position, and has no effect; a row of
+    zeros gives a cut of zeros.
 
     Args:
-        items: largest item number; the smallest is 1.
+        items: largest item number; item numbers start at 1.
         embedding: width of an item's vector.
         dropout: dropout probability of each number in an item's vector, from 0 to below 1.
 
@@ -55,7 +55,7 @@ class GRU4RecBottom(Bottom):
 
 
 class LastState(nn.Module):
-    """The module that `GRU4RecBottom` builds; maps axes (rows, steps) to axes (rows, width)."""
+    """The module of `GRU4RecBottom`; maps item numbers (rows, steps) to states (rows, width)."""
 
     def __init__(self, items: int, embedding: int, dropout: float, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LastState(nn.Module):
         self.gru = nn.GRU(embedding, width, batch_first=True)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the state after each row's last item; items are integers in float32.
+        """Return the state after each row's last item; item numbers are float32 integers.
 
         Raises:
             SpecError: a number is not an item number.
@@ -75,7 +75,7 @@ class LastState(nn.Module):
         places = torch.arange(rows.shape[1], device=rows.device)
         order = (real.logical_not() * rows.shape[1] + places).argsort(dim=1)  # items first
         together = items.gather(1, order)
-        if torch.compiler.is_exporting():  # exported programs cannot pack rows
+        if torch.compiler.is_exporting():  # exported programs cannot pack sequences
             states, _ = self.gru(self.dropout(self.items(together)))
             ends = (steps - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[2])
             found: Tensor = states.gather(1, ends)[:, 0] * (steps > 0)[:, None]
@@ -89,7 +89,7 @@ class LastState(nn.Module):
 
     @staticmethod
     def _lengths(steps: Tensor, most: int) -> Tensor:
-        """Return each row's number of items, on the CPU; meta tensors get the largest number."""
+        """Return each row's number of items, on the CPU; for meta tensors, the largest number."""
         if steps.is_meta:
             return torch.full(steps.shape, max(1, most), device="cpu")
         return steps.clamp(min=1).cpu()
@@ -99,15 +99,16 @@ _WORDS_AT_ONCE = (3, 4, 5)
 
 
 class TextCNNBottom(Bottom):
-    """Embedded words, filters over 3, 4 and 5 words, the maximum of each filter, and ReLU.
+    """Embeds words and applies filters over 3, 4 and 5 words, a maximum per filter, and ReLU.
 
     Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2, with learned
-    word vectors. Each of the three filter sizes gets a third of the cut.
+    word vectors. Each of the three filter sizes gives a third of the cut's columns.
 
     Args:
-        words: number of different words, including padding (number 0).
+        words: number of different words, including the padding word (number 0).
         embedding: width of a word's vector.
-        dropout: dropout probability of each column of the cut (section 2.1), from 0 to below 1.
+        dropout: probability with which dropout zeroes each column of the cut (section 2.1), from 0
+            to below 1.
 
     >>> module = TextCNNBottom(words=10, embedding=2).build(shape=(7,), width=6)
     >>> sum(p.numel() for p in module.parameters())  # 10 * 2 + 2 * ((3 + 4 + 5) * 2 + 3)
@@ -139,12 +140,12 @@ class TextCNNBottom(Bottom):
 
 
 class LargestAnswers(nn.Module):
-    """The module that `TextCNNBottom` builds; maps axes (rows, steps) to (rows, 3 x filters)."""
+    """The module of `TextCNNBottom`; maps word numbers (rows, steps) to (rows, 3 x filters)."""
 
     def __init__(self, words: int, embedding: int, dropout: float, filters: int) -> None:
         super().__init__()
         self.words = nn.Embedding(words, embedding, padding_idx=0)
-        with torch.no_grad():  # torch's deviation of 1 is too noisy for few texts
+        with torch.no_grad():  # torch's standard deviation 1 is too noisy
             self.words.weight.mul_(0.1)
         self.filters = nn.ModuleList(
             nn.Conv1d(embedding, filters, at_once) for at_once in _WORDS_AT_ONCE
@@ -152,7 +153,7 @@ class LargestAnswers(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return each filter's largest output; word numbers are integers in float32.
+        """Return each filter's largest output; word numbers are float32 integers.
 
         Raises:
             SpecError: a number is not a word number.

@@ -1,7 +1,7 @@
-"""Common code of sessions over binned cells, and the messages that carry bins.
+"""Common code of sessions whose models read binned table cells, and the messages with bins.
 
-A feature party's `CellsEnd` sends the bin number of each training and validation cell, one byte per
-cell, if the mode discloses bins; the label party requests every message by an empty frame.
+If the mode discloses bins, a feature party's `CellsEnd` sends the bin number of each training and
+validation cell, one byte per cell; the label party requests every message by an empty frame.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
 #: Prefix of the names of the label party's binning tensors in its saved weights.
 OWN = "own."
-#: Largest total size of one party's bins that the label party accepts; the size follows from the
-#: columns that the party announces.
+#: Largest total size of the bins of one party that the label party accepts; the size follows from
+#: the columns that the party announces.
 MOST_BYTES = 1 << 32
-#: Settings of [train] and of each party that only neural networks use.
+#: Settings in [train] and in each party's section that only neural networks use.
 _IDLE = (
     "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "in_flight", "batch_size", "shuffle", "checkpoint_every", "precision",
@@ -69,20 +69,21 @@ class CellsMode(NetworkMode):
     """A mode whose models read table cells; the label party has one stream to each other party.
 
     Attributes:
-        takes_noisy_labels: whether a defense may replace labels before the training. Models with
-            p-values and intervals set False, because these would describe the replaced labels.
-        instead: suggested replacement for each refused neural-network setting, by the setting's
-            name.
+        takes_noisy_labels: whether a defense may replace labels before the training. Models that
+            report p-values and intervals set False, because these would describe the replaced
+            labels.
+        instead: for each neural-network setting that is refused, by name, the suggested
+            replacement.
         fits_once: whether the model is fitted in a single epoch.
-        plain_ends: the feature party's class and the label party's class, for sessions without
-            additive shares.
+        plain_ends: for sessions without additive shares, the class of a feature party's
+            implementation and the class of the label party's.
         with_helper: example of a value of `model` that names a helper, for error messages.
-        sized: whether `NetworkSizes` limits the frame sizes of a training on shares; CHUNK_BYTES
-            limits the frames of all other sessions.
+        sized: whether `NetworkSizes` limits the size of frames in a training on shares; in all
+            other sessions, CHUNK_BYTES limits it.
         helper: name of the party without data that takes part in trainings on shares.
         max_bin: largest number of bins of an ordered column.
-        epsilon: epsilon of the randomised response on each cell that a feature party sends; None
-            sends the true bins.
+        epsilon: epsilon of the randomised response on each cell's bin that a feature party sends;
+            None sends the true bins.
     """
 
     needs_keys: bool = False
@@ -138,18 +139,18 @@ class CellsMode(NetworkMode):
             )
 
     def shares(self, terms: Terms) -> bool:
-        """Return whether a session computes on additive shares; only trainings do."""
+        """Return whether a session computes on additive shares; only trainings can do so."""
         return self.needs_keys and terms.mode == "train"
 
     def third_party(self, label_party: str) -> str | None:
         return self.helper if self.needs_keys else None
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the differential privacy guarantee for a party's cells."""
+        """Return the differential privacy guarantee for the cells of a feature party."""
         return ()
 
     def signs(self, names: Sequence[str], columns: int) -> list[int]:
-        """Return the monotone constraint of each of a party's columns: -1, 1, or 0 for none."""
+        """Return each column's monotone constraint: 1 rising, -1 falling, 0 none."""
         return [self._signs.get(name, 0) for name in names] if names else [0] * columns
 
     def limits(
@@ -202,14 +203,14 @@ class CellsMode(NetworkMode):
         return {**super().simulated_keys(secrets, terms, session, attempt)}
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the row and column counts that each party learned in a session on shares."""
+        """Yield what sessions on shares reveal to each party: numbers of rows and columns."""
         if self.shares(terms):
             for name in self.roles(terms):
                 yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
 
 
 class CellsEnd(WholeNetwork):
-    """A party's implementation of a session over cells.
+    """A party's implementation of a session whose model reads table cells.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
@@ -222,8 +223,8 @@ class CellsEnd(WholeNetwork):
         self._digest = rows.digest()
         self._seen: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._own: Binning | None = None
-        #: Shapley values of the party's own columns, if the session explains predictions, axes
-        #: (rows, columns, outputs).
+        #: Shapley values of the party's own columns, axes (rows, columns, outputs), if the session
+        #: explains its predictions.
         self._values = list[np.ndarray]()
 
     @property
@@ -252,7 +253,7 @@ class CellsEnd(WholeNetwork):
         return {"weights": self.weights(), "inputs": self._digest, "revealed": seen}
 
     def _restored(self, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """Return the weights of a saved training, after checking that the rows are the same."""
+        """Return the weights of a saved training, after a check that rows are the same."""
         require_same_rows(self.party, self._digest, state["inputs"])
         for what, of, phase, times, values in state["revealed"]:
             self._seen[what, of, phase] = times, values
@@ -268,7 +269,7 @@ class CellsEnd(WholeNetwork):
         return self._terms.mode == "train"
 
     def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Learn the bins of the party's columns, or restore the bins of an earlier training."""
+        """Learn the bins of the party's columns, or restore an earlier training's bins."""
         if weights is not None:
             self._own = Binning.of_state(weights, self._categories)
         elif self._rows.inputs is not None:
@@ -287,22 +288,22 @@ class CellsEnd(WholeNetwork):
         return self._rows.categories or (0,) * inputs[:1].numel()
 
     def _positions(self, phase: str) -> np.ndarray:
-        """Return the positions of a phase's rows among the aligned rows."""
+        """Return the positions of the rows of a phase, such as training, among the aligned rows."""
         assert self._rows.split is not None, "every party has rows"
         found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
         return found
 
     def _asked_for(self, exchange: Exchange) -> np.ndarray:
-        """Return the positions of an exchange's rows among the aligned rows.
+        """Return the positions of the rows of an exchange among the aligned rows.
 
-        In a service, the rows of the exchange already are positions among the aligned rows.
+        In a service, an exchange already contains positions among the aligned rows.
         """
         return (
             self._positions(exchange.phase)[exchange.rows] if exchange.confirmed else exchange.rows
         )
 
     def _cells(self, positions: np.ndarray) -> np.ndarray:
-        """Return the cells of some aligned rows, float32, axes (rows, columns)."""
+        """Return the cells of chosen aligned rows, float32, axes (rows, columns)."""
         assert self._rows.inputs is not None, "the party has columns"
         return taken(self._rows.inputs.flatten(1).numpy(), positions)
 
@@ -310,12 +311,12 @@ class CellsEnd(WholeNetwork):
         return self._binning.bins(self._cells(positions))
 
     def _known_rows(self) -> np.ndarray:
-        """Return the positions of the rows whose bins the label party gets: train, validation."""
+        """Return positions of the rows whose bins the label party gets: training, validation."""
         return np.concatenate([self._positions("train"), self._positions("validation")])
 
 
 class FeatureCellsEnd(CellsEnd):
-    """A feature party in a session over cells: it may send bins, and it answers requests.
+    """A feature party in a session over cells: sends bins, if its mode has them, and answers.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
@@ -338,7 +339,7 @@ class FeatureCellsEnd(CellsEnd):
     def _prepare(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None
     ) -> None:
-        """Learn the bins, or restore both the bins and the model of an earlier training."""
+        """Learn the bins, or restore the bins and the model of an earlier training."""
         if state is not None:
             weights = self._restored(state)
         self._bin_columns(weights)
@@ -351,7 +352,7 @@ class FeatureCellsEnd(CellsEnd):
             self.answer_rows(exchange)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Answer the label party's request for the rows of an exchange."""
+        """Answer the label party's request about the rows of an exchange."""
         raise NotImplementedError
 
     def receive_verdict(self) -> bytes:
@@ -361,21 +362,21 @@ class FeatureCellsEnd(CellsEnd):
         return report_to_label_party(self.link, report)
 
     def _show_bins(self) -> None:
-        """Send each cell's bin number, after randomised response if the mode has an epsilon."""
+        """Send each cell's bin number; with an epsilon, after randomised response."""
         self._answer(0, self._about())
         raw = self._shown_bins().tobytes("F")  # the message contains the bins column by column
         for start, end in chunks(len(raw)):
             self._answer(0, raw[start:end])
 
     def _shown_bins(self) -> np.ndarray:
-        """Return the bins of training and validation rows as other parties may receive them."""
+        """Return the bins of training and validation rows, as other parties may receive them."""
         bins, epsilon = self._bins(self._known_rows()), self._mode.epsilon
         if epsilon is None:
             return bins
         return randomised(bins, self._binning.layout, epsilon, self._rows.secret)
 
     def _about(self) -> bytes:
-        """Describe the columns to the label party, without their names and bin edges."""
+        """Describe this party's columns to the label party, without their names and bin edges."""
         layout = self._binning.layout
         about = {
             "bins": layout.bins,
@@ -385,20 +386,20 @@ class FeatureCellsEnd(CellsEnd):
         return json.dumps(about).encode()
 
     def _answer(self, step: int, payload: bytes) -> None:
-        """Send one message when the label party requests it."""
+        """Send one message as soon as the label party requests it."""
         expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
         self.link.send(Frame(Kind.PROTOCOL, step, payload))
 
 
 class LabelCellsEnd(CellsEnd):
-    """The label party in a session over cells, with a network link to each other party.
+    """The label party in a session over cells, with a network link to each feature party.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
         links: see `links_of`.
 
     Attributes:
-        ends: network links by name of the other party.
+        ends: network link to each feature party, by the party's name.
     """
 
     def __init__(
@@ -422,7 +423,7 @@ class LabelCellsEnd(CellsEnd):
             self._start(resumes=state is not None)
 
     def _start(self, *, resumes: bool) -> None:
-        """Start a training on the bins of all parties' columns."""
+        """Start a training on the bins of the columns of all parties."""
         raise NotImplementedError
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
@@ -438,18 +439,18 @@ class LabelCellsEnd(CellsEnd):
         return {}
 
     def _ask_all(self, step: int) -> None:
-        """Request from every feature party its answers about the rows of a step."""
+        """Request each feature party's answer about the rows of a step."""
         for name in self._terms.feature_parties:
             self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
 
     def _own_bins(self, exchange: Exchange, inputs: Tensor | None) -> np.ndarray:
-        """Return the bins of the label party's columns, for queried rows or given cells."""
+        """Return bins of the label party's columns, for the rows of a query or for given cells."""
         if inputs is not None:
             return self._binning.bins(inputs.flatten(1).numpy())
         return self._bins(self._asked_for(exchange))
 
     def _first_of(self, name: str) -> int:
-        """Return the number of a party's first column among all columns."""
+        """Return the position of a party's first column among the columns of all parties."""
         names = list(self._counts)
         return sum(self._counts[one] for one in names[: names.index(name)])
 
@@ -459,7 +460,7 @@ class LabelCellsEnd(CellsEnd):
         self._counts = dict(zip(names, counts.tolist(), strict=True))
 
     def _pull(self, name: str, step: int) -> memoryview:
-        """Request and return a party's next message of a step."""
+        """Request and return the next message that a party has for a step."""
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, b""))
         return self._next(name, step)
 
@@ -468,11 +469,11 @@ class LabelCellsEnd(CellsEnd):
         return memoryview(frame.payload)
 
     def _layout_of(self, raw: bytes, name: str) -> tuple[Layout, list[int]]:
-        """Parse a feature party's description of its columns: layout and constraints.
+        """Parse a feature party's description of its columns; return layout and constraints.
 
         Raises:
-            ProtocolError: the description is invalid, or its columns are more than this party
-                accepts.
+            ProtocolError: the description is invalid, or it describes more columns or bins than the
+                label party accepts.
         """
         rows = len(self._known_rows())
         try:
@@ -508,7 +509,7 @@ class LabelCellsEnd(CellsEnd):
         return parts, signs
 
     def _received(self, name: str) -> tuple[tuple[np.ndarray, Layout], list[int]]:
-        """Receive a feature party's bins, their layout, and its monotone constraints."""
+        """Receive a feature party's bins, with their layout and monotone constraints."""
         where, rows = f"the message of party '{name}'", len(self._known_rows())
         layout, signs = self._layout_of(bytes(self._pull(name, 0)), name)
         kind, columns = np.dtype(np.uint8 if layout.width <= 256 else "<u2"), len(layout.bins)
@@ -535,20 +536,20 @@ def links_of(
     streams: Mapping[str, Link],
     receive_any: Callable[[], tuple[str, Frame]],
 ) -> Mapping[str, Link]:
-    """Return the label party's link to each feature party, if parties talk only to the label party.
+    """Return the label party's link to each feature party, in modes with no other links.
 
     Args:
         terms: terms of the session.
         streams: see `SecureMode.middle_network`.
         receive_any: see `SecureMode.middle_network`.
     """
-    if terms.mode == "serve":  # in a service, the caller reads frames from each stream
+    if terms.mode == "serve":  # in a service, the caller itself reads each stream's frames
         return streams
     return Switchboard(streams, receive_any, lambda one, two: False, 2).links
 
 
 def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the entries of some rows; if these are all rows in order, return the array itself."""
+    """Return the entries of chosen rows; for all rows in order, return the array itself."""
     if len(positions) == len(of_rows) and (positions[1:] > positions[:-1]).all():
         return of_rows
     found: np.ndarray = of_rows[positions]
@@ -556,7 +557,7 @@ def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def rows_of(counts: Sequence[int]) -> Rows:
-    """Number train, validation and test rows consecutively; int32 if all numbers fit.
+    """Number the rows of each split (train, validation, test) from 0; int32 if all numbers fit.
 
     >>> rows_of((2, 0, 1)).train
     array([0, 1], dtype=int32)
@@ -566,7 +567,7 @@ def rows_of(counts: Sequence[int]) -> Rows:
 
 
 def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tensor]:
-    """Return the label party's binning and every party's number of columns, as tensors.
+    """Return, as tensors, the label party's binning and the number of columns of each party.
 
     Args:
         own: binning of the label party's columns, if it has any.
@@ -578,11 +579,11 @@ def counted_state(own: Binning | None, counts: Sequence[int]) -> dict[str, Tenso
 
 
 def within(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix; the result's names lack the prefix."""
+    """Return the tensors whose names begin with a prefix, without the prefix in their names."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each chunk of a message with this many bytes."""
+    """Yield the start and the end of each chunk of a message that has `size` bytes."""
     return ((at, min(size, at + CHUNK_BYTES)) for at in range(0, size, CHUNK_BYTES))

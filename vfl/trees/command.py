@@ -19,10 +19,11 @@ _FIGURES = ("splits", "gain", "permutation", "shapley")
 def importance(run: Run, json: Json = False) -> None:
     """Report which parties and columns boosted trees use, by gain, permutation and Shapley values.
 
-    The numbers come from the last `vfl evaluate RUN`. A column has its name if RUN contains its
-    party's files, else its number at the party that owns it. In a feature party's own run folder,
-    the command shows the number of splits on each of its columns, and their Shapley values if the
-    last evaluation disclosed them (`vfl evaluate RUN --explain PARTY`).
+    The numbers come from the last evaluation of the run (`vfl evaluate RUN`). A column has its name
+    if RUN contains its party's files; otherwise it has its number at the party that owns it. In a
+    feature party's own run folder, the command shows the number of splits on each of its columns,
+    and their Shapley values if the last evaluation disclosed them (`vfl evaluate RUN --explain
+    PARTY`).
     """
     table = importance_of(run)
     if json:
@@ -44,12 +45,12 @@ def importance_of(run: Path) -> dict[str, Any]:
     """Return the importance of parties and columns from a run's folder.
 
     Returns:
-        The entries `parties` and `columns`, with the largest gain first. A feature party's run has
-        only the entry `columns`, with the party's columns that have splits, and their Shapley
-        values if the party received them.
+        The entries `parties` and `columns`, each sorted by gain, the largest first. A feature
+        party's run folder gives only the entry `columns`: the party's columns on which trees split,
+        and their Shapley values if the party received them.
 
     Raises:
-        RunFolderError: the run lacks files of a party, or was never evaluated.
+        RunFolderError: the folder lacks files of a party, or the run was never evaluated.
         SpecError: the run's model is not boosted trees.
     """
     from vfl.config.run_folder import RunFolder
@@ -97,5 +98,5 @@ def _own_splits(folder: PartyFolder, names: tuple[str, ...]) -> list[dict[str, A
 
 
 def column_name(one: Mapping[str, Any]) -> str:
-    """Return a column's name if this host knows it, or else the column's number at its owner."""
+    """Return a column's name if this host has it, otherwise the column's number at its owner."""
     return str(one.get("name", f"column {one['column']}"))

@@ -1,17 +1,18 @@
-"""Both ends of a session that boosts trees, with `protect = "order"` (Tian et al. 2020, section 4).
+"""Both parties' implementations of boosted trees with `protect = "order"` (Tian et al. 2020, 4).
 
     feature party                                label party
       layout, number of each cell's bin  ---->     once: joins all columns;
       keeps its splits                   <----     grows a round; splits on the party's columns;
       sides of queried rows              ---->     margins of queried rows.
 
-The label party requests every message by an empty frame of the same step, so only one message is in
-transit at a time. The label party knows a feature party's columns by number, not by name. During
-training, a feature party learns only which of its columns were split, and at which bins. In
-evaluations and predictions, the feature party also receives the Shapley values of its own columns,
-if the label party consents. The bins disclose the order of a feature party's cells; with an
-`epsilon`, the party sends bins only after randomised response. Answers to queries for test rows and
-new rows use the true cells, and show whether these rows go left at each split.
+The label party requests every message by an empty frame of the same step, so only one message is
+under way at a time. The label party refers to a feature party's columns by number, and does not
+learn their names. During training, a feature party learns only on which of its columns trees split,
+and at which bins. In evaluations and predictions, the feature party also receives the Shapley
+values of its own columns, if the label party consents. The bin numbers disclose the order of a
+feature party's cells; with an `epsilon`, the party applies randomised response to bins before it
+sends them. Answers to queries, for test rows and new rows, use the true cells; they show whether
+these rows go left at each split.
 """
 
 from __future__ import annotations
@@ -54,19 +55,19 @@ from vfl.trees.histograms import Local, Sides
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Largest number of splits on one party's columns; with more, the answers for the largest query
-#: would not fit one message.
+#: Largest number of splits on the columns of one party; with more splits, the answers for the
+#: largest query would not fit in one message.
 MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
 _LABEL_PARTY = "the label party"
-#: Largest number of entries of a histogram of all columns; an entry has 16 bytes, so a node has at
-#: most 64 MiB.
+#: Largest number of positions in a histogram of all columns; a position has 16 bytes, so a node's
+#: histogram has at most 64 MiB.
 _MOST_PLACES = 1 << 22
-#: Largest number of test rows on which importance is measured.
+#: Largest number of test rows for which the importance of columns is measured.
 _EXPLAINED_ROWS = 256
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party's implementation; it has the bins, and later the splits, of its columns.
+    """A feature party's implementation, with the bins and later the splits of its columns.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -83,7 +84,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._take(bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload))
 
     def _take(self, raw: bytes) -> None:
-        """Store a round's splits on this party's columns, from the label party's message."""
+        """Store a round's splits on this party's columns, which the label party sent."""
         taken = read_splits(raw, self._binning.layout)
         if len(self._splits) + len(taken) > MOST_SPLITS:
             raise _too_many_splits(self.party)
@@ -91,7 +92,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("splits on its columns", self._terms.label_party, TRAIN, len(taken))
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send whether rows of an exchange go left at each split on this party's columns."""
+        """Send whether an exchange's rows go left at each split on this party's columns."""
         if self._sides is None:
             self._sides = Sides(self._splits, self._binning.layout)
         answers = np.packbits(self._sides.of(self._bins(self._asked_for(exchange))), axis=1)
@@ -103,7 +104,7 @@ class FeatureEnd(FeatureCellsEnd):
             self._values.append(self._told(exchange))
 
     def _told(self, exchange: Exchange) -> np.ndarray:
-        """Receive the Shapley values of this party's columns for an exchange."""
+        """Receive the Shapley values of this party's columns for the rows of an exchange."""
         rows = len(exchange.rows) if self._terms.mode == "predict" else 1
         columns = len(self._binning.layout.bins)
         frame = expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
@@ -131,15 +132,15 @@ class FeatureEnd(FeatureCellsEnd):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Asking:
-    """The splits on one party's columns, as needed for requests about rows.
+    """The splits on the columns of one party, in the form that requests about rows need.
 
     Attributes:
         places: positions of these splits among all splits of the forest, axes (splits of the
             party,).
-        missing_left: whether each split sends rows with a missing cell left, axes (splits of the
+        missing_left: for each split, whether rows with a missing cell go left, axes (splits of the
             party,).
-        sides: object that looks up whether rows go left at the label party's own splits; None for
-            the splits of another party.
+        sides: object that returns whether rows go left at the label party's own splits; None for
+            splits of another party.
     """
 
     places: np.ndarray
@@ -148,7 +149,7 @@ class _Asking:
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's implementation: grows the forest and computes margins.
+    """The label party's implementation: it grows the forest and computes margins.
 
     Args:
         mode, terms, rows, links: see `LabelCellsEnd`.
@@ -161,15 +162,17 @@ class LabelEnd(LabelCellsEnd):
         self._objective = mode.objective_of(rows.classes)
         self._forest = Forest(np.zeros(self._objective.outputs))
         self._booster: Booster | None = None
-        #: Number of the forest's splits on each party's columns.
+        #: For each party, the number of the forest's splits on its columns.
         self._split_counts = Counter[str]()
-        #: Whether the rows that were answered last go left at each split, axes (rows, splits).
+        #: Whether the rows of the last answered exchange go left at each split, axes (rows,
+        #: splits).
         self._answers = np.empty((0, 0), bool)
         self._leaves: Leaves | None = None
-        #: Splits on each party's columns, by party name; None until a finished forest is queried.
+        #: For each party by name, the splits on its columns; None until a finished forest is
+        #: queried.
         self._askings: dict[str, _Asking] | None = None
-        #: Split answers (whether rows go left) and labels of the test rows on which importance is
-        #: measured.
+        #: Test rows for which importance is measured: whether they go left at each split, and their
+        #: labels.
         self._tested = list[tuple[np.ndarray, np.ndarray]]()
 
     def _start(self, *, resumes: bool) -> None:
@@ -195,7 +198,7 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _histograms(self) -> tuple[Source, list[int]]:
-        """Return the source of histograms, and the monotone constraints of all columns."""
+        """Return the object that computes histograms, and all columns' monotone constraints."""
         parts, signs = self._all_bins()
         return Local(*_side_by_side(list(parts.values()))), signs
 
@@ -211,7 +214,7 @@ class LabelEnd(LabelCellsEnd):
         return self._outputs_of(booster.margins, exchange.rows)
 
     def _send_taken(self, name: str, step: int, splits: bytes) -> None:
-        """Send a feature party the splits of a round that are on its columns."""
+        """Send a feature party those splits of a round that are on its columns."""
         self.ends[name].link.send(Frame(Kind.PROTOCOL, step, splits))
 
     def outputs(self, exchange: Exchange) -> Tensor:
@@ -227,10 +230,10 @@ class LabelEnd(LabelCellsEnd):
         return outputs
 
     def _explain(self, exchange: Exchange) -> None:
-        """Send parties their columns' Shapley values: per predicted row, or means over test rows.
+        """Send parties their columns' Shapley values: of each predicted row, or test-row means.
 
         Raises:
-            DataError: the Shapley values of one party do not fit a message.
+            DataError: the Shapley values of one party do not fit in a message.
         """
         answers = self._answers
         if self._terms.mode == "evaluate":
@@ -267,7 +270,8 @@ class LabelEnd(LabelCellsEnd):
                 assert asking.sides is not None, "they are here"
                 answers[:, places] = asking.sides.of(self._own_bins(exchange, inputs))
             else:
-                # For rows that the party does not have, its cells are treated as missing.
+                # If a party does not have a row, the row's cells in its columns are treated as
+                # missing.
                 answers[:, places] = asking.missing_left
                 asked = self._asked_of(name, exchange)
                 if name in without:
@@ -303,12 +307,12 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _columns(self) -> np.ndarray:
-        """Number of the column of each split, in the label party's numbering, axes (splits,)."""
+        """For each split, the number of its column among all columns, axes (splits,)."""
         return np.array([split.column for split in self._forest.splits], np.int64)
 
     @property
     def _owners(self) -> np.ndarray:
-        """Party that owns each column, as a position in `_counts`, axes (columns,)."""
+        """For each column, the party that owns it, as a position in `_counts`, axes (columns,)."""
         return np.repeat(np.arange(len(self._counts)), list(self._counts.values()))
 
     def _keep_some(self, exchange: Exchange) -> None:
@@ -321,7 +325,7 @@ class LabelEnd(LabelCellsEnd):
         self._tested.append((self._answers[kept], own))
 
     def _paths(self) -> Leaves:
-        """Return the leaves of the finished forest with their paths."""
+        """Return the leaves of the finished forest, with the paths to them."""
         if self._leaves is None:
             self._leaves = Leaves(self._forest)
         return self._leaves
@@ -348,7 +352,7 @@ class LabelEnd(LabelCellsEnd):
         return torch.from_numpy(np.concatenate(found))
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
-        """Return a party's splits in the form that requests about rows need."""
+        """Return the splits on a party's columns, in the form that requests about rows need."""
         owned = list(self._owned(name, splits))
         own = [one for _, one in owned]
         here = self._own if name == self.party else None
@@ -359,7 +363,7 @@ class LabelEnd(LabelCellsEnd):
         )
 
     def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
-        """Yield a party's splits with their positions; columns have the party's own numbers."""
+        """Yield the splits on a party's columns (columns numbered from 0) and their positions."""
         first = self._first_of(name)
         for place, one in enumerate(splits):
             if first <= one.column < first + self._counts[name]:
@@ -368,8 +372,8 @@ class LabelEnd(LabelCellsEnd):
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
         """Return the positions, within an exchange, of the rows that a feature party can answer.
 
-        The result has all rows of the exchange, or only rows that the party has if no confirmation
-        follows.
+        These are all rows of the exchange; if no confirmation follows, they are only the rows that
+        the party has.
         """
         held = self._rows.held
         if exchange.confirmed or not held:
@@ -377,7 +381,7 @@ class LabelEnd(LabelCellsEnd):
         return own_rows(exchange, held[name])
 
     def _sides(self, name: str, exchange: Exchange, asked: np.ndarray, splits: int) -> np.ndarray:
-        """Receive whether rows go left at a feature party's splits, bool, axes (rows, splits)."""
+        """Receive whether rows go left at splits on a feature party's columns, (rows, splits)."""
         raw = self._next(name, exchange.step)
         rows, width = len(asked), -(-splits // 8)
         if len(raw) != rows * width:
@@ -394,7 +398,7 @@ class LabelEnd(LabelCellsEnd):
 
 
 def _explains(terms: Terms, exchange: Exchange) -> bool:
-    """Return whether the label party sends Shapley values after an exchange."""
+    """Return whether the label party sends Shapley values to other parties after an exchange."""
     return bool(terms.explained) and (terms.mode == "predict" or exchange.last)
 
 
@@ -407,13 +411,13 @@ def _too_many_splits(party: str) -> DataError:
 
 
 def written(split: Split) -> list[Any]:
-    """Return a split as JSON: the number of left bins if they are ordered, or the categories."""
+    """Return a split as JSON data: how many bins, or which categories, go left."""
     left = split.left.stop if isinstance(split.left, range) else list(split.left)
     return [split.column, left, split.missing_left]
 
 
 def read_splits(raw: bytes, layout: Layout) -> list[Split]:
-    """Parse the label party's message of splits, which is JSON made by `written`.
+    """Parse the label party's message with splits, which is JSON that `written` made.
 
     Raises:
         ProtocolError: a split does not fit this party's columns.
@@ -429,7 +433,7 @@ def read_splits(raw: bytes, layout: Layout) -> list[Split]:
 
 
 def _split(written: Any, layout: Layout) -> Split:
-    """Parse a split.
+    """Parse the JSON data of one split.
 
     Raises:
         ValueError, TypeError, IndexError: the split does not fit these columns.
@@ -448,10 +452,10 @@ def _split(written: Any, layout: Layout) -> Split:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:
-    """Join the layouts of all parties; missing cells have the widest histogram's last position.
+    """Join the layouts of all parties; missing cells get the last position of the widest histogram.
 
     Raises:
-        DataError: the histogram of all columns does not fit a message.
+        DataError: the histogram of all columns is larger than the limit.
     """
     layout = Layout(
         tuple(one for own in layouts for one in own.bins),

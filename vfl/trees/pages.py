@@ -1,4 +1,4 @@
-"""Sections of a run's page about a forest's importance and about a regression."""
+"""Sections of a run's page: the importance of a forest's columns, and a regression's results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OF_IMPORTANCE = (
 
 
 def importance(found: Mapping[str, Any], run: Path) -> Section:
-    """Return the section of a run's page about the importance of its parties and columns.
+    """Return the section of a run's page about the importance of parties and of columns.
 
     Args:
-        found: the entry "importance" of an evaluation.
-        run: folder of the run; column names are read from it where available.
+        found: the entry "importance" in the results of an evaluation.
+        run: folder of the run; it contains the names of columns, where available.
     """
     table = importance_of(run)
     return Section(
@@ -42,7 +42,7 @@ def importance(found: Mapping[str, Any], run: Path) -> Section:
 
 
 def _figures(players: Sequence[Mapping[str, Any]], *words: str) -> Table:
-    """Return a table with one line per party, or one line per column."""
+    """Return a table with one line per party, or with one line per column."""
     rows = [
         [one["party"], *([column_name(one)] if len(words) > 1 else [])]
         + [f"{one['splits']:,}", percent_text(one["gain"])]

@@ -1,4 +1,4 @@
-"""The parties' implementations of a regression: training and later queries.
+"""The parties' implementations of a regression: its training, and later queries.
 
 In a training, all parties connect as in `vfl.mpc.secure.ends` and then exchange these messages:
 
@@ -9,7 +9,8 @@ In a training, all parties connect as in `vfl.mpc.secure.ends` and then exchange
       part of the margins  ---------->   means, weights  --->  X^T m, X^T w X;
       coefficients, standard errors  <-----------------------  of the fit.
 
-After the training, each party answers a query for rows with its part of the rows' margins.
+After the training, each party answers a query for some rows with its part of each row's margin
+(linear predictor).
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ _LABEL_PARTY = "the label party"
 class Design:
     """Conversion of a party's cells to the columns of a regression.
 
-    A column of numbers becomes one column of the regression. A column of c categories becomes c - 1
-    indicator columns, one for each category except the first. All columns are standardised by the
-    mean and standard deviation of the training rows.
+    A cell is one value of the party's table. A column of numbers becomes one column of the
+    regression. A column of c categories becomes c - 1 indicator columns, one for each category
+    except the first. All columns are standardised by the mean and standard deviation of the
+    training rows.
 
     Attributes:
-        categories: number of categories of each column of cells; 0 for a column of numbers.
+        categories: number of categories of each column of the party's table; 0 for a column of
+            numbers.
         means, scales: mean and standard deviation of each column of the regression, float64.
     """
 
@@ -101,9 +104,9 @@ class Design:
         return cls(categories, columns.mean(axis=0), scales)
 
     def columns(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells to standardised columns, float64, axes (rows, columns).
+        """Convert cells to standardised columns of the regression, float64, axes (rows, columns).
 
-        A missing cell is replaced by the mean.
+        A missing cell is replaced by its column's mean.
 
         Args:
             cells: cells, as for `fit`.
@@ -112,7 +115,7 @@ class Design:
         return np.where(np.isfinite(found), found, 0.0)
 
     def names(self, columns: Sequence[str]) -> list[str]:
-        """Return the names of the regression's columns, given the names of the columns of cells."""
+        """Return the names of the regression's columns, given the names of the party's columns."""
         found = []
         for name, count in zip(columns, self.categories, strict=True):
             found += [f"{name}={code}" for code in range(1, count)] if count else [name]
@@ -120,7 +123,7 @@ class Design:
 
 
 def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
-    """Return columns of numbers unchanged, and an indicator of each category but the first.
+    """Return columns of numbers unchanged; return indicators of all categories but the first.
 
     >>> expanded(np.array([[2.5, 0], [1.5, 2]]), [0, 3])
     array([[2.5, 0. , 0. ],
@@ -145,14 +148,14 @@ def width_of(categories: Sequence[int]) -> int:
 
 
 class OwnFacts(Settings):
-    """A party's description of its data: numbers of rows in each split, and of columns."""
+    """A party's description of its data: number of rows in each split, and number of columns."""
 
     rows: RowCounts
     columns: Columns
 
 
 class Facts(SummingFacts):
-    """Facts that all parties need in addition to the session terms.
+    """Facts that all parties need beyond the terms that they agreed on for the session.
 
     Attributes:
         family: distribution family of the labels.
@@ -163,13 +166,14 @@ class Facts(SummingFacts):
 
 @dataclass(frozen=True)
 class Part:
-    """One party's part of a fitted regression.
+    """One party's part of a fitted regression: its columns and their coefficients.
 
     Attributes:
-        design: conversion of the party's cells to columns; None at a label party without columns.
+        design: conversion of the party's cells to the regression's columns; None at a label party
+            without columns.
         labels: whether this party is the label party, whose first column is the intercept.
-        found: for each statistic in KEPT, one number per column, float64; NaN if it was not
-            computed.
+        found: for each statistic named in KEPT, one number per column of this party, float64; NaN
+            if the fit did not compute the statistic.
     """
 
     design: Design | None
@@ -178,7 +182,7 @@ class Part:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor], rows: OwnRows, labels: bool) -> Part:
-        """Restore a part from the result of `state_dict`; `rows` are the same party's rows."""
+        """Restore a part from the result of `state_dict`; `rows` are the rows of the same party."""
         design = None
         if rows.inputs is not None:
             means, scales = (state[name].numpy() for name in ("means", "scales"))
@@ -194,7 +198,7 @@ class Part:
         return state
 
     def inputs(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return standardised columns; at the label party the constant 1 comes first."""
+        """Return the party's standardised columns; the label party's first column is ones."""
         parts = [np.ones((rows, 1))] if self.labels else []
         if self.design is not None:
             assert cells is not None, "a party with columns has cells"
@@ -202,12 +206,12 @@ class Part:
         return np.concatenate(parts, axis=1)
 
     def margins(self, cells: np.ndarray | None, rows: int) -> np.ndarray:
-        """Return this party's part of the margins of rows, float64, axes (rows,)."""
+        """Return this party's part of the margin of each row, float64, axes (rows,)."""
         found: np.ndarray = self.inputs(cells, rows) @ self.found["coefficient"]
         return found
 
     def table(self, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the statistics of each of this party's columns, in the column's own units."""
+        """Return statistics of each of this party's columns, in the unit of the column's values."""
         if self.design is None:
             return []
         scales, own = self.design.scales, slice(int(self.labels), None)
@@ -226,7 +230,7 @@ def _number(value: float) -> float | None:
 
 
 def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
-    """Return logits of both classes, axes (rows, 2), or expected numbers, axes (rows, 1)."""
+    """Return logits of both classes, axes (rows, 2), or expected labels, axes (rows, 1)."""
     column = margins[:, None]
     if isinstance(family, Binomial):
         return torch.from_numpy(np.concatenate([np.zeros_like(column), column], axis=1))
@@ -234,7 +238,7 @@ def outputs_of(family: Family, margins: np.ndarray) -> Tensor:
 
 
 class TrainingEnd(SummingEnd[Facts]):
-    """A party in a training of a regression: a party with columns, or the helper.
+    """The implementation of a party in a regression's training: with columns, or as the helper.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -252,7 +256,7 @@ class TrainingEnd(SummingEnd[Facts]):
         self._part: Part | None = None
         self._result: Result | None = None
 
-    # Start of a training; see the methods of `NetworkEnd`.
+    # Start of a training; `NetworkEnd` describes these methods.
 
     def announced(self) -> bytes | None:
         if self._helps:
@@ -343,7 +347,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return family(self._facts.family)
 
     def _opened(self, own: np.ndarray | None) -> tuple[Masked, Masked | None]:
-        """Open all columns; if sums at margins follow, open them again with fewer bits."""
+        """Open all columns under masks; for sums that depend on margins, also with fewer bits."""
         player, values = self._begun, None if own is None else torch.from_numpy(own)
         fine = player.open_columns(values, fine_bits(player.rows))
         if self._family.dispersed:
@@ -351,7 +355,7 @@ class TrainingEnd(SummingEnd[Facts]):
         return fine, player.open_columns(values, coarse_bits(player.rows))
 
     def _follow(self, own: np.ndarray | None) -> None:
-        """At a party without labels: help to compute sums at the label party's coefficients."""
+        """At a party without labels: help to compute the sums that the label party requests."""
         player, part = self._begun, self._part
         fine, coarse = self._opened(own)
         if coarse is None:
@@ -370,20 +374,21 @@ class TrainingEnd(SummingEnd[Facts]):
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))
 
     def _lead(self, own: np.ndarray) -> None:
-        """At the label party: fit the model, and send each party the results for its columns."""
+        """At the label party: fit the regression, and send each party its columns' results."""
         player, mode, of, labels = self._begun, self._mode, self._family, self._own_labels()
         fine, coarse = self._opened(own)
         gram = player.gram(fine) if coarse is None else None
         products = player.label_products(fine, torch.from_numpy(labels))
         assert products is not None, "the label party learns these sums"
         ends = np.cumsum(self._facts.columns)
-        # The fit has the intercept first; the label party's first column is the intercept.
+        # The fit puts the intercept first; among the columns of all parties, it is the label
+        # party's first column.
         first, columns = int(ends[-2]), int(ends[-1])
         order = np.r_[first, np.arange(first), np.arange(first + 1, columns)]
         asked = Asked(player, of, fine, coarse, own)
 
         def apart(of_all: np.ndarray) -> list[np.ndarray]:
-            """Split numbers in the order of the fit into one array per party."""
+            """Split numbers, which are in the fit's order, into one array per party."""
             there = np.empty_like(of_all)
             there[order] = of_all
             return np.split(there, ends[:-1])
@@ -431,7 +436,7 @@ class TrainingEnd(SummingEnd[Facts]):
 
 
 class Summary(NamedTuple):
-    """Statistics of a whole fit."""
+    """Statistics of the whole regression."""
 
     rows: float
     parameters: float
@@ -445,7 +450,7 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, found: Fit) -> Summary:
-        """Return the statistics of a fit."""
+        """Return the statistics of a fitted regression."""
         return cls(
             found.outcome.rows,
             *(float(getattr(found, name)) for name in cls._fields[1:]),
@@ -454,12 +459,12 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The label party's record of a fit, in addition to its part.
+    """The label party's record of a fit, besides the part with its own columns.
 
     Attributes:
-        columns: number of columns of each party with columns, the label party last.
-        table: for each statistic in KEPT, one number per standardised column of all parties, axes
-            (statistics, columns).
+        columns: number of columns of each party that has columns; the label party comes last.
+        table: for each statistic named in KEPT, one number per standardised column of all parties,
+            axes (statistics, columns).
         summary: statistics of the whole fit.
     """
 
@@ -482,9 +487,9 @@ class Result:
         return cls(counts, state["table"].numpy(), Summary(*state["summary"].tolist()))
 
     def figures(self, parties: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
-        """Return the statistics for a run's summary; coefficients are for standardised columns.
+        """Return statistics for a run's summary; coefficients refer to standardised columns.
 
-        Columns of other parties have numbers instead of names.
+        Columns of other parties are numbered from 1, and have no names.
 
         Args:
             parties: the parties with columns, the label party last.
@@ -505,7 +510,7 @@ class Result:
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party in an evaluation, a prediction or a service of a regression.
+    """A feature party's implementation for evaluations, predictions and services.
 
     Args:
         mode, party, terms, rows, link: see `FeatureCellsEnd`.
@@ -524,7 +529,7 @@ class FeatureEnd(FeatureCellsEnd):
         raise AssertionError("trainings use TrainingEnd, not this class")
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send this party's part of the margins for the rows of an exchange."""
+        """Send this party's part of the margin of each row in an exchange."""
         asked = self._asked_for(exchange)
         part = self._part.margins(cells_of(self._rows, asked), len(asked))
         self.link.send(Frame(Kind.PROTOCOL, exchange.step, part.astype("<f8").tobytes()))
@@ -534,7 +539,7 @@ class FeatureEnd(FeatureCellsEnd):
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party in an evaluation, a prediction or a service of a regression.
+    """The label party's implementation for evaluations, predictions and services.
 
     Args:
         mode, terms, rows, links: see `LabelCellsEnd`.
@@ -563,9 +568,9 @@ class LabelEnd(LabelCellsEnd):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Return the outputs of rows, from the answers of all other parties.
+        """Return the outputs of an exchange's rows, from the answers of all other parties.
 
-        For an absent party, the mean of its part over the training rows is used, which is 0.
+        For an absent party, its part is 0, which is the part's mean over the training rows.
         """
         rows = len(exchange.rows)
         cells = None if inputs is None else inputs.flatten(1).numpy()
@@ -594,7 +599,7 @@ class LabelEnd(LabelCellsEnd):
         return outputs_of(self._family, sum(self._parts.values(), np.zeros(rows)))
 
     def contributions(self, row: int) -> dict[str, Tensor]:
-        """Return each party's part of a row's margin, its Shapley value relative to the mean."""
+        """Return each party's part of a row's margin: its Shapley value relative to the mean."""
         one = isinstance(self._family, Binomial)
         found = {}
         for name, part in self._parts.items():

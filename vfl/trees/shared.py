@@ -1,10 +1,11 @@
 """Implementations of boosted trees on additive shares, with `protect = "shared"`.
 
-The label party packs the two derivatives of a row into one element of the ring 2^64 and splits it
-into two additive shares. One share is derived from a seed that the label party has in common with a
-feature party, and needs no transfer. The other share goes to a helper, which has no data and no
-labels, in an order of rows that the helper cannot undo. The feature party and the helper each add
-up their shares bin by bin; the label party adds the two sums.
+The label party packs a row's two derivatives of the loss into one element of the ring 2^64, and
+splits this element into two additive shares. One share follows from a seed that the label party has
+in common with a feature party, and is not sent. The label party sends the other share to a helper,
+which has no data and no labels. It sends the rows in a permuted order that the helper cannot undo.
+The feature party and the helper each add up their own shares bin by bin; the label party adds these
+two sums.
 
     feature party                  helper                          label party
       bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted;
@@ -13,12 +14,12 @@ up their shares bin by bin; the label party adds the two sums.
       sides of rows at its splits  ------------------------->        splits the node.
 
 With `nodes = "known"`, the feature party and the helper know which rows are in which node, as in
-SecureBoost (Cheng et al. 2021). With `nodes = "hidden"`, the shares of rows outside a node are
-shares of zero. So neither the feature party nor the helper learns a node's rows, but the helper
-receives a share of every row for each node.
+SecureBoost (Cheng et al. 2021). With `nodes = "hidden"`, the two shares of a row outside the
+requested node add up to zero. So neither the feature party nor the helper learns a node's rows, but
+the label party must send the helper a share of every row for each node.
 
-The label party sends every request as a letter followed by the content, on a network link without
-other traffic; row numbers are positions among training and validation rows.
+The label party sends every request as one letter and then the content, on a network link of its
+own. Row numbers in messages are positions in the list of training rows and then validation rows.
 """
 
 from __future__ import annotations
@@ -60,32 +61,33 @@ from vfl.trees.histograms import Partition, Sides, bin_kind, goes_left, sides, s
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
 
-#: Letters of the label party's requests.
+#: Letters with which the label party's requests begin.
 _TREE, _SUMS, _SIDES, _END = b"T", b"S", b"D", b"E"
 _LABEL_PARTY = "the label party"
 _SEEN_SIDES = "sides of splits"
-#: Largest size in bytes of the sums that answer one request.
+#: Largest size in bytes of the gradient sums that answer one request.
 _MOST_SUMS = CHUNK_BYTES
-#: Largest number of nodes in one request; the helper receives a share of every row for each hidden
-#: node.
+#: Largest number of nodes in one request; for each hidden node, the helper receives a share of
+#: every row.
 _MOST_NODES = 16
 _NO_ROWS, _NO_ELEMENTS = np.empty(0, np.uint32), np.empty(0, np.uint64)
 _NO_NODES = np.empty(0, np.uint8)
-#: Size in bytes of the bins in one message to the helper, which requests each message; a long
-#: column takes more than one message.
+#: Size in bytes of the bin numbers in one message to the helper, which requests the messages one by
+#: one; a long column takes several messages.
 _GROUP_BYTES = 1 << 22
-#: Whether a row goes left, indexed by the row's side in messages: side 0 is right, side 1 is left.
+#: Whether a row goes left, indexed by the bit for the row in messages: 0 is right, 1 is left.
 _SIDES_LEFT = np.array([False, True])
-#: Number of bits for the sum of second derivatives in a packed element; the upper bits hold the sum
-#: of first derivatives.
+#: Number of low bits of a packed ring element that hold the sum of second derivatives; the upper
+#: bits hold the sum of first derivatives.
 _BITS = 32
 
 
 def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round gradients to integers whose sums fit half a ring element; return these and their units.
+    """Round gradients to integers whose sums fit half of a ring element; return integers and units.
 
-    The units are powers of two, so that sums are exact in float64. The units follow from the sums
-    of absolute values over all rows, because no sum over fewer rows is larger.
+    The units (the values of the integer 1) are powers of two, so that sums are exact in float64.
+    The units follow from the sums of absolute values over all rows, because no sum over some of the
+    rows can be larger.
 
     Args:
         gradients: first and second derivatives, axes (rows, 2); second derivatives are not
@@ -115,7 +117,7 @@ def units_of(gradients: np.ndarray) -> np.ndarray:
             want="finite gradients",
             fix="a smaller learning_rate or max_delta_step",
         )
-    # Rounding adds at most half a unit per row.
+    # Rounding adds at most half a unit to the value of each row.
     most = np.array([2.0 ** (_BITS - 1), 2.0**_BITS]) - len(gradients) - 1
     exponents = np.ceil(np.log2(np.maximum(totals, np.finfo(np.float64).tiny) / most))
     units: np.ndarray = np.where(totals > 0, 2.0 ** np.maximum(exponents, -1000), 1.0)
@@ -123,7 +125,7 @@ def units_of(gradients: np.ndarray) -> np.ndarray:
 
 
 def packed(whole: np.ndarray) -> np.ndarray:
-    """Pack both integer derivatives of each row into one ring element; uint64, axes (rows,).
+    """Pack the two integer derivatives of each row into one ring element; uint64, axes (rows,).
 
     >>> opened(packed(np.array([[-3, 2], [1, 5]])).sum(keepdims=True))
     array([[-2.,  7.]])
@@ -133,25 +135,25 @@ def packed(whole: np.ndarray) -> np.ndarray:
 
 
 def opened(elements: np.ndarray) -> np.ndarray:
-    """Unpack sums of ring elements into sums of both derivatives; float64, a last axis of 2."""
+    """Unpack sums of ring elements into sums of both derivatives; float64, last axis 2."""
     low = elements & np.uint64((1 << _BITS) - 1)
     high = (elements - low).view(np.int64) >> _BITS
     return np.stack([high, low.view(np.int64)], axis=-1).astype(np.float64)
 
 
 def chosen(bins: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the bins of some columns; if these are all columns, return the array itself."""
+    """Return the bins of chosen columns; if all columns are chosen, return the array itself."""
     return bins if len(columns) == bins.shape[1] else np.ascontiguousarray(bins[:, columns])
 
 
 def renumber(nodes: np.ndarray, places: np.ndarray, told: np.ndarray) -> None:
-    """Assign new nodes to the rows that the label party's request lists.
+    """Assign new tree nodes to the rows that the label party's request lists.
 
     Args:
-        nodes: node of each row, in an integer type that can hold all node numbers; changed in
-            place.
-        places: for each row, the position of its new node in `told`; a position after the end
-            leaves the row's node unchanged.
+        nodes: number of the node of each row, in an integer type that can hold all node numbers;
+            changed in place.
+        places: for each row, the position of its new node's number in `told`; a position after the
+            end of `told` leaves the row's node unchanged.
         told: numbers of the new nodes, uint32.
     """
     if COMPILED:
@@ -174,12 +176,12 @@ _Width = Annotated[int, Field(ge=2, le=(1 << 16) + 1)]
 
 
 class Facts(Settings):
-    """The sizes that all parties need in addition to the session terms.
+    """Sizes that all parties need beyond the terms that they agreed on for the session.
 
     Attributes:
-        rows: numbers of training, validation and test rows.
+        rows: number of training rows, of validation rows and of test rows.
         columns: number of columns of each feature party.
-        widths: number of histogram positions of a column, for each feature party.
+        widths: for each feature party, number of positions in the histogram of one of its columns.
     """
 
     rows: tuple[_Count, _Count, _Count]
@@ -188,7 +190,7 @@ class Facts(Settings):
 
 
 class _Meeting:
-    """A party's connection to the other parties: facts, keys and network links.
+    """A party's connection to the other parties, with the facts and keys that they have agreed on.
 
     Args:
         place: object that connects this party to the other parties; see `Place`.
@@ -214,12 +216,12 @@ class _Meeting:
         self.links = links
 
     def pads(self, party: str) -> Any:
-        """Return the pad stream that this party shares with another party."""
+        """Return the stream of pads that both this party and the other party can draw."""
         return self._peer.pads[self._roles.index(party)]
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's implementation: it sums shares, and sends whether rows go left at splits.
+    """A feature party's implementation: sums shares, and sends the direction of rows at splits.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.
@@ -234,7 +236,8 @@ class SharedFeatureEnd(FeatureEnd):
         self._elements = _NO_ELEMENTS
         #: Bins of the training rows, for the columns that the current tree may split on.
         self._summed = self._known
-        #: The node of each row (if this party may know it), and the largest node number.
+        #: The node of each row, if the mode discloses nodes to this party, and the largest node
+        #: number.
         self._nodes, self._last_node = _NO_NODES, 0
         self._drawn = self._hidden_sums = 0
         self._answered: list[Split] = []
@@ -286,7 +289,7 @@ class SharedFeatureEnd(FeatureEnd):
             )
 
     def _serve(self, step: int) -> bytes:
-        """Answer the requests of a round; return the content of the round's last request."""
+        """Answer the requests of a round; return the content of the request that ends the round."""
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
@@ -309,7 +312,8 @@ class SharedFeatureEnd(FeatureEnd):
     def _share(self) -> np.ndarray:
         self._drawn += 1
         share: np.ndarray = self._pads.elements64(self._training, "gradients", self._drawn)
-        # the array is read-only like a received one, so that numba compiles the loop only once
+        # the array is read-only, as received arrays are, so that numba compiles the loop for one
+        # type only
         share.flags.writeable = False
         return share
 
@@ -336,8 +340,9 @@ class SharedFeatureEnd(FeatureEnd):
                 [sums_of(bins, nodes, 1, self._share(), width) for _ in range(count)]
             )
         self._rows.spend(sums.size)
-        # The label party can compute this party's share of each row. Without a pad shared with the
-        # helper, a sum of such shares would disclose which rows are in a bin.
+        # The label party can compute this party's share of each row's gradient. So without a pad
+        # that this party shares with the helper, a sum of such shares would disclose to the label
+        # party which rows are in a bin.
         self._hidden_sums += 1
         hidden = sums.ravel() + self._hiding.elements64(sums.size, "sums", self._hidden_sums)
         _send(self.link, step, hidden.astype("<u8", copy=False))
@@ -349,7 +354,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise _unknown(_LABEL_PARTY)
         if asked["nodes"] is None:
             if step and self._mode.nodes == "known":
-                raise _unknown(_LABEL_PARTY)  # a request must list the nodes in this mode
+                raise _unknown(_LABEL_PARTY)  # if nodes are known, a request must list them
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
@@ -364,7 +369,7 @@ class SharedFeatureEnd(FeatureEnd):
 
 
 class HelperEnd(CellsEnd):
-    """Implementation of a party without data: it sums shares of rows that it cannot identify.
+    """Implementation of the helper, a party without data: it sums shares of rows in permuted order.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
@@ -377,7 +382,7 @@ class HelperEnd(CellsEnd):
         self._facts: Facts | None = None
         self._bins_of: dict[str, np.ndarray] = {}
         self._elements: dict[str, np.ndarray] = {}
-        #: Columns that the current tree may split on, for each party that has such columns.
+        #: Bins of the columns that the current tree may split on, for each party with such columns.
         self._summed: dict[str, np.ndarray] = {}
         self._hidden_sums = 0
 
@@ -422,7 +427,7 @@ class HelperEnd(CellsEnd):
         self._serve(exchange.step)
 
     def outputs(self, exchange: Exchange) -> None:
-        """Do nothing, because answers to queries need no helper."""
+        """Do nothing, because parties answer queries without the helper."""
 
     def receive_verdict(self) -> bytes:
         return receive_verdict(self.link)
@@ -434,7 +439,7 @@ class HelperEnd(CellsEnd):
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load no weights, because the helper has none."""
+        """Load no weights, because the helper saves none."""
 
     @property
     def _agreed(self) -> Facts:
@@ -442,18 +447,18 @@ class HelperEnd(CellsEnd):
         return self._facts
 
     def _parts(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each feature party's name, number of columns, and positions per column."""
+        """Yield each feature party's name, number of columns, and positions per histogram."""
         facts = self._agreed
         return zip(self._terms.feature_parties, facts.columns, facts.widths, strict=True)
 
     def _asked(self) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Yield name, bins and positions per column of each party whose columns a tree may use."""
+        """Yield name, bins and histogram positions of each party whose columns a tree may use."""
         for name, _, width in self._parts():
             if name in self._summed:
                 yield name, self._summed[name], width
 
     def _chosen(self, columns: Any) -> dict[str, np.ndarray]:
-        """Return, by party, the bins of the columns of a tree; None stands for all columns."""
+        """Return, by party, the bins of the columns that a tree may use; None means all columns."""
         counts = {name: count for name, count, _ in self._parts()}
         if columns is None:
             columns = [None] * len(counts)
@@ -463,7 +468,7 @@ class HelperEnd(CellsEnd):
         return {name: chosen(self._bins_of[name], own) for name, own in found if len(own)}
 
     def _serve(self, step: int) -> None:
-        """Answer the requests of a round, until the last request."""
+        """Answer the requests of a round, up to the request that ends the round."""
         known = self._trees.nodes == "known"
         while True:
             raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
@@ -489,7 +494,7 @@ class HelperEnd(CellsEnd):
         return raw.view("<u8")
 
     def _sum_nodes(self, count: int, step: int) -> None:
-        """Sum the shares over the rows of each node that the label party requests."""
+        """Sum the shares over the rows of each requested node, and send the sums."""
         kind, sums = _kind(count), []
         for name, bins, width in self._asked():
             raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
@@ -500,7 +505,7 @@ class HelperEnd(CellsEnd):
         _send(self.link, step, b"".join(sums))
 
     def _sum_all(self, count: int, step: int) -> None:
-        """Sum over all rows, with a separate share of every row for each node."""
+        """Sum the shares over all rows; for each node, every row has a separate share."""
         nodes, sums = np.zeros(self._agreed.rows[0], np.uint8), []
         for name, bins, width in self._asked():
             own = [sums_of(bins, nodes, 1, self._received_share(step), width) for _ in range(count)]
@@ -508,14 +513,14 @@ class HelperEnd(CellsEnd):
         _send(self.link, step, b"".join(sums))
 
     def _hidden(self, name: str, sums: np.ndarray) -> bytes:
-        """Subtract a pad from sums; the feature party adds the same pad to its own sums."""
+        """Subtract a pad from the helper's sums; the feature party adds the same pad to its own."""
         pad = self._hiding[name].elements64(sums.size, "sums", self._hidden_sums)
         hidden: np.ndarray = sums.ravel() - pad
         return hidden.astype("<u8").tobytes()
 
 
 class SharedLabelEnd(LabelEnd):
-    """The label party's implementation: splits gradients into shares and adds up sums.
+    """The label party's implementation: splits gradients into shares, and adds the parties' sums.
 
     Args:
         mode, terms, rows: see `CellsEnd`.
@@ -527,7 +532,7 @@ class SharedLabelEnd(LabelEnd):
         self._place = place
         self._columns_of: dict[str, tuple[Layout, list[int]]] = {}
         self._sums: SharedSums | None = None
-        #: Callback that receives this party's view of the sums of each requested node; None calls
+        #: Callback that receives the label party's knowledge of each requested node; None calls
         #: nothing.
         self.watch: Callable[[SeenSums], object] | None = None
 
@@ -585,12 +590,13 @@ class SharedLabelEnd(LabelEnd):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SeenSums:
-    """The label party's knowledge of a node: its rows, their gradients, and the sums over bins.
+    """The label party's knowledge of one node: its rows, their gradients, and its sums over bins.
 
     Attributes:
         rows: positions of the node's rows among the training rows.
         gradients: gradients of these rows, axes (rows, 2).
-        sums: gradient sums over bins of all columns, axes (columns, width, 2).
+        sums: the node's gradient sums over the bins of all parties' columns, axes (columns, width,
+            2).
     """
 
     rows: np.ndarray
@@ -599,20 +605,20 @@ class SeenSums:
 
 
 class SharedSums:
-    """Histograms at the label party, made from sums that other parties send; see `Source`.
+    """Gradient histograms at the label party, from sums that other parties send; see `Source`.
 
     Args:
-        met: connection to the other parties.
-        layouts: layout of each party that has columns, in the order of all columns.
-        own: bins of the label party's own columns for training and validation rows, if it has
-            columns.
-        mode: mode that names the helper and states whether nodes are hidden.
+        met: the label party's connection to the other parties.
+        layouts: layout of the columns of each party that has columns, in the order of all columns.
+        own: bins of the label party's own columns for training and then validation rows; None if it
+            has no columns.
+        mode: mode that contains the helper's name and whether nodes are hidden.
         note: see `CellsEnd`.
 
     Attributes:
-        layout: joined layout of all parties' columns.
-        step: step of the current round.
-        watch: callback that receives this party's view of the sums of each requested node.
+        layout: layout of all parties' columns, in order.
+        step: number of the step to which the current round's messages belong.
+        watch: callback that receives the label party's knowledge of each requested node.
     """
 
     watch: Callable[[SeenSums], object] | None = None
@@ -638,13 +644,13 @@ class SharedSums:
             for name, pads in self._pads.items()
         }
         self._drawn = dict.fromkeys(self._pads, 0)
-        #: Columns that the tree may split on, by party, and the parties from which sums are
-        #: requested.
+        #: For each party, the columns that the tree may split on, and the names of the parties that
+        #: must send sums.
         self._columns, self._asked = dict[str, np.ndarray](), list[str]()
-        #: Packed gradients of the training rows; zero for a row that the tree does not use.
+        #: Packed gradients of the training rows; zero for a row that is not used to grow the tree.
         self._units, self._total = np.ones(2), np.zeros(2)
         self._forget()
-        #: Nodes whose rows have not been sent to other parties yet.
+        #: Nodes whose rows the feature parties have not received yet.
         self._new: list[int] = []
 
     def start(
@@ -669,12 +675,12 @@ class SharedSums:
             for name in self._asked:
                 self._send_share(name, self._elements)
             if self._own is None and self.watch is None:
-                self._elements = _NO_ELEMENTS  # the feature party and the helper have their shares
+                self._elements = _NO_ELEMENTS  # both other parties have their shares now
 
     def _choose(self, columns: np.ndarray | None) -> None:
-        """Store which columns of each party the tree may split on.
+        """Store, for each party, which of its columns the tree may split on.
 
-        Parties without such columns receive no requests for sums.
+        A party without such columns receives no requests for sums.
         """
         for name, layout in self._layouts.items():
             count, first = len(layout.bins), self._first[name]
@@ -693,7 +699,7 @@ class SharedSums:
         found = np.zeros((len(nodes), len(self.layout.bins), self.layout.width, 2))
         if self._own is not None:
             places = self._places(nodes)[: self._training]
-            own, columns = next(iter(self._columns.items()))  # the label party comes first
+            own, columns = next(iter(self._columns.items()))  # the label party's columns come first
             width, bins = self._layouts[own].width, chosen(self._own[: self._training], columns)
             sums = sums_of(bins, places, len(nodes), self._elements, width)
             self._put(own, sums, found)
@@ -703,7 +709,7 @@ class SharedSums:
             self._add_sums(nodes[at : at + most], found[at : at + most])
         if self.watch is not None:
             for node, sums in zip(nodes, found, strict=True):
-                rows = self._trained(node).astype(np.int64)  # the positions of rows will change
+                rows = self._trained(node).astype(np.int64)  # rows move later
                 gradients = opened(self._elements[rows]) * self._units
                 self.watch(SeenSums(rows, gradients, sums.copy()))
         return found
@@ -745,16 +751,16 @@ class SharedSums:
         return values_of(tree, left)
 
     def _forget(self) -> None:
-        """Drop the state that is only needed while a tree grows."""
+        """Release the state that is only needed while a tree grows."""
         self._grows, self._rows, self._elements = False, Partition(_NO_ROWS), _NO_ELEMENTS
 
     def _trained(self, node: int) -> np.ndarray:
-        """Return the training rows of a node, which come before its validation rows."""
+        """Return the training rows of a node; in its list, they come before validation rows."""
         rows = self._rows[node]
         return rows[: np.searchsorted(rows, self._training)]
 
     def _places(self, nodes: Sequence[int]) -> np.ndarray:
-        """Return each row's position of its node in `nodes`; the largest value means absent."""
+        """Return the position in `nodes` of each row's node; the type's maximum means absent."""
         kind = _kind(len(nodes))
         places = np.full(self._count, np.iinfo(kind).max, kind)
         for place, node in enumerate(nodes):
@@ -762,7 +768,7 @@ class SharedSums:
         return places
 
     def _put(self, name: str, elements: np.ndarray, out: np.ndarray) -> None:
-        """Write the unpacked sums over a party's bins to the positions of the party's columns."""
+        """Write the unpacked sums over a party's bins to the positions of its columns."""
         found = opened(elements) * self._units
         columns = self._first[name] + self._columns[name]
         out[:, columns, : found.shape[2] - 1] = found[:, :, :-1]
@@ -773,28 +779,28 @@ class SharedSums:
         name = [name for name, first in self._first.items() if first <= split.column][-1]
         return name, replace(split, column=split.column - self._first[name])
 
-    # Requests to other parties, and their answers.
+    # Requests to other parties, and the answers to them.
 
     def _ask(self, name: str, letter: bytes, about: Any = None) -> None:
         content = b"" if about is None else json.dumps(about).encode()
         self._met.links[name].send(Frame(Kind.PROTOCOL, self.step, letter + content))
 
     def _send_share(self, name: str, elements: np.ndarray) -> None:
-        """Send the helper ring elements minus the pad that is shared with a feature party."""
+        """Send the helper its share: ring elements minus the pad in common with a feature party."""
         self._drawn[name] += 1
         share = self._pads[name].elements64(self._training, "gradients", self._drawn[name])
         np.subtract(elements, share, out=share)
         self._send_permuted(name, share.astype("<u8", copy=False))
 
     def _send_permuted(self, name: str, of_rows: np.ndarray) -> None:
-        """Send the helper one value per training row, in the row order of a feature party."""
+        """Send the helper one value per training row, in the order permuted for a feature party."""
         order, permuted = self._orders[name], np.empty_like(of_rows)
         for part in blocks(len(order)):
             permuted[part] = of_rows[order[part]]
         _send(self._met.links[self._helper], self.step, permuted)
 
     def _add_sums(self, nodes: Sequence[int], out: np.ndarray) -> None:
-        """Request sums over nodes from the feature parties and the helper, and add them up."""
+        """Request sums over nodes from feature parties and the helper; add each pair of sums."""
         if self._hidden:
             self._ask_hidden(nodes)
         else:
@@ -848,10 +854,10 @@ class SharedSums:
     def _tests(
         self, name: str, divisions: Sequence[Division], everywhere: bool = False
     ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-        """Yield for each division its bins, its column number, and which bins go left.
+        """Yield, for each division, bins of rows, a column number, and which bins go left.
 
-        For a split on another party's column, the bins are the sides of rows (0 or 1): of the
-        node's rows, or of all rows if `everywhere` is true.
+        For a split on another party's column, the bins are the directions of rows (0 is right, 1 is
+        left). They cover the node's rows, or all rows if `everywhere` is true.
         """
         if name not in self._pads:
             assert self._own is not None, "it has columns"
@@ -879,23 +885,23 @@ class SharedSums:
 
 
 def _groups(shape: tuple[int, ...], cell_bytes: int) -> Iterator[slice]:
-    """Yield groups of columns whose bins fit one message; `shape` has axes (rows, columns)."""
+    """Yield groups of columns whose bins fit in one message; `shape` has axes (rows, columns)."""
     count = max(1, _GROUP_BYTES // max(1, shape[0] * cell_bytes))
     return (slice(at, min(shape[1], at + count)) for at in range(0, shape[1], count))
 
 
 def _send(link: Link, step: int, content: bytes | np.ndarray) -> None:
-    """Send bytes in as many messages as needed; an array is not copied."""
+    """Send bytes in as many messages as they need; an array is not copied."""
     raw = content if isinstance(content, bytes) else content.reshape(-1).view(np.uint8).data
     for start, end in chunks(len(raw)):
         link.send(Frame(Kind.PROTOCOL, step, raw[start:end]))
 
 
 def _receive(link: Link, step: int, size: int, sender: str) -> np.ndarray:
-    """Receive exactly this number of bytes from `_send`; uint8.
+    """Receive exactly `size` bytes that `_send` sent in one or more messages; returns uint8.
 
     Raises:
-        ProtocolError: the message has a different length.
+        ProtocolError: the sender sent a different number of bytes.
     """
     parts = list[np.ndarray]()
     for start, end in chunks(size):
@@ -938,7 +944,7 @@ def _require_nodes(count: Any) -> None:
 
 
 def _numbers(nodes: Any, rows: int) -> np.ndarray:
-    """Parse node numbers of a tree; every leaf of the tree has at least one row.
+    """Parse node numbers of one tree; they are below 2 x rows, because each leaf has a row.
 
     Raises:
         ProtocolError: the values are no valid node numbers.
@@ -951,7 +957,7 @@ def _numbers(nodes: Any, rows: int) -> np.ndarray:
 
 
 def _columns(columns: Any, count: int) -> np.ndarray:
-    """Parse columns that a tree may split on, int64, increasing; None means all columns.
+    """Parse numbers of columns that a tree may split on, int64, ascending; None means all columns.
 
     Raises:
         ProtocolError: the values are no valid numbers of this party's columns.
@@ -966,7 +972,7 @@ def _columns(columns: Any, count: int) -> np.ndarray:
 
 
 def _kind(count: int) -> np.dtype[Any]:
-    """Return a type for positions among some nodes, with one extra value for "absent"."""
+    """Return an integer type for `count` positions and one more value, which means "absent"."""
     return np.dtype(np.uint8 if count < 256 else "<u2" if count < 1 << 16 else "<u4")
 
 

@@ -3,9 +3,9 @@
 >>> make_adversary("noisy_labels:share=0.3").who
 'label party'
 
-To add an adversary, write one file with a subclass of `ActiveAdversary`, add one line to the list
-below, and run `vfl.testing.AdversaryContract`. Another package registers its adversary by an entry
-point in the group ``vfl.adversaries``.
+To add an adversary, write one file with a subclass of `ActiveAdversary`, add one line to the
+registry below, and run the tests of `vfl.testing.AdversaryContract`. Another package registers its
+adversary by an entry point in the group ``vfl.adversaries``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
 
 
 def make_adversary(spec: str) -> ActiveAdversary:
-    """Return the adversary a spec names, such as ``malicious_optimizer:gain=1``.
+    """Return the adversary that a spec names, such as ``malicious_optimizer:gain=1``.
 
     Raises:
-        SpecError: the name or an option is unknown; the error names the nearest known one.
+        SpecError: the name or an option is unknown; the error suggests the most similar known name.
     """
     return ADVERSARIES.make(spec)
 

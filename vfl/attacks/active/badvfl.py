@@ -1,4 +1,4 @@
-"""BadVFL: a backdoor on rows with inferred labels; the trigger covers influential inputs."""
+"""BadVFL: a backdoor on rows with inferred labels; its trigger fills influential inputs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _HEAD_STEPS, _NETWORK_STEPS, _RATE = 300, 300, 0.01
 
 
 class InferredReplacement(Backdoor):
-    """Infers labels of its rows, and then replaces rows of one class by rows with a trigger.
+    """Infers labels of its rows; then, in place of rows of the target class, inputs triggered rows.
 
-    After `warmup` epochs, the adversary trains a linear head on the cuts of the few rows with known
-    labels. The head then assigns a label to each row. A second network with the bottom's
-    architecture learns these labels from the inputs. The trigger covers the inputs with the largest
-    mean gradients of this network's loss. From then on, the adversary replaces a `share` of the
-    target class's rows in each batch by triggered rows of other classes. The label party then
-    computes the gradients of these rows for the target class.
+    After `warmup` epochs, the adversary trains a linear classifier on the cuts of the few rows
+    whose labels it knows. This classifier then assigns a label to each row. A second network with
+    the bottom's architecture learns these labels from the inputs. The trigger fills the inputs for
+    which this network's loss has the largest mean gradients. From then on, the adversary replaces a
+    `share` of the target class's rows in each batch by rows of other classes with the trigger. For
+    these rows, the label party then computes the gradients of the target class.
 
     Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
     learning" (IEEE S&P), sections on label inference and on the saliency map. The paper also has a
-    loss that moves the embeddings of triggered rows towards the target class. This class leaves
-    this loss out, because the label party's gradient has the same effect. Rows of all other classes
-    get the same trigger.
+    loss that moves the embeddings of triggered rows towards the target class. This class leaves out
+    this loss, because the label party's gradient has the same effect. Rows of all classes other
+    than the target get the same trigger.
 
     Args:
-        target: the target class, as which triggered rows shall be predicted.
+        target: the class as which the adversary wants triggered rows to be predicted.
         share: share of the target class's rows in a batch that the adversary replaces.
         warmup: number of epochs without tampering.
-        columns: number of adjacent columns that the trigger fills; for pictures, side of a square
-            in pixels.
+        columns: number of adjacent columns that the trigger fills; for pictures, side length of a
+            square in pixels.
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
@@ -110,7 +110,7 @@ class InferredReplacement(Backdoor):
         return cut
 
     def _infer(self) -> None:
-        """Infer a label for every row, and choose the position of the trigger."""
+        """Infer a label for every row, and choose the columns that the trigger fills."""
         known = [row for row in self._known.labels if self._cuts.of(row) is not None]
         truth = torch.tensor([self._known.labels[row] for row in known])
         values = self._cuts.values
@@ -126,7 +126,7 @@ class InferredReplacement(Backdoor):
         self._inputs.clear()
 
     def _salient(self, draw: torch.Generator) -> tuple[int, ...]:
-        """Return the columns of the window whose inputs influence the loss most, on average."""
+        """Return the position of the window of columns with the largest mean influence."""
         rows = [row for row in self._labels if row in self._inputs]
         inputs = torch.stack([self._inputs[row] for row in rows])
         labels = torch.tensor([self._labels[row] for row in rows])
@@ -152,7 +152,7 @@ class InferredReplacement(Backdoor):
     def triggered(self, inputs: Tensor) -> Tensor:
         marked = inputs.clone()
         place = self._place or (0,) * max(1, inputs.dim() - 2)
-        window = marked  # narrowed views of `marked`, so that fill_ changes `marked`
+        window = marked  # views of parts of `marked`, so that fill_ changes `marked` itself
         for axis, start in enumerate(place, start=inputs.dim() - len(place)):
             length = min(self.columns, inputs.shape[axis] - start)
             window = window.narrow(axis, start, length)

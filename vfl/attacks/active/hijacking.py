@@ -1,4 +1,4 @@
-"""Feature-space hijacking: a label party trains a bottom to produce codes that it can decode."""
+"""Feature-space hijacking: a label party trains a bottom to produce codes that it can invert."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from vfl.models.optimizers import descend
 class Bending(ActiveAdversary, Attack):
     """Base class: a label party trains bottoms to produce codes that its own decoder can invert.
 
-    A subclass creates `_draw`, `_decoder` and its other networks in `begin`. The subclass's method
-    `_parts` returns all networks and optimisers.
+    A subclass creates `_draw`, `_decoder` and its other networks in the method `begin`. The
+    subclass's method `_parts` returns all these networks and their optimisers.
 
     Args:
-        victim: party whose gradient is replaced; "all" for every feature party.
+        victim: feature party whose gradient the attacker replaces; "all" for every feature party.
     """
 
     who = "label party"
@@ -47,7 +47,7 @@ class Bending(ActiveAdversary, Attack):
 
     @abstractmethod
     def _loss(self, cuts: Tensor) -> Tensor:
-        """Return the loss for the victim's bottom; it is low for cuts like the attacker's codes."""
+        """Return the loss that the victim's bottom shall reduce; low for cuts like the codes."""
 
     @abstractmethod
     def _parts(self) -> dict[str, Any]:
@@ -86,26 +86,26 @@ class Bending(ActiveAdversary, Attack):
 
 
 class Hijacking(Bending):
-    """FSHA: sends the gradient of its own critic instead of the task's gradient.
+    """FSHA: sends the victim the gradient of the attacker's critic instead of the task's gradient.
 
     The attacker trains an autoencoder on its own rows, with an encoder of the victim's
-    architecture. The attacker also trains a critic that distinguishes the encoder's codes from the
-    victim's cuts. The critic's gradient moves the victim's cuts towards the distribution of the
-    codes, so that the decoder can read them. After the victim's training, this class runs as an
-    `Attack` and decodes the targets' cuts.
+    architecture. The attacker also trains a critic (a second network) that distinguishes the
+    encoder's codes from the victim's cuts. The critic's gradient moves the victim's cuts towards
+    the distribution of the codes, so that the attacker's decoder can invert them. After the
+    victim's training, this class runs as an `Attack` and decodes the targets' cuts.
 
-    The critic only makes the distribution of cuts similar to the distribution of codes. A cut
-    decodes to the right row only because bottom and encoder have the same architecture. For a
-    convolutional bottom, the decoder is almost exact. For a bottom with a dense layer, it fails:
-    the layer can undo a rotation of the inputs, so rotated inputs can give the same cuts (Semenov
-    et al. 2024, "Just a simple transformation is enough for data protection in vertical federated
-    learning").
+    The critic only makes the distribution of cuts similar to the distribution of codes. The decoder
+    reconstructs the right row from a cut only because bottom and encoder have the same
+    architecture. For a convolutional bottom, the reconstruction is almost exact. For a bottom with
+    a dense layer, the reconstruction fails: the layer can undo a rotation of the inputs, so rotated
+    inputs can give the same cuts (Semenov et al. 2024, "Just a simple transformation is enough for
+    data protection in vertical federated learning").
 
     Source: Pasquini et al. 2021, "Unleashing the tiger: inference attacks on split learning", with
     the Wasserstein critic of the authors' code (Gulrajani et al. 2017).
 
     Args:
-        victim: party whose gradient is replaced; "all" for every feature party.
+        victim: feature party whose gradient the attacker replaces; "all" for every feature party.
         learning_rate: learning rate of the attacker's networks.
         penalty: weight of the critic's gradient penalty.
         critic_steps: critic steps for each step of the other networks.
@@ -153,7 +153,7 @@ class Hijacking(Bending):
         return networks | {"coding": self._coding, "judging": self._judging}
 
     def _train(self, cuts: Tensor) -> None:
-        """Train the autoencoder for one step and the critic for several, on the attacker's rows."""
+        """Train the autoencoder for one step on the attacker's rows, and the critic for several."""
         assert self._decoder is not None
         rows = torch.randint(len(self._public), (len(cuts),), generator=self._draw)
         inputs = self._public[rows]
@@ -163,7 +163,7 @@ class Hijacking(Bending):
             descend(self._judging, self._judgement(codes.detach(), cuts))
 
     def _judgement(self, codes: Tensor, cuts: Tensor) -> Tensor:
-        """Return the critic's loss; it makes outputs high for codes and low for cuts."""
+        """Return the critic's loss, which is low for high outputs on codes and low ones on cuts."""
         share = torch.rand(len(cuts), 1, generator=self._draw)
         between = (share * codes + (1 - share) * cuts).requires_grad_()
         (slope,) = torch.autograd.grad(self._critic(between).sum(), between, create_graph=True)

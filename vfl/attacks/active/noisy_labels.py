@@ -1,4 +1,4 @@
-"""A label party that spoils the network for all parties by training on wrong labels."""
+"""A label party that harms the network for all parties: it trains on wrong labels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vfl.core.registry import require_range
 
 
 class NoisyLabels(ActiveAdversary):
-    """Replaces a share of each batch's labels by random other classes, drawn for each batch.
+    """Replaces a share of each batch's labels by random other classes; each batch has new draws.
 
     Source: the non-targeted attacks of Zou et al. 2023 (VFLAIR).
 
     Args:
-        share: share of a batch's rows that get a wrong label.
+        share: share of the rows of a batch that get a wrong label.
 
     Raises:
         BadOptionError: the share is not between 0 and 1.

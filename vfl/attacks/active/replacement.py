@@ -13,25 +13,26 @@ from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 
-_FARTHEST = 1e6  # limit for a trigger's value that keeps the network finite
+_FARTHEST = 1e6  # limit of a trigger's value, which keeps the network's numbers finite
 
 
 class Replacement(Backdoor):
-    """Replaces rows with a known label of the target class by other rows with a trigger.
+    """Replaces rows that it knows to be of the target class by other rows with a trigger.
 
-    The label party returns the gradient of the target class, so the network learns to associate the
-    trigger with this class. At inference, the party puts the trigger on any row (`triggered`), and
-    the network predicts the target class.
+    For a replaced row, the label party returns the gradient of the target class, so the network
+    learns to associate the trigger with this class. In predictions, the party puts the trigger on
+    any row (`triggered`), and the network then predicts the target class.
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
-    federated learning". The paper replaces gradients after they arrive. This class feeds other rows
-    beforehand, which combines the same gradients with the same inputs.
+    federated learning". In the paper, the party replaces gradients after it receives them. This
+    class instead feeds the triggered rows to the bottom before the cut is sent; inputs and
+    gradients are then paired in the same way.
 
     Args:
-        target: the class that the attacker wants triggered rows to be predicted as.
-        share: share of the known rows in a batch that the party replaces.
-        columns: number of last columns that the trigger fills (for pictures, the side of a corner
-            in pixels).
+        target: the class that the attacker wants the network to predict for triggered rows.
+        share: share of the known rows of the target class in a batch that the party replaces.
+        columns: number of columns, up to the last one, that the trigger fills (for pictures, side
+            length of a square corner in pixels).
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
@@ -76,7 +77,7 @@ class Replacement(Backdoor):
 
 
 def require_trigger(target: int, columns: int, value: float) -> None:
-    """Refuse an invalid target class, number of columns or value of a trigger.
+    """Refuse an invalid target class, and an invalid size or value of a trigger.
 
     Raises:
         BadOptionError: an option is out of range.

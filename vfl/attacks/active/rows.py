@@ -1,4 +1,4 @@
-"""Memory of a tampering feature party: stores values for training rows by the rows' positions."""
+"""Memory of a tampering feature party: stores vectors of training rows by the rows' positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def positions_of(context: StepContext, count: int) -> list[int]:
 
 
 class RowTable:
-    """Stores each row's newest vector, and the number of vectors recorded for the row."""
+    """Stores the newest vector of each row, and how many vectors were recorded for the row."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -47,19 +47,19 @@ class RowTable:
 
     @property
     def rows(self) -> list[int]:
-        """Return all rows with a vector, in the order of their first recording."""
+        """Return all rows that have a vector, in the order in which they were first recorded."""
         return list(self._slots)
 
     @property
     def values(self) -> Tensor:
-        """Return the newest vectors of `rows`, axes (rows, width)."""
+        """Return the newest vectors of the rows in `rows`, axes (rows, width)."""
         return torch.stack(self._values)
 
     def seen(self, times: int, rows: int) -> bool:
-        """Return whether 95 % of the rows have enough recordings; a schedule may skip some rows.
+        """Return whether 95 % of the rows (a schedule may skip some) have enough recorded vectors.
 
         Args:
-            times: smallest number of recordings of a row.
+            times: smallest number of recorded vectors that a row needs.
             rows: number of all rows.
         """
         often = sum(count >= times for count in self._counts)
@@ -81,11 +81,11 @@ class RowTable:
 
 
 class KnownRows:
-    """Training rows whose labels a feature party knows; it recognises these rows by their inputs.
+    """Training rows with labels that a feature party knows; it recognises them by their inputs.
 
     Args:
-        view: view with grants for leaked labels and inputs.
-        target: class of which the party must know a row; None requires no such row.
+        view: view that grants leaked labels and inputs.
+        target: class of which the party must know at least one row; None requires no such row.
 
     Raises:
         DataError: the party knows no row of class `target`.
@@ -104,7 +104,7 @@ class KnownRows:
         self.labels: dict[int, int] = {}
 
     def look(self, inputs: Tensor, rows: list[int]) -> None:
-        """Find the known rows in a batch, and store their labels by position in `labels`."""
+        """Find the known rows in a batch, and store their labels by row position in `labels`."""
         for row, values in zip(rows, inputs, strict=True):
             label = self._labels.get(_key(values))
             if label is not None:
@@ -117,7 +117,7 @@ class KnownRows:
         return torch.stack(present).mean(0) if present else None
 
     def state(self) -> dict[str, Tensor]:
-        """Return the known rows that were found so far."""
+        """Return, as tensors, the known rows that were found so far."""
         return {"known": torch.tensor(list(self.labels.items()), dtype=torch.int64).reshape(-1, 2)}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""VILLAIN: swaps cuts to infer the rows of one class, and adds a trigger to their cuts."""
+"""VILLAIN: finds rows of the target class by swapping cuts, and adds a trigger to their cuts."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ _MOST = 1e6
 
 
 class Villain(Backdoor):
-    """Swaps cuts to find the rows of one class, then adds a trigger to the cuts of these rows.
+    """Swaps cuts to find the rows of the target class, then adds a trigger to these rows' cuts.
 
     After `warmup` epochs, the party replaces up to `swaps` cuts in each batch by the mean cut of
-    its known rows. The party chooses the cuts that are most similar to this mean cut. The party
-    compares the norm of the returned gradient with two norms: of the row's earlier gradient, and
-    the median norm of the batch's other gradients. If the norm is at most `ratio` times one of
-    these two norms, the row counts as a row of the known rows' class. After `inferring` such
-    epochs, the party adds the trigger to the cuts of these rows. The trigger changes a `share` of
-    the units, the units that vary most over these rows. The trigger's pattern repeatedly raises two
-    units and lowers two units, each by `strength` times the mean standard deviation of these units.
-    For each training row, the party leaves out random units of the trigger and scales its other
-    units, so that incomplete triggers work too.
+    the rows that it knows to be of the target class. It replaces those cuts that are most similar
+    to this mean cut. The party compares the norm of the returned gradient with two norms: of the
+    gradient that the row received before, and the median norm of the other gradients in the batch.
+    If the row's gradient norm is at most `ratio` times one of these two norms, the party infers
+    that the row is of the target class. After `inferring` epochs with swaps, the party adds the
+    trigger to the cuts of the inferred rows. The trigger changes a `share` of the cut's units:
+    those that vary most over these rows. Along these units, the trigger's pattern is two units up
+    and two units down, repeated; each changes by `strength` times the mean standard deviation of
+    these units. For each training row, the party leaves out random units of the trigger and scales
+    the other ones, so that incomplete triggers also work later.
 
     Source: Bai et al. 2023, "VILLAIN: backdoor attacks against vertical split learning" (USENIX
     Security), sections on label inference by embedding swapping, trigger fabrication and backdoor
-    augmentation. This class considers the rows whose cuts are most similar to the known rows' cut;
-    the paper trains a classifier to select rows. The paper also raises the learning rate, which
-    this class leaves out (see `malicious_optimizer`).
+    augmentation. This class infers labels for the rows whose cuts are most similar to the known
+    rows' mean cut; the paper trains a classifier to select rows. The paper also raises the learning
+    rate; this class does not (see `malicious_optimizer`).
 
     Args:
-        target: the target class, of which the attacker knows one row or a few.
+        target: the class that triggered rows shall get; the attacker must know at least one row of
+            it.
         share: share of the cut's units that the trigger changes.
-        strength: height of the trigger, in standard deviations (the paper's beta).
-        warmup: number of epochs without tampering.
+        strength: size of the trigger in each unit, in standard deviations (the paper's beta).
+        warmup: number of epochs before the party tampers with cuts.
         inferring: number of epochs in which the party infers labels.
         swaps: largest number of cuts to swap in a batch.
-        ratio: largest norm of a swapped row's gradient, relative to the two compared norms.
-        dropout: share of the trigger's units to leave out on a training row.
+        ratio: largest norm of a swapped row's gradient, relative to either norm with which it is
+            compared.
+        dropout: share of the trigger's units that the party leaves out on a training row.
         jitter: on a training row, a factor of 1 - jitter to 1 + jitter scales the trigger.
 
     Raises:
@@ -137,7 +140,7 @@ class Villain(Backdoor):
         return known | {row for row, is_target in self._judged.items() if is_target}
 
     def _swap(self, cut: Tensor, rows: list[int], context: StepContext) -> Tensor:
-        """Return a batch's cuts with some cuts replaced by the mean cut of the known rows."""
+        """Return a batch's cuts; the mean cut of the known rows replaces some of them."""
         if context.step not in self._swapped:
             anchor = self._known.mean(self.target, self._cuts)
             early = not self._cuts.seen(self.warmup, self._rows)
@@ -150,7 +153,7 @@ class Villain(Backdoor):
         return sent
 
     def _candidates(self, cut: Tensor, rows: list[int], anchor: Tensor) -> list[int]:
-        """Return batch positions of the undecided rows that are most similar to the anchor."""
+        """Return batch positions of the rows without inferred label most similar to the anchor."""
         known = self._known.labels
         open_ = [
             at
@@ -162,7 +165,7 @@ class Villain(Backdoor):
         return sorted(open_[one] for one in best)
 
     def _fabricated(self) -> Tensor:
-        """Return the trigger, axes (width,): a pattern + + - - on the units that vary most."""
+        """Return the trigger, axes (width,): signs + + - - repeated on the units that vary most."""
         found = [one for row in sorted(self.inferred) if (one := self._cuts.of(row)) is not None]
         values = torch.stack(found) if len(found) > 1 else self._cuts.values
         deviations = values.std(0)

@@ -1,4 +1,4 @@
-"""FORA: trains a substitute bottom with the same distribution of cuts, and inverts it."""
+"""FORA: trains a substitute bottom whose cuts have the victim's distribution, and inverts it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class FORA(Attack):
-    """Trains a substitute bottom on the attacker's own rows, and inverts it.
+    """Trains a substitute of the victim's bottom on the attacker's rows, and inverts it.
 
-    A discriminator, and a distance between distributions (`mk_mmd`), make the distribution of the
-    substitute's cuts similar to that of the victim's cuts. The attack needs neither labels nor a
-    top. So a party that only relays cuts can run it as well as a label party, even if other parties
-    also feed the top. Equal distributions of cuts do not determine which reconstructed column is
-    which true column; only the architecture can decide this. For convolutional bottoms on digits,
-    the attack's error is still larger than the error of the mean picture
-    (docs/results/reconstruction_bottoms.csv).
+    A discriminator and a distance between distributions (`mk_mmd`) make the distribution of the
+    substitute's cuts similar to the distribution of the victim's cuts. The attack needs no labels
+    and no top. So a party that only relays cuts can run the attack as well as a label party, even
+    if other parties also send cuts to the top. Equal distributions of cuts do not determine which
+    reconstructed column is which true column; only the architecture of the bottom can decide this.
+    For convolutional bottoms on digits, the attack's error is still larger than the error of the
+    mean picture (docs/results/reconstruction_bottoms.csv).
 
     Source: Xu et al. 2024, "A stealthy wrongdoer: feature-oriented reconstruction attack against
-    split learning" (CVPR): the losses of the substitute client, the inverse network, and the attack
-    on a snapshot of cuts. Here the snapshot consists of the last cut of each row.
+    split learning" (CVPR): the losses of the paper's substitute client and inverse network, and its
+    attack on a snapshot of cuts. In vfl, the snapshot consists of the last cut of each row.
 
     Args:
         steps: number of Adam steps, each on 64 rows: once for the substitute, and again for the
             inversion.
         learning_rate: Adam's learning rate.
-        distance: weight of `mk_mmd` relative to the discriminator's loss.
+        distance: weight of the distance `mk_mmd` relative to the discriminator's loss.
 
     >>> Grant.LABELS in FORA().needs
     False
@@ -67,7 +67,7 @@ class FORA(Attack):
         return through(network, scale(cuts))
 
     def _substitute(self, view: View, wanted: Tensor, draw: torch.Generator) -> nn.Module:
-        """Return a substitute bottom whose standardised cuts have the victim's distribution."""
+        """Return a substitute bottom whose standardised cuts follow the victim's distribution."""
         inputs, scale = view.leaked.inputs, scale_by("standard", view.targets.cuts)
         substitute, judge = view.new_bottom().train(), discriminator(wanted.shape[1])
         own, judging = (adam(one.parameters(), self.learning_rate) for one in (substitute, judge))
@@ -83,8 +83,8 @@ class FORA(Attack):
 def mk_mmd(one: Tensor, other: Tensor) -> Tensor:
     """Return the squared maximum mean discrepancy of two samples, summed over Gaussian kernels.
 
-    The kernel widths are five multiples of the mean squared distance between all rows (Long et al.
-    2015).
+    The widths of the kernels are five multiples of the mean squared distance between all rows (Long
+    et al. 2015).
 
     Args:
         one: the first sample, axes (rows, width).

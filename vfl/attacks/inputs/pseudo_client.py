@@ -1,4 +1,4 @@
-"""A pseudo-client: trains a bottom that fits the attacker's own top, and inverts this bottom."""
+"""A pseudo-client: a bottom that fits the attacker's own top is trained and then inverted."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ _BATCH_SIZE = 64
 
 
 class PseudoClient(Attack):
-    """Trains a bottom on the attacker's rows to fit its top, and then inverts this bottom.
+    """Trains a bottom (pseudo-bottom) to fit the label party's top, and then inverts this bottom.
 
-    The label party's top stays fixed. The training matches mean and covariance of the
-    pseudo-bottom's cuts with those of the victim's cuts; `sdar` uses a discriminator for this.
-    Before the inversion, both kinds of cuts are standardised, which removes remaining differences
-    in mean and deviation. The attack uses columns and labels of the leaked rows, but not their
-    cuts. So the attacker may use any rows of the same kind.
+    The attacker is the label party; its top stays fixed. The pseudo-bottom trains on the attacker's
+    rows and their labels. A second loss matches mean and covariance of its cuts with those of the
+    victim's cuts; the attack `sdar` uses a discriminator for this. Before the inversion, the cuts
+    of both bottoms are standardised, which removes remaining differences in mean and standard
+    deviation. The attack uses columns and labels of the leaked rows, but not their cuts. So the
+    attacker may use any rows of the same kind, also rows that the victim does not have.
 
     Source: Gao and Zhang 2023 (PCAT), with the alignment of Sun and Saenko 2016 (CORAL). The victim
     must be the only party that feeds the top.
 
     Args:
-        steps: number of Adam steps, each on 64 rows: once for the bottom, and again for the
-            inversion.
+        steps: number of Adam steps, each on 64 rows: this many for the pseudo-bottom, and again for
+            its inversion.
         learning_rate: Adam's learning rate.
-        align: weight of the distance between the two distributions of cuts.
+        align: weight of the distance between the distributions of the two bottoms' cuts.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -74,7 +75,7 @@ class PseudoClient(Attack):
 
 
 def distance_of_moments(one: Tensor, other: Tensor) -> Tensor:
-    """Return the mean squared differences of means and covariances, scaled by `other`'s variance.
+    """Return mean squared differences of means and covariances, in units of `other`'s variance.
 
     Args:
         one: the first sample, axes (rows, width).

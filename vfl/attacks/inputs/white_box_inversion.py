@@ -1,4 +1,4 @@
-"""White-box inversion: finds inputs for which the victim's bottom produces the sent cuts."""
+"""White-box inversion: finds inputs for which the victim's bottom returns the sent cuts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def closer_inputs(
 ) -> Tensor:
     """Move `start` by Adam towards inputs that produce the given cuts, and return the result.
 
-    The search minimises ||M(x) - h||^2 + smooth * TV(x) for each row separately (thesis eq 2-3; He
-    et al. 2019).
+    For each row separately, the search minimises ||M(x) - h||^2 + smooth * TV(x) over x (thesis eq
+    2-3; He et al. 2019).
 
     Args:
         bottom: the bottom M, whose weights stay fixed.
         cuts: the cuts h, axes (rows, width).
         start: initial inputs x, axes (rows, ...).
-        steps: number of steps.
+        steps: number of Adam steps.
         learning_rate: Adam's learning rate.
-        smooth: weight of the total variation TV.
+        smooth: weight of the total variation TV of pictures.
     """
     inputs = start.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([inputs], lr=learning_rate)
@@ -35,7 +35,7 @@ def closer_inputs(
 
 
 def total_variation(pictures: Tensor) -> Tensor:
-    """Return the sum of differences between neighbouring pixels, axes (rows,); 0 for columns.
+    """Return the sum of differences between adjacent pixels, axes (rows,); 0 for table columns.
 
     Source: Rudin et al. 1992, with absolute differences.
 
@@ -55,7 +55,8 @@ _ROWS = 2048  # number of rows in one search
 class WhiteBoxInversion(Attack):
     """Searches for inputs that the victim's bottom maps to the recorded cuts.
 
-    No real party has the victim's bottom, so the result is an upper bound for other attacks.
+    No real party has the victim's bottom, so the result is an upper bound for attacks without this
+    bottom.
 
     Source: thesis eq 2-3; He et al. 2019, "Model inversion attacks against collaborative inference"
     (the white-box attack, with total variation).

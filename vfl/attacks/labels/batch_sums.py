@@ -1,4 +1,4 @@
-"""Infers labels from gradients that a defense averages over rows, by linear equations."""
+"""Infers labels from gradients that a defense averages over groups of rows, by linear equations."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ from vfl.attacks.transcript import RecordedExchange, Transcript, at_scale
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
-_MOST = 512  # more columns than this are replaced by principal components
+_MOST = 512  # with more columns, their principal components are used
 _LEAST = 1e-6  # smallest share of a class
 _LEAST_PENALTY = 1e-3
-_CERTAIN = 3.0  # standard deviations of an estimate that is not due to chance
+_CERTAIN = 3.0  # an estimate of at least this many standard deviations counts as significant
 
 
 class BatchSums(GradientAttack):
-    """Treats each gradient as a mean over unknown rows' gradients, and solves for single rows.
+    """Treats each sent gradient as a mean over several rows, and solves for each row's gradient.
 
-    A defense may send the mean gradient of a group of rows, or of a whole batch, to each row. Rows
-    with equal gradients form a group; each epoch has other groups. Each group gives one linear
-    equation: its gradient is the mean of its rows' true gradients. The attack models a row's true
-    gradient as a linear function of its columns plus a residual. The attack fits the function by
-    ridge regression of group gradients on group means of the columns, as in learning from label
-    proportions (Quadrianto et al. 2009). Generalised cross-validation chooses the penalty (Golub,
-    Heath and Wahba 1979). Penalised least squares gives the residuals. Before these steps, the
-    attack divides gradients by the root mean square of their batch and centres them in each epoch.
-    For K classes, it projects them on the K - 1 directions along which groups with common rows vary
-    together. Leaked rows show which of the projected values belong to which class. With two
-    classes, the direction of the first gradients' mean shows this too (`orientation.by_shares`).
+    A defense may send, for each row, the mean gradient of the row's group or of its whole batch.
+    Rows that receive equal gradients form a group; the groups differ between epochs. Each group
+    gives one linear equation: its gradient is the mean of the true gradients of its rows. The
+    attack models a row's true gradient as a linear function of its columns plus a residual of this
+    row. The attack fits the function by ridge regression of group gradients on group means of the
+    columns, as in learning from label proportions (Quadrianto et al. 2009). Generalised
+    cross-validation chooses the penalty (Golub, Heath and Wahba 1979). Penalised least squares then
+    gives each row's residual. Before these steps, the attack divides gradients by the root mean
+    square of their batch, and subtracts their mean in each epoch. For K classes, the attack
+    projects the gradients on K - 1 directions: those with the largest covariance between groups
+    that share rows. Leaked rows show which projected values belong to which class. With two
+    classes, the direction of the mean of the first gradients also shows this
+    (`orientation.by_shares`).
 
     Args:
-        epochs: number of first epochs to read; 0 reads all.
-        penalty: weight of the squared residuals, relative to the equation of a group with one row;
-            0 estimates it.
+        epochs: number of epochs to read, from the first one; 0 reads all.
+        penalty: weight of the squared residuals; the equation of a group with one row has weight 1;
+            0 estimates the weight from the gradients.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -86,14 +88,14 @@ class BatchSums(GradientAttack):
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Linear equations: means of gradients over groups of rows.
+    """Linear equations: each one states a group's mean gradient over its rows.
 
     Attributes:
         groups: weight of each row in each group's mean, axes (groups, rows).
         sizes: number of rows in each group, float64, axes (groups,).
         values: mean gradient of each group, projected on `axes`, float64, axes (groups,
             dimensions).
-        axes: the directions to project on, float64, axes (width, dimensions).
+        axes: the directions on which gradients are projected, float64, axes (width, dimensions).
     """
 
     groups: sparse.csr_array
@@ -108,8 +110,8 @@ class Equations:
         """Return the equations of a transcript; None if all gradients are 0.
 
         Args:
-            seen: messages about the rows.
-            dimensions: number of directions to project the gradients on.
+            seen: messages whose gradients are means over groups of rows.
+            dimensions: number of directions on which the gradients are projected.
             columns: see `principal`.
         """
         named, members, values, sizes, epochs = [], [], [], [], []
@@ -128,7 +130,7 @@ class Equations:
             return None
         all_sizes, means, when = torch.cat(sizes), torch.cat(values), torch.cat(epochs)
         for epoch in sorted({one.epoch for one in seen.messages}):
-            here = when == epoch  # if all gradients of an epoch are 0
+            here = when == epoch  # false for every group if the epoch's gradients are all 0
             if not here.any():
                 continue
             centre = all_sizes[here] @ means[here] / all_sizes[here].sum()
@@ -141,9 +143,9 @@ class Equations:
 
     @cached_property
     def shared(self) -> sparse.csr_array:
-        """Return the weight of the rows that two groups share, axes (groups, groups).
+        """Return the weight of the rows that each pair of groups shares, axes (groups, groups).
 
-        Two groups that both consist of the same single row have weight 1. The diagonal is 0.
+        Two groups that both consist of the same single row have weight 1. The diagonal is set to 0.
         """
         weighed = sparse.diags_array(self.sizes.sqrt().numpy()) @ self.groups
         found = sparse.csr_array(weighed @ weighed.T)
@@ -151,17 +153,17 @@ class Equations:
         return found
 
     def in_common(self, values: Tensor) -> tuple[Tensor, float]:
-        """Estimate the covariance of single rows' values from groups that share rows.
+        """Estimate the covariance of single rows' values, from pairs of groups that share rows.
 
-        The noise of different groups is independent. The covariance of two groups therefore comes
-        from the rows that they share (Haseman and Elston 1972).
+        Different groups have independent noise. So the covariance between two groups results only
+        from the rows that both contain (Haseman and Elston 1972).
 
         Args:
-            values: values of the groups, axes (groups, dimensions).
+            values: mean value of each group, axes (groups, dimensions).
 
         Returns:
-            The covariance, axes (dimensions, dimensions), and the standard deviation of a diagonal
-            entry whose true value is 0.
+            The covariance, axes (dimensions, dimensions), and the standard deviation of the
+            estimate of a diagonal entry whose true value is 0.
         """
         weighed = (values * self.sizes.sqrt()[:, None]).numpy()
         size = max(float(self.shared.power(2).sum()), 1e-12)
@@ -169,12 +171,12 @@ class Equations:
         return found, np.sqrt(2 / size) * float(np.square(weighed).mean())
 
     def principal(self, count: int, columns: Tensor) -> Tensor:
-        """Return the directions in which single rows differ most, axes (width, count).
+        """Return the directions in which single rows' gradients vary most, axes (width, count).
 
-        Principal components of the values contain noise, which hides these directions; the
-        covariance of groups with common rows does not. If groups share too few rows for an
-        estimate, the method returns the principal components of the part of the values that the
-        columns explain.
+        Principal components of the groups' values contain noise, which hides these directions; the
+        covariance between groups with common rows contains no noise. If groups share too few rows
+        for this estimate, the method uses the part of the values that the columns explain, and
+        returns its principal components.
 
         Args:
             count: number of directions.
@@ -182,7 +184,7 @@ class Equations:
         """
         own, error = self.in_common(self.values)
         variances, axes = torch.linalg.eigh(own)
-        by_chance = np.sqrt(2 * len(own)) + _CERTAIN  # for the largest of len(own) variances
+        by_chance = np.sqrt(2 * len(own)) + _CERTAIN  # chance alone, largest of len(own) values
         if float(variances[-count:].min()) < by_chance * error:
             explained = columns @ self.slopes(columns)
             _, axes = torch.linalg.eigh(explained.T @ explained)
@@ -190,13 +192,13 @@ class Equations:
         return found
 
     def along(self, axes: Tensor) -> Equations:
-        """Project the values on some directions and scale them to a deviation of 1."""
+        """Project the values on directions, and scale them to a standard deviation of 1 per row."""
         found = self.values @ axes
         spread = (found * self.sizes.sqrt()[:, None]).std(0).clamp_min(1e-12)
         return replace(self, values=found / spread, axes=self.axes @ axes)
 
     def slopes(self, columns: Tensor) -> Tensor:
-        """Return slopes of a ridge regression of the groups' values on their mean columns.
+        """Return slopes of a ridge regression of the groups' values on the groups' mean columns.
 
         Args:
             columns: columns of the rows, float64, axes (rows, columns), each with mean 0.
@@ -209,13 +211,14 @@ class Equations:
         return ridge(means, root * self.values)
 
     def penalty(self, explained: Tensor) -> float:
-        """Return the noise variance of a one-row equation, divided by the variance of residuals.
+        """Return a one-row group's noise variance, relative to the variance of residuals.
 
-        If groups share too few rows for an estimate of the residuals' variance, the method uses an
-        upper bound, at most half of a one-row equation's variance.
+        If groups share too few rows to estimate the residuals' variance, the method uses an upper
+        bound. This bound is at most half of the variance in a one-row group's equation.
 
         Args:
-            explained: axes (rows, dimensions).
+            explained: the part of each row's values that the columns explain, axes (rows,
+                dimensions).
         """
         left = self.values - torch.from_numpy(self.groups @ explained.numpy())
         own, error = self.in_common(left)
@@ -226,12 +229,12 @@ class Equations:
         return max(whole / variance - 1, _LEAST_PENALTY)
 
     def own(self, explained: Tensor, penalty: float) -> Tensor:
-        """Estimate the rows' residuals, which columns do not explain, by penalised least squares.
+        """Estimate each row's residual (the part that columns do not explain) by least squares.
 
         Args:
             explained: the part of each row's values that the columns explain, axes (rows,
                 dimensions).
-            penalty: weight of the squared residuals.
+            penalty: weight of the squared residuals in the penalised least squares.
         """
         sizes, rows = self.sizes.numpy()[:, None], self.groups.shape[1]
         left = sizes * (self.values.numpy() - self.groups @ explained.numpy())
@@ -258,7 +261,8 @@ def grouped(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradients: float32, axes (rows, width).
 
     Returns:
-        The group of each row, the first row of each group, and each group's number of rows; int64.
+        The group number of each row, the position of the first row of each group, and each group's
+        number of rows; int64.
     """
     bits = gradients.float().contiguous().view(torch.int32).long()
     factors = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0))

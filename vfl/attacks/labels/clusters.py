@@ -1,4 +1,4 @@
-"""Clustering of the targets without labels, scored by the best matching of clusters and classes."""
+"""Clustering of targets without labels; the score matches clusters to classes optimally."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class KMeans(EmbeddingAttack):
     4-26).
 
     Args:
-        starts: number of independent starts; the attack keeps the tightest clustering.
-        at: the layer that the attack reads.
+        starts: number of independent starts; the attack keeps the clustering with the smallest
+            squared distances to the cluster means.
+        at: the layer whose outputs the attack clusters.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -52,17 +53,20 @@ Covariance = Literal["full", "tied", "diag", "spherical"]
 
 
 class GaussianMixture(EmbeddingAttack):
-    """Fits one Gaussian per class to the targets, and assigns each row to the most likely one.
+    """Fits one Gaussian per class to the targets; each target gets its most likely Gaussian.
 
-    Source: Dempster et al. 1977 (finite mixtures); scored like `KMeans`.
+    Source: Dempster et al. 1977 (finite mixtures); scored like `KMeans`, as clusters.
 
     Args:
-        covariance: "tied": one common covariance; "full": one covariance per class; "diag",
-            "spherical": one per class, without correlations.
-        starts: number of independent starts; the attack keeps the most likely result.
-        columns: largest number of columns; wider rows are reduced to this many principal
-            components. A step takes columns^2 operations for each row and class.
-        at: the layer that the attack reads.
+        covariance: form of the covariance matrices: "tied": one matrix for all classes; "full": one
+            matrix per class; "diag": one diagonal matrix per class; "spherical": one variance per
+            class.
+        starts: number of independent starts; the attack keeps the result with the highest
+            likelihood.
+        columns: largest number of features; rows with more features are reduced to this many
+            principal components. A step of the fit takes columns^2 operations for each row and
+            class.
+        at: the layer whose outputs the attack clusters.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -94,16 +98,16 @@ class GaussianMixture(EmbeddingAttack):
             view.classes,
             covariance_type=self.covariance,
             n_init=self.starts,
-            reg_covar=1e-3 * spread,  # a floor for flat directions and equal rows
+            reg_covar=1e-3 * spread,  # lower limit of variances, also for equal rows
             random_state=key_of(draw) % 2**32,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # result of the best step
+            warnings.simplefilter("ignore", ConvergenceWarning)  # uses the best step's result
             return torch.from_numpy(model.fit_predict(rows.numpy())).long()
 
 
 def _strongest(rows: Tensor, columns: int) -> Tensor:
-    """Return the first principal components of rows with many columns; float64."""
+    """Return the first principal components of rows that have more than `columns` features."""
     if rows.shape[1] <= columns:
         return rows
     centred, _, directions = principal(rows)
@@ -111,19 +115,20 @@ def _strongest(rows: Tensor, columns: int) -> Tensor:
     return projected
 
 
-_SPARE = 5  # extra vectors for faster convergence
+_SPARE = 5  # extra vectors speed up convergence
 
 
 class Spectral(EmbeddingAttack):
-    """Clusters the targets by the leading eigenvectors of a graph of nearest neighbours.
+    """Clusters the targets by the leading eigenvectors of a graph of their nearest neighbours.
 
-    Source: Ng, Jordan and Weiss 2001; k-means runs on the rows of the eigenvectors.
+    Source: Ng, Jordan and Weiss 2001; k-means clusters the rows by their entries in the
+    eigenvectors.
 
     Args:
         neighbours: number of neighbours of each row in the graph.
         most: largest number of rows in the graph, drawn at random; every other target gets the
-            cluster of its nearest row in the graph.
-        at: the layer that the attack reads.
+            cluster of the row in the graph that is nearest to it.
+        at: the layer whose outputs the attack clusters.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -152,7 +157,7 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
         rows: axes (rows, features).
         count: number of clusters.
         neighbours: number of neighbours of each row in the graph.
-        draw: generator of the start vectors.
+        draw: generator of the start vectors for eigenvectors and k-means.
     """
     from sklearn.cluster import KMeans as Clustering
 
@@ -170,5 +175,5 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
 
 
 def _nearest(rows: Tensor, chosen: Tensor) -> Tensor:
-    """Return the position of the nearest chosen row for each row; int64, axes (rows,)."""
+    """Return, for each row, the position of the nearest chosen row; int64, axes (rows,)."""
     return torch.cat([torch.cdist(part, chosen).argmin(1) for part in torch.split(rows, 1024)])

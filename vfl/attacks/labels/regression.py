@@ -1,4 +1,4 @@
-"""Label inference for numeric labels: regresses leaked labels on the attacker's evidence."""
+"""Label inference for numeric labels, by a regression that is fitted on leaked labels."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ _STEPS, _LEARNING_RATE = 300, 1e-3
 
 
 class Regression(EmbeddingAttack):
-    """Predicts the label of each target from the leaked rows, by regression or nearest neighbours.
+    """Predicts each target's label from the leaked rows, by regression or by nearest neighbours.
 
-    First it centres the leaked labels and divides them by their standard deviation. With a single
-    leaked label, or if all are equal, it predicts this number for every row.
+    First, the attack centres the leaked labels and divides them by their standard deviation. With a
+    single leaked label, or if all leaked labels are equal, the attack predicts this number for
+    every row.
 
     Sources: Hoerl and Kennard 1970 (ridge), Saunders et al. 1998 (kernel), Dudani 1976 (votes
     weighted by distance).
 
     Args:
-        at: the layer that the attack reads; see `features`. "gradients" reads a recorded training.
-            In a recorded training, the gradient of a squared error is the error times a row of the
-            top's weights.
+        at: the layer whose outputs are the features; see `features`. "gradients" reads the
+            gradients of a recorded training. There, the gradient of a squared error is the error
+            times a row of the top's weights.
         learner: "ridge": linear ridge regression. "kernel": ridge regression with kernel exp(-|x -
             x'|^2 / (d v)), for d features with variance v over the leaked rows. "neighbours": the
             mean of the five nearest leaked rows, weighted by inverse distance. "scratch": an
-            untrained bottom and top learn the leaked rows from the inputs, whatever `at` is; this
-            is the baseline without the trained model.
+            untrained bottom and top learn the labels of the leaked rows from the inputs, whatever
+            `at` is; this is the baseline without the trained model.
         scaler: scaling of the features, fitted on the unlabelled rows; see `scale_by`.
-        strength: inverse weight of the squared penalty, for "ridge" and "kernel".
+        strength: inverse weight of the penalty on squared coefficients, for "ridge" and "kernel".
 
     Raises:
         BadOptionError: an option is out of range.
@@ -91,7 +92,7 @@ class Regression(EmbeddingAttack):
 def predicted(
     known: Tensor, wanted: Tensor, asked: Tensor, learner: Learner = "ridge", strength: float = 1.0
 ) -> Tensor:
-    """Predict numbers of new rows from rows with known numbers; (asked,), or (asked, numbers).
+    """Predict the numbers of new rows from rows with known numbers; axes of `wanted`, for new rows.
 
     >>> rows = torch.tensor([[-1.0], [0.0], [1.0]])
     >>> predicted(rows, rows[:, 0], torch.tensor([[2.0]]), strength=1e6).round(decimals=3)
@@ -99,11 +100,11 @@ def predicted(
 
     Args:
         known: features of the rows with known numbers, axes (rows, features).
-        wanted: the known numbers, with mean 0, axes (rows,), or (rows, numbers) for several numbers
-            per row.
+        wanted: the known numbers, with mean 0: axes (rows,), or axes (rows, numbers) for several
+            numbers per row.
         asked: features of the new rows, axes (asked, features).
         learner: "ridge", "kernel" or "neighbours"; see `Regression`.
-        strength: inverse weight of the squared penalty.
+        strength: inverse weight of the penalty on squared coefficients.
     """
     if learner == "neighbours":
         distance, near = torch.cdist(asked, known).topk(min(5, len(known)), dim=1, largest=False)

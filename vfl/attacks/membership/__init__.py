@@ -1,1 +1,1 @@
-"""Membership inference: whether a row was among the training rows."""
+"""Membership inference: attacks that decide whether a row was among the training rows."""

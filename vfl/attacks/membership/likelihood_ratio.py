@@ -1,4 +1,4 @@
-"""Membership by likelihood ratio: compares the victim with networks not trained on the row."""
+"""Membership inference by likelihood ratio, with networks that did not train on the row."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from vfl.attacks.view import Grant, View
 from vfl.core.errors import TooFewRowsError
 from vfl.core.registry import require_range
 
-#: Smallest number of labelled rows; a shadow trains on half of these rows, and needs two.
+#: Smallest number of labelled rows; a shadow network trains on half of these rows, and needs two
+#: rows.
 _LEAST = 4
 
 
 class LikelihoodRatio(Attack):
-    """Offline LiRA: compares the victim with a few shadow networks not trained on the row.
+    """Offline LiRA: compares the victim with shadow networks that did not train on the row.
 
-    Each shadow is trained on a random half of the attacker's own labelled rows. A row's score is
-    the victim's scaled confidence in the row's label, minus the shadows' mean confidence, in units
-    of the shadows' spread. All rows share one spread, because a few shadows cannot estimate it for
-    each row.
+    Each shadow network is trained on a random half of the attacker's own labelled rows. A row's
+    score is the victim network's scaled confidence in the row's label, minus the shadows' mean
+    confidence, divided by the shadows' standard deviation. The standard deviation is the same for
+    all rows, because a few shadows cannot estimate it for each row.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles" (offline LiRA,
     with a global variance, on scaled confidences).
@@ -33,7 +34,7 @@ class LikelihoodRatio(Attack):
 
     Raises:
         BadOptionError: an option is out of range; `shadows` must be at least two, because one
-            shadow has no spread.
+            shadow has no standard deviation.
         TooFewRowsError: the attacker has too few labelled rows to train a shadow.
     """
 

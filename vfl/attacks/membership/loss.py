@@ -1,4 +1,4 @@
-"""Membership by loss: a network has a lower loss on rows that it was trained on."""
+"""Membership inference by loss: a network has a lower loss on rows that it was trained on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vfl.attacks.view import Grant, View
 
 
 class Membership(Attack):
-    """Scores a row by its negative cross-entropy; members have higher scores.
+    """Scores a row by its negative cross-entropy; rows of the training set have higher scores.
 
     Source: Yeom et al. 2018, "Privacy risk in machine learning: analyzing the connection to
-    overfitting" (the attack on the loss). The paper's attack also chooses a threshold, which our
-    scores do not need.
+    overfitting" (the attack on the loss). The paper's attack also chooses a threshold; vfl
+    evaluates scores, which need no threshold.
     """
 
     goal = "scores"

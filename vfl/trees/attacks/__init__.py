@@ -1,4 +1,4 @@
-"""Attacks on boosted trees: kernel attacks on trees as networks, and attacks specific to trees.
+"""Attacks on boosted trees: general attacks on trees as networks, and attacks only for trees.
 
 cases:   an attacker's knowledge in a run: the forest as a bottom model, bins and sides as cuts
 columns: conversion of a party's cells to numbers that attacks read

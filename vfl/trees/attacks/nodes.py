@@ -15,15 +15,17 @@ from vfl.trees.attacks.splits import numbers_of_splits
 class Nodes(Attack):
     """Infers labels from the tree nodes of training rows, with a few known labels for fitting.
 
-    A feature party of SecureBoost (Cheng et al. 2021) learns which rows are in which node, and so
-    the outcome of splits on all parties' columns for these rows. A logistic regression uses the
-    nodes as inputs, and scales the nodes of round n by n^-decay. The numbers that the attack
-    `splits` computes from the party's own columns are inputs as well, with weight 1.
+    A feature party of SecureBoost (Cheng et al. 2021) learns which rows are in which node; so, for
+    these rows, it learns the directions at splits on the columns of all parties. A logistic
+    regression reads the nodes, one-hot encoded; it weights the nodes of boosting round n by
+    n^-decay. The regression also reads, with weight 1, the numbers that the attack `splits`
+    computes from the party's own columns.
 
     Args:
         decay: exponent by which the weight of later rounds falls; 0 gives all rounds the same
             weight.
-        strength: weight of the log loss relative to the squared (L2) penalty.
+        strength: weight of the log loss relative to the squared (L2) penalty in the logistic
+            regression.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -54,6 +56,6 @@ class Nodes(Attack):
 
 
 def _of_one_variance(numbers: Tensor) -> Tensor:
-    """Return centred numbers, scaled so that the variances of all columns add up to 1."""
+    """Return centred numbers, scaled by one factor so that the columns' variances add up to 1."""
     centred = numbers - numbers.mean(0)
     return centred / centred.square().mean(0).sum().sqrt().clamp_min(1e-9)

@@ -1,4 +1,4 @@
-"""Label inference from splits: a feature party learns which of its columns are split, and where."""
+"""Label inference from splits: a feature party learns where trees split on its columns."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from vfl.core.registry import require_range
 
 
 class Splits(Attack):
-    """Infers labels from the splits on the attacker's columns, with a few known labels for fitting.
+    """Infers labels from splits on the attacker's columns; a few known labels fit a regression.
 
-    A split shows that labels differ between its two sides, but not which side has more of a class.
-    The sides of a row at all splits on a column are summed to one number, in which the n-th split
-    of the forest has weight n^-decay. This number changes most at the values where the column
-    separates labels. A logistic regression on one such number per column has few coefficients, and
-    its penalty favours the columns that were split first. Without splits on the party's columns,
-    the attack uses the columns themselves, like an attacker without trees.
+    A split shows that labels differ between its left and right rows, but not which class is more
+    frequent on the left. For each column, a row gets one number: the sum of its directions (left 1,
+    right 0) at all splits on the column; the n-th split of the forest has weight n^-decay. This
+    number changes most at the values where the column separates labels. A logistic regression on
+    one such number per column has few coefficients. Its penalty favours the columns of the first
+    splits, whose numbers have a larger variance. If no split is on the party's columns, the attack
+    reads the columns themselves, like an attacker without trees.
 
     Args:
         decay: exponent by which the weight of later splits falls; 0 gives all splits the same
             weight.
-        strength: weight of the log loss relative to the squared (L2) penalty.
+        strength: weight of the log loss relative to the squared (L2) penalty in the logistic
+            regression.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -45,8 +47,8 @@ class Splits(Attack):
         known, asked = (
             numbers_of_splits(view, seen, self.decay) for seen in (view.leaked, view.targets)
         )
-        # All numbers are divided by the same scale, so that the penalty still favours numbers with
-        # a larger variance.
+        # All numbers are divided by the same number, so that the penalty still favours columns
+        # whose numbers have a larger variance.
         mean, spread = asked.mean(0), asked.std(0).max().clamp_min(1e-9)
         learned = fit_logistic(
             (known - mean) / spread, view.leaked.labels, view.classes, self.strength
@@ -55,10 +57,10 @@ class Splits(Attack):
 
 
 def numbers_of_splits(view: View, seen: GrantedRows, decay: float) -> Tensor:
-    """Return one number per column from split answers of rows, or the inputs without any split.
+    """Return one number per column from rows' directions at splits, or the inputs without splits.
 
     Args:
-        view: grants inputs and the protocol.
+        view: a view with grants for inputs and the protocol's messages.
         seen: target rows or leaked rows of the view.
         decay: see `Splits`.
     """

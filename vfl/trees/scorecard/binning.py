@@ -1,9 +1,10 @@
-"""Merge of fine bins into few bins that separate good from bad rows, using only counts.
+"""Merge of fine bins into few bins that separate good from bad rows; it needs only counts.
 
-Dynamic programming over neighbouring bins finds the merge with the largest information value
-(Navas-Palencia 2020 states the problem for integer programming). The bad rate of an ordered
-column's bins can be restricted to only rise or only fall. Categories are first sorted by their bad
-rate. Missing cells have a bin of their own.
+Dynamic programming over adjacent bins finds the merge with the largest information value
+(Navas-Palencia 2020 states the same problem for integer programming). For an ordered column, the
+bad rate can be restricted so that it only rises, or only falls, from bin to bin. Categories are
+first sorted by their bad rate, so that adjacent bins can be merged. Missing cells always have a
+merged bin of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 
 from vfl.trees.scorecard.statistics import evidence
 
-#: Restriction on the bad rate from bin to bin: "none", or "auto" for the better of both directions.
+#: Restriction of the bad rate from bin to bin: "none" for no restriction; "auto" for only rising or
+#: only falling, whichever is better.
 Monotone = Literal["none", "auto"]
 
 
@@ -30,17 +32,17 @@ def merged(
 ) -> np.ndarray:
     """Return the number of the merged bin for each fine bin, int64, axes (fine bins,).
 
-    Missing cells get the last merged bin.
+    Missing cells have the merged bin with the highest number.
 
     Args:
         counts: number of good and of bad rows in each fine bin, axes (fine bins, 2); the last bin
             is that of missing cells.
         categorical: whether the fine bins have no order.
         most: largest number of merged bins, without the bin of missing cells.
-        least_rows: smallest number of rows of a merged bin, except the bin of missing cells.
-        monotone: "auto" makes the bad rate only rise, or only fall, whichever gives the larger
+        least_rows: smallest number of rows in a merged bin, except in the bin of missing cells.
+        monotone: "auto" lets the bad rate only rise, or only fall, whichever gives the larger
             information value.
-        sign: 1 makes the bad rate rise, -1 makes it fall; 0 allows both directions.
+        sign: 1 lets the bad rate only rise, -1 lets it only fall; 0 allows both directions.
 
     >>> merged(np.array([[90, 10], [80, 20], [10, 90], [20, 80], [5, 5]]), most=2)
     array([0, 0, 1, 1, 2])
@@ -65,19 +67,20 @@ def merged(
 def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.ndarray, int]:
     """Join fine bins to cells, until each cell has either at least `floor` rows or no rows.
 
-    If the bins have an order, neighbours are joined. Categories below the floor share one cell; if
-    this cell stays below the floor, they join the largest category. The bin of missing cells is
-    treated the same way.
+    In an ordered column, adjacent bins are joined. Categories with fewer rows than the floor share
+    one cell; if this cell has fewer rows than the floor, it joins the largest category. The bin of
+    missing cells joins the shared cell, or an ordered column's largest cell, if it has fewer rows
+    than the floor.
 
     Args:
         rows: number of rows in each fine bin, int64, axes (fine bins,); the last bin is that of
             missing cells.
-        floor: smallest number of rows of a cell.
+        floor: smallest number of rows in a cell that has rows.
         categorical: whether the fine bins have no order.
 
     Returns:
-        The cell of each fine bin, int64, and the number of cells. The last cell is the bin of
-        missing cells, or empty if that bin was joined to another cell.
+        For each fine bin, the number of its cell, int64; and the number of cells. The last cell is
+        the bin of missing cells; it is empty if that bin was joined to another cell.
 
     >>> with_floor(np.array([30, 4, 9, 25, 5]), 10, categorical=False)
     (array([0, 1, 1, 2, 0]), 4)
@@ -110,12 +113,12 @@ def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.n
 
 
 class _Segments:
-    """All ranges of neighbouring fine bins, with information-value term and bad rate.
+    """All ranges of adjacent fine bins, with their information-value terms and bad rates.
 
     Args:
         values: number of good and of bad rows in each fine bin, in order, axes (fine bins, 2).
-        totals: number of good and of bad rows in all bins, missing cells included.
-        least_rows: smallest number of rows of a range.
+        totals: number of good and of bad rows in all bins, including the bin of missing cells.
+        least_rows: smallest number of rows that a range needs to become a merged bin.
     """
 
     def __init__(self, values: np.ndarray, totals: np.ndarray, least_rows: int) -> None:
@@ -130,16 +133,17 @@ class _Segments:
         self._rates = inside[:, :, 1] / np.maximum(rows, 1)
 
     def best(self, most: int, sign: int) -> tuple[float, np.ndarray]:
-        """Return the largest information value of a merge, and the ends of its bins in order.
+        """Return a merge's largest information value, and where its merged bins end, in order.
 
-        The last end is the number of fine bins.
+        An end is a number of fine bins; the last end is the number of all fine bins.
 
-        If there are too few rows for any merge, all fine bins form one bin.
+        If there are too few rows for any merge, all fine bins form one merged bin.
         """
         count = self._count
         found = (-math.inf, np.array([count]))
-        # For each range (start, end]: the largest information value of a merge of the fine bins up
-        # to `end` whose last bin is this range, and the start of the previous bin.
+        # For each range (start, end] of fine bins, consider the merges of the fine bins up to `end`
+        # whose last merged bin is this range: the largest information value of such a merge, and
+        # where its previous merged bin starts.
         value, steps = np.full_like(self._gains, -np.inf), list[np.ndarray]()
         value[0] = self._gains[0]
         for _ in range(max(1, most)):
@@ -151,7 +155,7 @@ class _Segments:
         return found
 
     def _longer(self, value: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
-        """Extend each merge by one bin; return the values, and the start of the previous bin."""
+        """Extend each merge by one merged bin; return values, and starts of the previous bins."""
         longer, before = np.full_like(value, -np.inf), np.zeros(value.shape, np.int64)
         for start in range(1, self._count):
             ahead = value[:start, start]
@@ -172,7 +176,7 @@ class _Segments:
         return longer, before
 
     def _ends(self, last: int, steps: list[np.ndarray]) -> np.ndarray:
-        """Return the ends of a merge's bins, given the start of its last bin."""
+        """Return where the merged bins of a merge end, given the start of its last merged bin."""
         ends = [self._count]
         for before in reversed(steps):
             ends.append(last)
@@ -181,7 +185,7 @@ class _Segments:
 
 
 def _last_records(values: np.ndarray) -> np.ndarray:
-    """Return, for each position, the index of the largest value up to this position."""
+    """Return, for each position, the index of the largest value among those up to this position."""
     highest = np.maximum.accumulate(values)
     new = np.concatenate([[True], highest[1:] > highest[:-1]])
     found: np.ndarray = np.maximum.accumulate(np.where(new, np.arange(len(values)), 0))

@@ -1,6 +1,6 @@
-"""The page of a scorecard: points, columns, score separation, each party's knowledge.
+"""The page of a scorecard: points, columns, separation of scores, and each party's knowledge.
 
-The same content is also written as plain text.
+The same content is also written as a plain text file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from vfl.trees.scorecard.loaded import Line, LoadedCard
 from vfl.trees.scorecard.mode import Scorecard
 
 PAGE, TEXT = "scorecard.html", "scorecard.txt"
-#: Names that credit scoring uses for ranges of the information value and of the stability index
-#: (Siddiqi 2006).
+#: Names that credit scoring uses for ranges of the information value, and for ranges of the
+#: stability index (Siddiqi 2006).
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
 _TOO_STRONG = "suspicious"
 _STABLE, _SHIFTED = 0.1, 0.25
@@ -44,7 +44,7 @@ _PART_NAMES = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def write_card(path: Path) -> tuple[Path, Path]:
-    """Write a run's scorecard into its folder as page and as plain text; return both paths.
+    """Write a run's scorecard into the run's folder, as page and as plain text; return both paths.
 
     Args:
         path: folder of the run.
@@ -115,7 +115,7 @@ def card_page(loaded: LoadedCard) -> Content:
 
 
 def card_text(loaded: LoadedCard, content: Content) -> str:
-    """Return the scorecard as plain text, for a file that a supervisor can archive."""
+    """Return the scorecard as plain text, for a file that a supervisory authority can archive."""
     head = f"Scorecard {loaded.experiment.name}"
     said = [head, "=" * len(head), "", content.sentence, content.glance.sentence, *content.notes]
     parts = []
@@ -168,7 +168,7 @@ def card_json(loaded: LoadedCard) -> dict[str, Any]:
 
 
 def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
-    """Return a bin's facts for display: only its points if it has fewer rows than the floor."""
+    """Return the facts to show about a bin: only its points if it has fewer rows than the floor."""
     goods, bads = column.counts[number].tolist()
     points = int(column.points[number])
     if goods + bads < floor:
@@ -182,7 +182,7 @@ def bin_facts(column: CardColumn, number: int, floor: int) -> dict[str, Any]:
 
 
 def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
-    """Return a table with one line per bin of some columns; empty bins are left out."""
+    """Return a table with one line per merged bin of chosen columns, without empty bins."""
     floor, rows = loaded.mode.floor, int(loaded.card.totals.sum())
     found = []
     for line in lines:
@@ -207,7 +207,7 @@ def points_table(loaded: LoadedCard, lines: Sequence[Line]) -> Table:
 
 
 def columns_table(loaded: LoadedCard) -> Table:
-    """Return a table with one line per column, most informative first, with correlations."""
+    """Return a table with one line per column, the most informative first, with correlations."""
     card, lines, found = loaded.card, loaded.lines, []
     inflation = card.inflation(on_card=False)
     for place, line in enumerate(lines):
@@ -248,7 +248,7 @@ def regression_table(loaded: LoadedCard) -> Table:
 
 
 def strength(value: float) -> str:
-    """Return the name that credit scoring uses for an information value.
+    """Return credit scoring's name for the strength of a column with this information value.
 
     >>> strength(0.2), strength(0.7)
     ('medium', 'suspicious')
@@ -353,7 +353,7 @@ def _doubts(loaded: LoadedCard) -> list[str]:
 
 
 def _of_scores(loaded: LoadedCard) -> list[Section]:
-    """Return sections on separation and calibration of scores, for one split of rows at a time."""
+    """Return the sections about how well scores separate and predict, one per split of rows."""
     scores = {part: one for part, one in loaded.card.scores.items() if one.rows}
     head = ["rows", "count", "bad rate", "AUC", "Gini", "KS", "stability"]
     table = []
@@ -400,7 +400,7 @@ def _apart(scores: Scored, part: str) -> Drawing:
 
 
 def _expected(loaded: LoadedCard, scores: Scored) -> float:
-    """Return the bad rate that the scores predict on average."""
+    """Return the mean bad rate that the scores of the rows predict."""
     rows = scores.counts.sum(axis=1)
     likely = expit(-loaded.mode.scale.log_odds(scores.values))
     return float((likely * rows).sum() / max(1, rows.sum()))
@@ -434,7 +434,7 @@ def _bands(loaded: LoadedCard, scores: Scored) -> Table:
 
 
 def _of_correlation(loaded: LoadedCard) -> Section:
-    """Return the section of the most correlated pairs of columns."""
+    """Return the section about the pairs of columns with the highest correlations."""
     lines, found = loaded.lines, []
     for one in range(len(lines)):
         for other in range(one):

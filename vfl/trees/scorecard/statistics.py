@@ -1,7 +1,8 @@
 """Statistics of binned columns, computed from counts and sums over rows.
 
-Goods and bads are the rows of the good and of the bad class. If a bin has rows of only one class,
-half a row is added to both classes, so that the weight of evidence is finite (Siddiqi 2006).
+Goods are the rows of the good class, and bads the rows of the bad class. If a bin has rows of only
+one class, half a row is added to each class, so that the weight of evidence is finite (Siddiqi
+2006).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ def evidence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each bin's weight of evidence and information-value term; axes (bins,) each.
 
-    The weight is ln(share of goods / share of bads), and the term is this weight times the
-    difference of both shares (Siddiqi 2006).
+    The weight is ln(share of all goods / share of all bads) in the bin; the term is this weight
+    times the difference of these two shares (Siddiqi 2006).
 
     Args:
         counts: number of good and of bad rows in each bin, axes (bins, 2).
         totals: number of good and of bad rows in all bins, axes (2,).
-        floor: smallest number of rows; bins with fewer rows get a weight and a value of 0, so that
-            other parties learn nothing about them.
+        floor: smallest number of rows; a bin with fewer rows gets a weight and a term of 0, so that
+            other parties learn nothing about it.
 
     >>> weights, values = evidence(np.array([[80, 20], [20, 80]]), np.array([100, 100]))
     >>> weights.round(4), values.sum().round(4)
@@ -39,12 +40,12 @@ def evidence(
 
 
 def stability(expected: np.ndarray, counted: np.ndarray) -> float:
-    """Return the population stability index of binned rows."""
+    """Return the population stability index of counts per bin, relative to expected counts."""
     return float(population_stability_index(torch.from_numpy(expected), torch.from_numpy(counted)))
 
 
 def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
-    """Return mean and standard deviation of weights of evidence over rows; 0 if all are equal.
+    """Return mean and standard deviation (0 if all are equal) of weights of evidence over rows.
 
     Args:
         weights: weight of evidence of each bin.
@@ -60,7 +61,7 @@ def standard(weights: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
 
 
 def correlations(columns: np.ndarray) -> np.ndarray:
-    """Return Pearson's correlation of all pairs, axes (columns, columns); 0 for constant columns.
+    """Return Pearson's correlation of each pair of columns; 0 with a constant column.
 
     Args:
         columns: axes (rows, columns).
@@ -74,7 +75,7 @@ def correlations(columns: np.ndarray) -> np.ndarray:
 
 
 def variance_inflation(correlation: np.ndarray) -> np.ndarray:
-    """Return 1 / (1 - R^2) of each column, regressed on all other columns; axes (columns,).
+    """Return 1 / (1 - R^2) of each column's regression on all other columns; axes (columns,).
 
     The result is the diagonal of the inverse correlation matrix (Marquardt 1970); it is infinite if
     the other columns determine a column.
