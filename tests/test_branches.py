@@ -139,7 +139,7 @@ def test_a_killed_training_of_clients_goes_on_to_the_same_models(
         (None, {}, "so they need"),
         (CLIENT, {"branches": 1}, "one party with branches, and 0 have"),
         (CLIENT | {"sampling": "shuffled"}, {}, "dp.sampling = 'poisson'"),
-        ({"noise": 1.0, "quantile": 0.5}, {}, "rows at one place"),
+        ({"noise": 1.0, "quantile": 0.5}, {}, "rows together"),
     ],
 )
 def test_what_does_not_go_with_branches_is_refused(dp, changes, why):

@@ -27,7 +27,7 @@ _KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
 
 @dataclass(frozen=True)
 class Changed:
-    """New text of a file, which parses to the intended settings."""
+    """New text of a TOML file; parsed, the text gives the intended settings."""
 
     path: Path
     text: str
@@ -65,8 +65,8 @@ class Edit:
             raise ConfigError(
                 "this file has a layout that this command does not edit",
                 where=str(path),
-                want="a header for each table, [parties.NAME] for a party, each setting in one "
-                "place",
+                want="each table under its own header, such as [parties.NAME] for a party, and "
+                "each setting only once",
                 fix="change it to this layout, or make the change by hand",
             )
         return Changed(path, after, checked)
@@ -107,12 +107,12 @@ def _parses(text: str) -> bool:
 
 
 def below(text: str, table: str, new: Sequence[str]) -> str:
-    """Insert a table after the last of its kind; the next table keeps the comments above it."""
+    """Insert a TOML table after the last table of this name; comments above the next table stay."""
     return _inserted(text, lambda item: item.key[0] == table, ["", *new])
 
 
 def with_settings(text: str, table: tuple[str, ...], settings: Mapping[str, Any]) -> str:
-    """Set some settings of a table in a TOML text; other settings stay unchanged.
+    """Set some settings of one TOML table in a text; all other settings stay unchanged.
 
     The lines of a setting stay unchanged if the setting keeps its value; comments are always kept.
     """
@@ -161,7 +161,7 @@ def _has_setting(text: str, key: tuple[str, ...]) -> bool:
 
 
 def _inserted(text: str, after: Callable[[Item], bool], new: Sequence[str]) -> str:
-    """Insert lines after the last item that matches, or else at the end."""
+    """Insert lines after the last item for which `after` is true, or else at the text's end."""
     lines = _ended(text).splitlines(keepends=True)
     end = max((item.stop for item in items_of(lines) if after(item)), default=len(lines))
     return "".join([*lines[:end], *(f"{one}\n" for one in new), *lines[end:]])
@@ -183,12 +183,12 @@ def _commented(before: str, written: str) -> str:
 
 
 def _comments_of(text: str) -> list[str]:
-    """Return the comments among the lines of a setting; its strings may contain "#" as well."""
+    """Return the comments in a setting's lines; a "#" inside a string begins no comment."""
     return [found[1].rstrip() for found in _STRING_OR_COMMENT.finditer(text) if found[1]]
 
 
 def without_keys(text: str, keys: Sequence[tuple[str, ...]]) -> str:
-    """Remove some tables and settings, with the comments directly above table headers."""
+    """Remove some tables and settings, and the comments directly above the tables' headers."""
     lines, gone = text.splitlines(keepends=True), set[int]()
     for item in items_of(lines):
         if any(item.key[: len(key)] == key for key in keys):

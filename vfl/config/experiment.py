@@ -1,6 +1,6 @@
 """The experiment: model, parties and training settings.
 
-This file contains no private setting of a party.
+An experiment's file contains no private setting of a party.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _LEAST_MEMORY = 64 * 2**20
-#: Number of different values of a frame's step, which is an unsigned 32-bit field.
+#: Number of different step numbers in a frame's header, whose field is an unsigned 32-bit integer.
 MAX_STEPS = 2**32
-#: Value of `model` for a neural network with bottoms and a top; every other model is a secure mode.
+#: Value of `model` for a neural network with bottom models and a top model; every other model is a
+#: secure mode.
 NETWORK = "network"
 
 
 #: Metrics of the validation rows that can select the best epoch; only the label party computes
 #: them.
 Measure = Literal["loss", "accuracy", "auc", "log_loss", "f1", "hit_rate", "rmse", "mae", "r2"]
-#: Metrics for which a lower value is better, and metrics of a regression.
+#: Metrics of which a lower value is better (FALLING), and metrics of a regression (OF_NUMBERS).
 FALLING, OF_NUMBERS = ("loss", "log_loss", "rmse", "mae"), ("loss", "rmse", "mae", "r2")
 #: Treatment of rows that some feature party does not have.
 MissingRows = Literal["intersection", "token"]
@@ -113,9 +114,9 @@ class TableSettings(Settings):
         separator, encoding, decimal, skip_lines: format of a CSV file; `skip_lines` is the number
             of lines above the column names. Encodings have Python's names, such as "cp1251" or
             "shift_jis".
-        missing: further texts that stand for a missing cell; or such texts by column, with "*" for
-            all other columns. Words such as NA also stand for a missing cell in columns of numbers
-            and dates, unless the column's list is empty.
+        missing: further texts that stand for a missing cell of the table; or such texts by column,
+            with "*" for all other columns. Words such as NA also stand for a missing cell in
+            columns of numbers and dates, unless the column's list is empty.
         dates: text columns that contain dates, with their format, such as "%d.%m.%Y"; several
             formats are joined with "|".
         numbers: text columns that contain numbers with a currency, digit grouping or a percent
@@ -125,14 +126,15 @@ class TableSettings(Settings):
             equal.
         bins: largest number of bins into which a number column is divided
             (`vfl.datasets.encode.BinnedColumn`); 0 standardises numbers instead.
-        tokenizer: name of a pretrained model on this machine, whose tokenizer is used. In a data
-            set of texts, its tokens replace words; in a table, they replace each party's text
-            columns. Each input value is the number of a token plus 1; 0 is padding.
-        length: number of tokens, words or items of a row; by default 256 tokens for texts of a
-            table.
-        repeats: row that is used for an id that several rows have: "first"; "latest:COLUMN", by a
-            column of dates or numbers; or "mean", which averages numbers and uses the first cell in
-            other columns. By default, repeated ids are an error.
+        tokenizer: name of a pretrained language model on this machine, whose tokenizer is used. In
+            a data set of texts, the tokenizer's tokens replace words; in a table, they replace each
+            party's text columns. Each input value is a token's number in the tokenizer's vocabulary
+            plus 1; 0 is padding.
+        length: number of tokens, words or items in each row's input; by default 256 tokens for
+            texts of a table.
+        repeats: choice of one row for an id that several rows have: "first"; "latest:COLUMN", by a
+            column of dates or numbers; or "mean", which averages numbers and uses the first row's
+            value in other columns. By default, repeated ids are an error.
     """
 
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -161,26 +163,26 @@ class DataSettings(TableSettings):
         id_rules: rules that normalise the ids of all parties before a private alignment.
         alignment: folder (relative to the experiment's file) of a private alignment of the parties'
             own tables, which determines rows and their order; in a project, the alignment's name.
-        missing_rows: "intersection" leaves out rows that some party lacks. "token" keeps each row
-            of the label party that at least one feature party has; in place of a missing cut, the
-            label party learns a vector.
+        missing_rows: "intersection" leaves out rows that at least one party lacks. "token" keeps
+            each row of the label party that at least one feature party has; the label party learns
+            a vector that replaces the cut-layer activations of a row that a party lacks.
         validation, test: shares of the rows for validation and for test.
         split: method that assigns rows to training, validation and test. "stratified" gives each of
-            them the same share of every class, which needs all labels in one process; "shuffled"
-            ignores labels. None stands for "shuffled" in trainings, and for "stratified" in
-            comparisons and grids of classes.
+            the three splits the same share of every class, which needs all labels in one process;
+            "shuffled" ignores labels. None stands for "shuffled" in trainings, and for "stratified"
+            in comparisons and grids with class labels.
         memory: approximate memory, such as "1GiB", for a table whose rows are stored on disk in
             unnamed files in TMPDIR; None keeps the rows in memory. A party's own file sets the
             memory for its own table.
-        rows: largest number of rows: of a data set by name, the first rows are used; of tables,
-            rows are drawn by the seed from those that all parties have.
+        rows: largest number of rows: of a data set by name, the first rows are used; of tables, the
+            rows are drawn with the seed from the rows that all parties have.
         folds, fold: test on fold number `fold` (counted from 1) of this many equal folds, which
             have equal numbers of rows of each class; `validation` is then a share of all other
             rows.
         side, classes: `side` is the height and width of images in pixels; `classes` is the number
             of classes to keep, counted from the first class.
-        vocabulary: number of different word codes, including the codes for padding and for unknown
-            words.
+        vocabulary: number of different token numbers, including the numbers for padding and for
+            unknown words.
     """
 
     source: str = "digits"
@@ -204,14 +206,14 @@ class PartySettings(Settings):
     """A party that has feature columns.
 
     Attributes:
-        width: width of its cut, in values per row.
-        bottom: spec of its bottom model.
-        columns: names or globs of its columns; None assigns an equal share of the columns in file
-            order.
+        width: width of the party's cut, in values per row.
+        bottom: spec of the party's bottom model.
+        columns: names or globs of the party's columns; None assigns an equal share of the columns
+            in file order.
         source: the party's table, or the party.toml that describes it (only for one process).
         branches: number of branches that the party's rows are divided among, in equal parts that
-            are drawn from the public seed. The branches train the bottom model together, with
-            differential privacy (only for one process).
+            are drawn from the public seed. The branches train the party's bottom model together,
+            with differential privacy (only for one process).
         shape: axes of one row as an image (channels, height, width); None keeps a row as columns.
         augment: specs of augmentations of the party's rows in each training step, joined with a
             plus (`vfl list augmentations`); in a project, the party's own file has this setting.
@@ -232,7 +234,7 @@ class LabelSettings(Settings):
     Attributes:
         party: name of the party; if it is also one of `parties`, it has feature columns.
         column: name of the label column in the party's table.
-        task: whether labels are classes or numbers.
+        task: whether labels are classes ("classification") or numbers ("regression").
         top: spec of the top model.
         loss: spec of the training loss (`vfl list losses`); None is cross-entropy for classes and
             squared error for numbers.
@@ -259,9 +261,9 @@ class TaskSettings(LabelSettings):
     """An additional label party with its own labels for the same rows and bottoms (multi-task).
 
     Attributes:
-        weight: weight of this party's gradients at the feature parties; the gradients of [label]
-            have weight 1.
-        source: the party's table, if parties have separate tables.
+        weight: weight of this party's gradients when feature parties add the gradients of all label
+            parties; the gradients of [label] have weight 1.
+        source: the additional label party's table, if parties have separate tables.
     """
 
     weight: float = Field(default=1.0, gt=0, le=1e6)
@@ -269,15 +271,16 @@ class TaskSettings(LabelSettings):
 
 
 class MiddleSettings(Settings):
-    """A third party without data between bottom models and head (U-shape); receives every cut.
+    """A third party without data between bottom models and head (U-shape); it receives every cut.
 
     Attributes:
         party: its name.
         width: width of the party's output, which is the input of the head; `label.top` is the spec
             of the head.
-        model: spec of its model, which processes the merged cuts like a bottom model.
-        codec: codec of this party's output and of the output's gradient; `codec` is the codec of
-            the cuts.
+        model: spec of the third party's model, whose input is the merged cuts; the specs are those
+            of bottom models.
+        codec: codec of this party's output and of the output's gradient; the experiment's own
+            setting `codec` applies to the cuts of the feature parties.
     """
 
     party: PartyName = "middle"
@@ -292,28 +295,29 @@ class TrainSettings(Settings):
     Attributes:
         epochs, batch_size: number of passes over the training rows, and number of rows per
             exchange.
-        optimizer, learning_rate, momentum, weight_decay: the optimiser of every party; its spec
-            sets further options (`vfl list optimizers`); momentum is for sgd.
+        optimizer, learning_rate, momentum, weight_decay: the optimiser of every party; the
+            optimiser's spec can set further options (`vfl list optimizers`); momentum is for sgd.
         schedule: spec of the learning-rate schedule over the epochs (`vfl list schedules`); "none"
-            is a constant rate.
-        warmup_steps: number of first batches over which the learning rate rises linearly to the
-            schedule's value; 0 turns this off.
-        clip_norm: largest Euclidean norm of the gradient of each party's own weights in a step; 0
+            keeps the learning rate constant.
+        warmup_steps: number of batches at the start over which the learning rate rises linearly to
+            the schedule's value; 0 turns the warm-up off.
+        clip_norm: largest Euclidean norm, in one step, of the gradient of a party's own weights; 0
             turns clipping off. No party can compute the norm over all parties' gradients.
-        checkpoint_every: number of exchanges between two checkpoints.
+        checkpoint_every: number of exchanges (batches) between two checkpoints.
         in_flight: largest number of cuts that may wait for their gradients at the same time. With
-            1, training is exact. With m, only 1/m of a slow network link's delay is noticed, but
-            each gradient belongs to weights that are m - 1 steps old.
+            1, each gradient belongs to the current weights. With m, a training waits only 1/m of
+            the time for a slow network, but each gradient belongs to weights that are m - 1 steps
+            old.
         local_steps: number of optimiser steps of every party per exchange; steps after the first
             one use the same batch, with the cuts and gradients of the exchange again.
-        local_angle: largest angle in degrees by which a row's cut (at the label party, its
+        local_angle: largest angle in degrees by which a row's cut (at the label party, the cut's
             gradient) may have turned since the exchange. In the further steps, the weight of a row
-            is the cosine of this angle, and 0 beyond the limit; a limit of 0 gives all rows the
-            same weight.
+            is the cosine of this angle, and 0 if the angle is larger than the limit; a limit of 0
+            gives all rows the same weight.
         precision: "bfloat16" runs forward passes in automatic mixed precision; messages always
             contain float32.
-        compile: whether bottoms, top and middle run under `torch.compile`; compilation takes
-            minutes, so this pays only for networks with long steps.
+        compile: whether bottom, top and middle models run under `torch.compile`; compilation takes
+            minutes, so this setting pays only for networks with long steps.
         patience: number of epochs without a better validation metric after which training stops; 0
             never stops early.
         keep: "best" keeps the weights with the best validation metric, "last" the weights of the
@@ -369,22 +373,23 @@ class DPSettings(Settings):
         noise: noise multiplier of the whole network: the standard deviation of all parties' noise
             together, over their joint sensitivity. Both are in units of each party's clipping norm.
         delta: delta of every epsilon; must be smaller than 1 over the number of training rows.
-        clip: clipping norm of the gradient of one row at one party, over all weights of the party.
+        clip: clipping norm of the gradient of one row at one party, over all weights of this
+            party's model.
         clips: clipping norms of single parties, which replace `clip`, by party. A row's gradient
             grows with the square root of the number of a party's columns, and each party's noise
             grows with its clipping norm. Equal norms therefore favour a party with few columns.
         clip_by: "half" clips the gradient of all weights of a party together; "layer" clips each of
             n layers to clip / sqrt(n).
         quantile: target share of rows whose gradients are not clipped. Each clipping norm starts at
-            `clip`, and noisy counts, which cost a part of the budget, adapt the norm to this share;
-            None keeps the norms constant.
+            `clip` and is then adapted to this share by noisy counts of rows, which cost a part of
+            the budget; None keeps the norms constant.
         sampling: "poisson" draws each row independently for each step, so batch sizes vary and some
             batches are empty; "shuffled" uses every row once per epoch, without privacy
             amplification by sampling.
         accountant: method that computes epsilons; "pld" needs vfl[dp] at every party.
-        unit: unit that an epsilon protects: a "record", or a "client", which means all rows of one
-            branch of the party with branches. For clients, every party clips the mean gradient of
-            each branch's rows.
+        unit: unit of data that an epsilon protects: a "record", or a "client", which means all rows
+            of one branch of the party with branches. With "client", every party clips the mean
+            gradient of each branch's rows.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=10_000)
@@ -407,7 +412,7 @@ class TraceSettings(Settings):
     Attributes:
         phases: phases whose frames are stored: train, validation, test; a single name needs no
             list.
-        epochs: epochs whose training and validation frames are stored; an empty list stands for
+        epochs: epochs of which training and validation frames are stored; an empty list stands for
             every epoch.
         snapshots: number of epochs between two snapshots of the party's own weights; 0 stores no
             snapshots.
@@ -430,20 +435,22 @@ class FederationSettings(Settings):
 
     Attributes:
         superlink: host:port under which the feature parties reach the SuperLink.
-        stream_host: name or address of the stream for feature parties; the certificate contains it.
+        stream_host: host name or address at which the label party accepts streams of feature
+            parties; its certificate contains this name.
         stream_port: port for the streams of all sessions; 0 takes a free port at each start. If the
-            host is the same, the SuperLink's own port can also be used for the streams.
+            streams have the same host as the SuperLink, they can also share the SuperLink's port.
         bind_host: address on which the stream listens; empty means `stream_host`.
         certificate_days: lifetime of the SuperLink's certificate in days; `vfl up` renews the
             certificate when a third of its lifetime is left, but not earlier than 30 days before
             its end.
-        join_timeout_s: time limit for the SuperLink to start, and then for parties to join.
-        step_timeout_s: time limit for one frame from a party.
-        rejoin_window_s: time limit for a lost connection to be restored.
+        join_timeout_s: time limit in seconds for the SuperLink to start, and then for parties to
+            join.
+        step_timeout_s: time limit in seconds for one frame from a party.
+        rejoin_window_s: time limit in seconds for a lost connection to be restored.
         max_restarts: largest number of restarts of a training from its last checkpoint, after a
             party was lost.
-        restart_timeout_s: time limit for a lost party to return; Flower itself needs a minute to
-            detect that a process has ended.
+        restart_timeout_s: time limit in seconds for a lost party to return; Flower itself needs a
+            minute to detect that a process has ended.
     """
 
     superlink: ReachedAt = "127.0.0.1:8000"
@@ -464,7 +471,7 @@ class AlignSettings(Settings):
     Attributes:
         protocol: spec of the protocol that finds the common ids.
         table: rows to align: "source" for the parties' tables, "predict" for the tables of rows to
-            predict. The setting `data.alignment` names the alignment.
+            predict. In the experiment, `data.alignment` sets the name of the alignment.
     """
 
     protocol: Spec = "ecdh"
@@ -497,24 +504,24 @@ class Experiment(Settings):
 
     Attributes:
         name: name of the experiment, with which the names of its runs begin.
-        purpose: purpose of the sessions, to which parties consent (`consent.purposes`); later
-            sessions of a run have the purpose of its training.
+        purpose: purpose of the training's session, to which parties consent (`consent.purposes`);
+            later sessions of a run have the purpose of the training.
         seed: seed of all public random draws, such as splits and the order of the rows.
         codec, defense: spec of the codec of cuts and gradients, and spec of the defense.
         merge: spec of the merger that makes the top's input from the cuts: concatenation
             ("concat"), sum, or another.
-        secure: the label party's knowledge of cuts: with "none" it receives every cut, with "sum"
-            only the sum of all cuts (which needs merge = "sum"). With "beaver" also no party has
-            the first-layer weights; with "permuted" no party has any weights. With "pea" parties
-            have separate rows, and no party sees another party's row, a gradient, or a model before
-            the final model. A file may set `model` instead of `secure`. The value "network" of
-            `model` means secure = "none"; another model, such as "trees", replaces bottoms, cuts
-            and top.
+        secure: secure mode, which limits what the label party learns of cuts: with "none" it
+            receives every cut, with "sum" only the sum of all cuts (which needs merge = "sum").
+            With "beaver", in addition, no party has the first-layer weights; with "permuted" no
+            party has any weights. With "pea" parties have separate rows, and no party sees another
+            party's row, a gradient, or a model before the final model. A file may set `model`
+            instead of `secure`. The value "network" of `model` means secure = "none"; another
+            value, such as "trees", is a model that replaces bottom models, cuts and top model.
         dp: differential privacy of the models; None trains without it.
-        trace: recording of all parties in one process; in a federation, each party's own file has
-            this setting.
-        middle: a third party without data that computes between bottoms and head; None if there is
-            no such party.
+        trace: recording of the messages of all parties in one process; in a federation, each
+            party's own file has this setting.
+        middle: a third party without data that computes between bottom models and head; None if
+            there is no such party.
         tasks: additional label parties, each with its own task and top; None if there are none.
     """
 
@@ -571,12 +578,12 @@ class Experiment(Settings):
 
     @property
     def has_own_tables(self) -> bool:
-        """Return whether one process runs all parties, with tables that the experiment names."""
+        """Return whether one process runs all parties, each with its table in the experiment."""
         return any(party.source for party in self.parties.values())
 
     @property
     def own_sources(self) -> dict[str, str]:
-        """Table or party file of each party; empty if all columns come from one table."""
+        """Path of each party's table or party file; empty if all columns come from one table."""
         found = {name: party.source for name, party in self.parties.items() if party.source}
         if found:
             found.setdefault(self.label.party, self.data.source)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
 from vfl.config.toml import Settings, several
 
-#: Placeholder in a spec for an integer that vfl finds.
+#: Placeholder in a spec for an integer that `vfl compare` searches for.
 WANTED = "?"
 _SEEDS = (0, 1, 2)
 
@@ -21,14 +21,15 @@ Specs = Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)
 Part = Literal["train", "validation", "test"]
 LabelMeasure = Literal["accuracy", "balanced_accuracy", "auc", "average_precision", "r2"]
 Baseline = Literal["scratch", "scratch_unlabelled", "raw", "pca", "random", "autoencoder"]
-#: Possible recordings of a training for attacks: frames of its training rows, frames of the last
-#: queries, or every bottom model after each epoch.
+#: Messages or models that a training can record for attacks: frames of its training rows, frames of
+#: its last prediction queries, or every bottom model after each epoch.
 Records = Literal["training", "queries", "snapshots"]
 _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
-#: Attacks that take about a second on ten thousand rows; the attacks of the thesis come first.
+#: Attacks that each take about a second on ten thousand rows; the first two kinds come from the
+#: master's thesis on which vfl is based.
 LIGHT = (
     "fine_tuning",
     "logistic",
@@ -37,7 +38,7 @@ LIGHT = (
     "fine_tuning:at=before",
     "kmeans",
 )
-#: Attacks that also use unlabelled rows, the inputs, and the bottom model itself.
+#: Attacks of `LIGHT`, and attacks that use unlabelled rows, the inputs, or the bottom model itself.
 HEAVY = (
     *LIGHT,
     "logistic:at=bottom",
@@ -59,19 +60,20 @@ PACKS: dict[str, tuple[str, ...]] = {
     "heavy": HEAVY,
     # Attacks on labels by a feature party; the packs "columns" and "members" contain other attacks.
     "labels": LIGHT,
-    # The two attacks of the thesis (section 4.4).
+    # The two attacks in section 4.4 of the master's thesis on which vfl is based.
     "thesis": ("fine_tuning", "kmeans"),
-    # Attacks of the quick profile; some read the bottom model, which noise on sent cuts does not
-    # affect.
+    # Attacks of the quick profile; some use the bottom model itself, which noise on the sent cuts
+    # does not change.
     "quick": ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans"),
-    # Attacks on numeric labels, which replace the four packs above for a regression.
+    # Attacks on numeric labels, which replace the four packs above if labels are numbers.
     "numbers": (
         "regression",
         "regression:at=bottom",
         "regression:at=bottom,learner=kernel",
         "regression:at=bottom,learner=neighbours",
     ),
-    # Attacks of a label party on received cuts; they also work if other parties have columns.
+    # Attacks by the label party on the inputs of received cuts; they also work if several parties
+    # have columns.
     "columns": (
         "inversion",
         "white_box_inversion",
@@ -100,21 +102,22 @@ class CompareSettings(Settings):
     """Settings of a comparison of codecs; `vfl train` ignores them.
 
     Attributes:
-        codecs: specs. In a codec with ``?``, such as ``topk:k=?``, the placeholder is replaced by
-            the largest integer for which the training frame does not exceed a level.
+        codecs: specs. In a codec with ``?``, such as ``topk:k=?``, the placeholder becomes the
+            largest integer for which a training frame is not larger than an entry of `levels`.
         seeds: seeds of the trainings; by default 0, 1 and 2, unless `folds` is given.
         folds: number of folds of a cross-validation that replaces seeds: one training per fold,
             tested on the fold's rows.
-        levels: allowed sizes of the cut's training frame, in percent of dense float32; only for
-            codecs with ``?``.
-        accuracy: validation accuracies; for each, the report shows the bytes until it was reached.
-            A single accuracy needs no list.
-        measure: metric by which codecs are compared, as it is named in the records after
-            ``validation_`` and ``test_``. The default is AUC for two classes, or if one class has
-            more than 65 % of the rows; RMSE for numbers; else accuracy.
-        baseline: codec with which all other codecs are compared, repeat by repeat; by default the
-            first codec.
-        variants: lists of overrides; every codec is trained with each list.
+        levels: allowed sizes of a training frame of the cut, in percent of the size with dense
+            float32 values; only for codecs with ``?``.
+        accuracy: validation accuracies; for each of them, the report shows the number of bytes that
+            were sent until the training reached it. A single accuracy needs no list.
+        measure: metric by which codecs are compared, without the prefixes ``validation_`` and
+            ``test_`` of the records. The default is AUC for two classes, or if one class has more
+            than 65 % of the rows; RMSE for numbers; else accuracy.
+        baseline: codec with which all other codecs are compared, separately for each seed or fold;
+            by default the first codec.
+        variants: lists of overrides (``key=value``) of the experiment; every codec is trained with
+            each list.
     """
 
     codecs: Annotated[tuple[str, ...], BeforeValidator(several), Field(min_length=1)]
@@ -153,49 +156,53 @@ class CompareSettings(Settings):
 
 
 class GridSettings(Settings):
-    """Settings of a grid of victims, attacks and baselines; `vfl train` ignores them.
+    """Settings of a grid of victims (attacked models) and attacks; `vfl train` ignores them.
 
     Attributes:
         defenses: specs of defenses; for each defense, one victim is trained per seed. The
-            undefended model is trained as well, because a defense can only pass if an attack on
-            this model succeeds; with an empty list, it is the only victim.
-        codecs: specs of codecs; each codec makes a further undefended victim, because values that a
-            codec leaves out are not disclosed.
-        models: specs of other kinds of models, such as "trees:max_bin=8"; each makes a further
-            victim that replaces the experiment's model.
-        adversaries: specs of adversaries; each defense is trained honestly, and once with each
-            adversary.
-        known: largest number of training rows per class whose labels a feature-party adversary knew
-            before the training.
+            undefended model is trained as well, because a defense can only pass if an attack on the
+            undefended model succeeds; with an empty list, the undefended model is the only victim.
+        codecs: specs of codecs; each codec adds an undefended victim, because values that a codec
+            leaves out are not disclosed to an attacker.
+        models: specs of other kinds of models, such as "trees:max_bin=8"; each adds a victim in
+            which this model replaces the experiment's model.
+        adversaries: specs of adversaries; each defense is trained once without an adversary, and
+            once with each adversary.
+        known: largest number of training rows per class whose labels the adversary at a feature
+            party knew before the training.
         attacks: specs of attacks, or names of packs in `PACKS`.
         baselines: baselines of attacks: training from scratch on the leaked rows, with or without
             unlabelled rows, and the same attack on bottom models that were trained without labels.
             The default is all baselines but "autoencoder", which takes a minute of training.
-        baseline_attacks: attacks that also run on label-free bottoms; by default all attacks. With
-            fewer such attacks the best baseline is lower, so a defense passes less easily.
-        leaks: numbers of leaked labels per class, one for each point of a curve.
-        draws: number of draws of leaked rows per victim; the draws are the same for all defenses.
+        baseline_attacks: attacks that also run on bottom models trained without labels; by default
+            all attacks. With fewer such attacks, the best baseline score is lower, and a defense,
+            which must push attacks down to this score, passes less easily.
+        leaks: numbers of leaked labels per class, one number for each point of the curve that shows
+            an attack's score.
+        draws: number of random draws of the leaked rows per victim; all defenses have the same
+            draws.
         seeds: seeds; each seed gives one victim per defense.
         party: feature party that attacks; by default the first feature party.
         trained_by: "owner": a single owner trained the whole model and then gave the bottom model
             to the feature party; "split": the feature party trained the bottom model itself.
         leaks_from, unlabelled: splits from which the leaked rows, and the attacker's unlabelled
-            rows, are drawn. The test rows are the targets, so their labels never leak.
+            rows, are drawn. The attack's targets are the test rows, so labels of test rows never
+            leak.
         measure: metric of attacks on labels, by which defenses are ranked. "auto" is AUC for two
             classes, or if one class has more than 65 % of the rows; R2 for numeric labels; else
             accuracy. All metrics are stored.
-        margin: loss of accuracy that a defense may cause, in percentage points.
-        known_columns: number of a feature party's validation rows whose columns the label party
-            knows.
-        attribute: the victim's column, counted from 0, whose value above or below the mean is
-            inferred by attribute inference; by default the column that divides the training rows
-            most evenly.
-        pictures: number of test rows of each defense's first victim that are shown in charts of
-            angles and t-SNE; 0 shows none.
+        margin: largest loss of test accuracy that a defense may cause, in percentage points.
+        known_columns: number of validation rows for which the label party knows the values of an
+            attacked feature party's columns.
+        attribute: column of the attacked feature party, counted from 0; attribute inference infers
+            whether a row's value is above the mean; by default the column that divides the training
+            rows most evenly.
+        pictures: number of test rows that charts of angles and t-SNE show, for each defense's first
+            victim; 0 shows none.
         reconstructions: whether images from attacks on inputs are shown next to the true images; by
             default only for data sets by name, not for a party's own data.
-        record: recordings that trainings make for later attacks, see `Records`; if an attack needs
-            a missing recording, the victim is trained again.
+        record: data that trainings record for later attacks, see `Records`; if an attack needs data
+            that were not recorded, the victim is trained again.
     """
 
     defenses: Annotated[tuple[str, ...], BeforeValidator(several)] = (_UNDEFENDED,)
@@ -227,12 +234,12 @@ class GridSettings(Settings):
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """The victims: the undefended model, then one per defense, codec and other model."""
+        """The attacked models: the undefended one, then one per defense, codec and other model."""
         defenses = (spec for spec in self.defenses if spec != _UNDEFENDED)
         return (_UNDEFENDED, *defenses, *self.codecs, *self.models)
 
     def differs(self, victim: str) -> dict[str, str]:
-        """Return the settings in which a victim differs from the experiment."""
+        """Return the settings in which a victim's training differs from the experiment."""
         if victim in self.codecs:
             return {"codec": victim, "defense": _UNDEFENDED}
         if victim in self.models:
@@ -241,17 +248,17 @@ class GridSettings(Settings):
 
     @property
     def trainings(self) -> tuple[str, ...]:
-        """The honest training, and then the adversaries."""
+        """The trainings of a defense: without an adversary ("none"), then with each adversary."""
         return (_HONEST, *(spec for spec in self.adversaries if spec != _HONEST))
 
     @property
     def attack_specs(self) -> tuple[str, ...]:
-        """The attacks, with packs replaced by the specs that they contain."""
+        """The grid's attacks, with names of packs replaced by the specs in these packs."""
         return unpacked(self.attacks)
 
     @property
     def baseline_specs(self) -> tuple[str, ...]:
-        """The attacks that also run on label-free bottoms, with packs replaced by specs."""
+        """The attacks that also run on bottoms trained without labels; packs become their specs."""
         return unpacked(self.attacks if self.baseline_attacks is None else self.baseline_attacks)
 
     def of_task(self, task: str) -> GridSettings:
@@ -299,7 +306,7 @@ class GridSettings(Settings):
 
 
 class ValueSettings(Settings):
-    """Settings of `vfl value`, which also trains each party alone, and all columns together.
+    """Settings of `vfl value`, which trains on all columns and on each party's columns.
 
     Attributes:
         codecs, defenses: specs of codecs and defenses whose cost is measured, each in the split

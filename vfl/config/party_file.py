@@ -43,7 +43,8 @@ from vfl.core.storage import close_to_others, database_beside, is_database, swee
 
 MAX_RANKS = 64
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
-#: Environment variable with the number of ranks that a party's command requested, for its service.
+#: Environment variable by which a party's command passes the requested number of ranks to the
+#: party's service.
 RANKS_VARIABLE = "VFL_RANKS"
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments", "clients")
 #: Names of all files that vfl writes into a party's store.
@@ -84,8 +85,8 @@ class OwnData(TableSettings):
         source: CSV or Parquet file, relative to the party file. Alternatives: a Parquet file in an
             object store, "s3://BUCKET/KEY"; a database, "duckdb:FILE" or an SQLAlchemy URL; or a
             function, "package.module:function", that returns a pandas or Arrow table.
-        query, predict_query: SQL queries to a database; without `predict_query`, the rows of
-            `query` are predicted.
+        query, predict_query: SQL queries to a database, for the rows of the table and for the rows
+            to predict; without `predict_query`, the rows of `query` are predicted.
         predict: file with the rows to predict; None predicts the rows of `source`.
         id: column that identifies a row at all parties; with an alignment, several columns may be
             joined with plus signs.
@@ -134,7 +135,7 @@ Ranges = Annotated[dict[RangeName, Range], BeforeValidator(_by_dotted_names)]
 class Consent(Settings):
     """Limits of this party's consent to sessions.
 
-    A session that exceeds the limits is refused, and the error states the difference.
+    A session that exceeds the limits is refused, and the error names the exceeded limits.
 
     Attributes:
         codecs, defenses, secure: globs of accepted specs ("randtopk:*"). With secure = ["sum*"],
@@ -142,11 +143,11 @@ class Consent(Settings):
             compares only text; `ranges` limits the numbers in a spec.
         models: globs of specs of accepted models; "network" is the split neural network with
             bottoms and a top. With another model, such as "trees:*", messages contain data about
-            the cells themselves.
-        ranges: smallest and largest accepted value of a number in the terms ("train.learning_rate"
-            = [0, 1]), or of a plug-in's option ("defense.clipped_noise.norm" = [0.5, 10]). If this
-            field has no entry for a number, the default range applies; `vfl check` shows all
-            ranges.
+            single values of this party's table.
+        ranges: smallest and largest accepted value of a number in the session's terms
+            ("train.learning_rate" = [0, 1]), or of a plug-in's option ("defense.clipped_noise.norm"
+            = [0.5, 10]). If this field has no entry for a number, the default range applies; `vfl
+            check` shows all ranges.
         min_parties: smallest number of feature parties in a secure mode; by default 2, or 1 with a
             dealer.
         parties: names of parties that must be among the feature parties of a secure mode; their
@@ -162,23 +163,23 @@ class Consent(Settings):
             prepares the bottom model.
         max_bytes: largest number of bytes that one session may send and receive, estimated before
             it starts.
-        max_parameters: largest number of parameters of a bottom model from the session's terms,
-            with defense and codec; a bottom model from this file has no limit.
-        max_memory_bytes: largest memory in bytes for a bottom model from the session's terms, with
-            its optimiser, the activations of a batch, defense and codec.
+        max_parameters: largest number of parameters of a bottom model that the session's terms
+            define, with defense and codec; a bottom model from this file has no limit.
+        max_memory_bytes: largest memory in bytes for a bottom model that the session's terms
+            define, with its optimiser, the activations of a batch, defense and codec.
         max_parties: largest number of parties with columns in one session.
         max_batch_size: largest number of rows in one training batch.
         max_rows: largest number of different rows of the table in one session.
         min_common: smallest number of common ids of all parties in an alignment; a smaller number
             is not disclosed.
         min_ids: smallest number of ids in each other party's set in an alignment.
-        max_alignments: largest number of alignments per day, under all names together; each
-            alignment may disclose whether one more id is in this party's table.
-        max_id_ratio: largest number of ids in other parties' sets, over all alignments of a day and
-            padding included, per id of this party; with more ids, a set could be a dictionary of
-            all possible ids.
-        reuse_alignment_keys: whether alignments with `ecdh:reuse=true` may reuse this party's keys
-            later; the other party then sees which of its ids recur, or how many are new.
+        max_alignments: largest number of alignments per day, alignments of all names counted
+            together; each alignment may disclose whether one more id is in this party's table.
+        max_id_ratio: largest ratio of the number of ids in other parties' sets (over all alignments
+            of a day, padding included) to the number of this party's ids; with a larger ratio, a
+            set could be a dictionary of all possible ids.
+        reuse_alignment_keys: whether alignments with `ecdh:reuse=true` may use this party's keys
+            again later; the other party then sees which ids recur, or how many ids are new.
         explains: feature parties that may learn the Shapley value of each of their own columns for
             the prediction of a row; this value depends, through the trees, on this party's labels;
             see `--explain`.
@@ -188,15 +189,15 @@ class Consent(Settings):
             may query; further rows are refused temporarily.
         max_queries: largest number of queries for any single row in one serving session; None sets
             no limit.
-        max_epsilon: largest total epsilon for one row's inputs, under all names of runs together; a
-            session without an epsilon is then refused. None sets no limit.
-        max_statistics: largest number of exact statistics of its rows, such as the number of bad
-            rows in a bin or a correlation, that sessions under all names together may disclose; see
-            `protect=shared`. None sets no limit.
+        max_epsilon: largest total epsilon for one row's inputs, over runs of all names; a session
+            without an epsilon is then refused. None sets no limit.
+        max_statistics: largest number of exact statistics of this party's rows that all sessions
+            together may disclose, whatever the sessions' names; such a statistic is the number of
+            bad rows in a bin or a correlation; see `protect=shared`. None sets no limit.
         min_changed_rows: smallest number of training rows in which a session with exact statistics
-            must differ from each earlier session with other rows. With fewer changed rows, the
-            difference of both sessions' statistics would disclose these rows, so the session is
-            refused. 1 accepts any difference.
+            must differ from each earlier session that had other training rows. With fewer changed
+            rows, the difference of both sessions' statistics would disclose these rows, so the
+            session is refused. 1 accepts any difference.
         min_dp_noise: smallest accepted `dp.noise`; a training without DP-SGD, or with less noise,
             is refused.
         max_dp_epsilon: largest epsilon of one row for the models of a training. A training is
@@ -269,20 +270,21 @@ class ServeSettings(Settings):
             TLS).
         wait_ms: time in milliseconds that a batch waits for further requests.
         timeout_s: time limit of a request in seconds.
-        max_ids: largest number of rows of one request; a query to the parties has no more rows.
-        max_body_bytes: largest size of a request's body in bytes.
-        max_requests_per_second: largest number of requests per second with one token; the allowed
-            burst is that of one second.
+        max_ids: largest number of rows in one request; a query to the feature parties has at most
+            the same number of rows.
+        max_body_bytes: largest size in bytes of a request's body.
+        max_requests_per_second: largest number of requests per second with one token; the requests
+            of one second may arrive at once.
         max_rows_per_day: largest number of rows per UTC day with one token; "off" sets no limit.
         probability_decimals: number of decimals to which probabilities and contributions are
             rounded; "off" does not round.
         trusted_proxy: addresses of trusted proxies; their last X-Forwarded-For entry identifies the
             client.
-        explain: whether answers contain the contributions of parties, for which a query needs 32
-            more rows.
-        cache_rows: number of answers that are cached in memory; 0 turns the cache off.
-        partial: whether boosted trees answer if a feature party is absent; a network trained with
-            `data.missing_rows = "token"` always does.
+        explain: whether answers contain each party's contribution to the prediction, for which a
+            query needs 32 more rows.
+        cache_rows: number of answers that the service keeps in memory; 0 turns the cache off.
+        partial: whether boosted trees answer if a feature party is absent; a network that was
+            trained with `data.missing_rows = "token"` always answers.
     """
 
     host: Host = "127.0.0.1"
@@ -314,9 +316,9 @@ class MonitorSettings(Settings):
             machine needs TLS.
         allow: addresses and networks that may read the metrics, such as "10.0.4.0/24".
         certificate, key: PEM files for TLS.
-        spans: URL of an OpenTelemetry collector (OTLP over HTTP) that receives a span per session,
-            such as "http://127.0.0.1:4318/v1/traces"; an address outside this machine needs https.
-            None sends no spans. This setting needs the extra `otel`.
+        spans: URL of an OpenTelemetry collector (OTLP over HTTP) that receives one trace span for
+            each session, such as "http://127.0.0.1:4318/v1/traces"; an address outside this machine
+            needs https. None sends no trace spans. This setting needs the extra `otel`.
     """
 
     host: Host = "127.0.0.1"
@@ -338,16 +340,16 @@ class Node(Settings):
         key: this node's private key; the label party has registered the public key.
         api_port: local port of the SuperNode for its own processes; each SuperNode on a machine
             needs its own port.
-        ranks: number of processes at this party that share every batch of a training; each has all
-            rows and the model in memory. At a feature party, this is the largest number that the
-            party accepts.
+        ranks: number of processes of this party that share the computation of every batch of a
+            training; each process has all rows and the model in memory. At a feature party, this is
+            the largest number of processes that the party accepts.
         ranks_at: HOST:PORT in the party's own network at which rank 0 waits over TLS for ranks on
             other machines; empty if all ranks are on one machine.
         ranks_key: file, readable only by its owner, with a secret of 64 hexadecimal digits that all
             machines of the party share. Anyone with this secret can act as a rank, which sees the
             party's gradients and can change its weights.
-        rank_host: name or address of a further rank of the label party on this machine, for feature
-            parties; empty means the experiment's `stream_host`.
+        rank_host: host name or address at which feature parties reach a further rank of the label
+            party on this machine; empty means the experiment's `stream_host`.
     """
 
     superlink: ReachedAt = "127.0.0.1:8000"
@@ -365,8 +367,9 @@ class IdentityKeys(Settings):
 
     Attributes:
         key: this party's private identity key.
-        peers: folder with the public keys of the other feature parties and of a dealer, as
-            NAME.pub, received by a channel that the label party does not control.
+        peers: folder with the public keys of the other feature parties and of a dealer, in files
+            NAME.pub; the party received these keys by a channel that the label party does not
+            control.
     """
 
     key: str = "identity.key"
@@ -390,7 +393,7 @@ class OwnFile(Settings):
         return found
 
     def beside(self, name: str) -> Path:
-        """Return a path that the file names, resolved relative to the file's folder."""
+        """Return a path that is a setting of the file, resolved relative to the file's folder."""
         return self._path.parent / name if self._path else Path(name)
 
     @property
@@ -416,10 +419,10 @@ class PartyFile(OwnFile):
     Attributes:
         party: name of the party, as in the experiment.
         role: "data" for a party with a table. "dealer" has no data and deals randomness for other
-            parties' shared first layers. "middle" has no data and computes between other parties'
-            bottoms and the label party's head.
+            parties' shared first layers. "middle" has no data and computes between the feature
+            parties' bottom models and the label party's head.
         data: settings of the party's table; only the role "data" has a table.
-        store: folder for this party's weights, its secret and records of its runs.
+        store: folder for this party's weights, its secret and the records of its runs.
         bottom: bottom model that replaces the experiment's; "package.module:Class" is allowed.
         augment: augmentations of the party's rows in each training step, as specs joined with a
             plus; functions of tensors, "package.module:function", are allowed.
@@ -430,7 +433,8 @@ class PartyFile(OwnFile):
             the number only while a step becomes at least 1.2 times faster.
         trace: recording of this party's own messages in a training; other parties do not learn of
             it.
-        serve: settings of a label party's own service; options of `vfl serve` override them.
+        serve: settings of the prediction service, which a label party runs; options of `vfl serve`
+            override them.
         monitor: address at which `vfl up` serves this party's metrics; None serves no metrics.
     """
 
@@ -457,7 +461,7 @@ class PartyFile(OwnFile):
 
     @property
     def ranks(self) -> int:
-        """Number of this party's ranks in a training: its command's option, or `node.ranks`.
+        """Number of this party's ranks in a training: its command's option or `node.ranks`.
 
         Raises:
             ConfigError: the option is not an integer from 1 to 64.
@@ -480,7 +484,7 @@ class PartyFile(OwnFile):
 
     @property
     def source_path(self) -> Path | str:
-        """Path of the table, or address of its database."""
+        """Path of the party's table, or address of its database."""
         return self._source(self.table.source)
 
     @property
@@ -493,18 +497,19 @@ class PartyFile(OwnFile):
         return database_beside(name, folder) if is_database(name) else self.beside(name)
 
     def run_path(self, run: str) -> Path:
-        """Return the folder of a run in this party's store."""
+        """Return the folder of a run's files in this party's store."""
         return self.store_path / "runs" / run
 
     @property
     def predicts_others(self) -> bool:
-        """Return whether the rows to predict are not the rows of the table."""
+        """Return whether the rows to predict are in another table than the training rows."""
         return self.table.predict is not None or self.table.predict_query is not None
 
     def alignment_path(self, name: str, *, of_predicted: bool = False) -> Path:
-        """Return the folder of an alignment's versions here, for the table or rows to predict.
+        """Return the folder of this party's versions of an alignment, in the party's store.
 
-        Both folders are the same if the party's file names no other rows to predict.
+        An alignment of the table and an alignment of the rows to predict have the same folder if
+        the party file sets no separate table of rows to predict.
         """
         rows = "predict" if of_predicted and self.predicts_others else "source"
         return self.store_path / "alignments" / name / rows
@@ -516,10 +521,11 @@ class PartyFile(OwnFile):
 
 
 def tidy_store(store: Path) -> None:
-    """Remove remains of interrupted writes in a party's store; make its folders private.
+    """Delete files of interrupted writes in a party's store; make the store's folders private.
 
-    If the store folder has other files, its mode stays unchanged, but vfl's own folders in it are
-    made private. In such a store, only vfl's own folders and files are cleaned.
+    If the store folder also contains files that vfl did not write, the folder's mode stays
+    unchanged, but vfl's own folders in it are made private. In such a store, only vfl's own folders
+    and files are cleaned.
     """
     close_to_others(store, STORE)
     sweep(store, STORE)
@@ -534,5 +540,5 @@ def read_party_file(path: Path) -> PartyFile:
 
 
 def is_party_file(path: Path) -> bool:
-    """Return whether the file names its party, which only a party's own file does."""
+    """Return whether a TOML file is a party file: by its name, or by its setting `party`."""
     return path.name == "party.toml" or "party" in first_keys(path)

@@ -32,7 +32,7 @@
     .lock             text                    id of the process that writes in the folder; the
                                               file `serving` has the id of a serving process
 
-Each file may be read while the run is being written.
+Each file may be read while the program writes the run.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _LABEL_ALONE = "label_alone.json"
 _SERVING = "serving"
 #: File in which earlier versions of vfl stored the metrics of only the last evaluation.
 _LAST_EVALUATION = "evaluation.json"
-#: Entries that a seal adds to the metrics of a run. When the metrics are read, the current path of
-#: the run replaces the stored name of the run.
+#: Entries that the seal of a file adds to a run's metrics. When the metrics are read, the current
+#: path of the run replaces the stored name of the run.
 _OF_SEAL = ("format", "vfl", "kind", "party", "step", "sha256", "run_sha256")
 _PACKAGES = ("torch", "numpy", "flwr", "pandas", "scikit-learn", "cryptography")
 
@@ -95,7 +95,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, mode: str, command: str) -> RunFolder:
-        """Create the folder of a new run, and store command, experiment and versions.
+        """Create the folder of a new run, and store the command, the experiment and versions.
 
         Raises:
             RunFolderError: the folder already contains a run.
@@ -137,7 +137,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open the folder of a training that failed or was interrupted, in order to continue it.
+        """Open the folder of a failed or interrupted training in order to continue the training.
 
         Raises:
             RunFolderError: the folder contains no run, the run has another format, or the run has
@@ -151,7 +151,7 @@ class RunFolder:
 
     @property
     def mode(self) -> str:
-        """Kind of the training: "in-process", "federated", or "module" for a caller's functions."""
+        """Kind of the training: "in-process", "federated", or "module" for a caller's code."""
         return str(self.about()["mode"])
 
     def require_experiment(self) -> None:
@@ -169,7 +169,7 @@ class RunFolder:
             )
 
     def about(self) -> dict[str, Any]:
-        """Return the record of the run.
+        """Return the record of the run: name, time, version, mode and state.
 
         Raises:
             RunFolderError: the record is missing or damaged, or has another format.
@@ -204,10 +204,11 @@ class RunFolder:
         return [self._figures(name, "evaluation") for name in [*earlier, *names]]
 
     def evaluation(self) -> dict[str, Any]:
-        """Return the metrics of the last evaluation; see `summary`.
+        """Return the metrics of the last evaluation after the training; see `summary`.
 
         Raises:
-            RunFolderError: the run was never evaluated, or the record of an evaluation is damaged.
+            RunFolderError: the run was never evaluated after its training, or the record of an
+                evaluation is damaged.
         """
         if found := self.evaluations():
             return found[-1]
@@ -218,7 +219,7 @@ class RunFolder:
         )
 
     def audit(self) -> dict[str, Any] | None:
-        """Return the report of the last privacy audit, None if none; see `summary`."""
+        """Return the report of the last privacy audit, None without an audit; see `summary`."""
         return self._figures(_AUDIT) if (self.path / _AUDIT).exists() else None
 
     def audited(self, report: Mapping[str, Any]) -> None:
@@ -259,7 +260,7 @@ class RunFolder:
         return read_experiment(self.path / _CONFIG)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Append the record of one epoch; after a resume, replace records of later epochs."""
+        """Append an epoch's record; after a resumed training, replace records of later epochs."""
         path = self.path / "metrics.jsonl"
         content = read_bytes(path)
         try:
@@ -284,11 +285,11 @@ class RunFolder:
         append_text(self.path / "notes.txt", f"{printable(line)}\n")
 
     def label_alone(self) -> dict[str, Any]:
-        """Return metrics of the label party alone, empty if unknown; see `summary`."""
+        """Return metrics of a model of the label party's columns; empty if unknown."""
         return self._figures(_LABEL_ALONE) if (self.path / _LABEL_ALONE).exists() else {}
 
     def keep_label_alone(self, figures: Mapping[str, float]) -> None:
-        """Store the metrics of the label party alone."""
+        """Store the metrics of a model that has only the label party's columns."""
         self._write_figures(_LABEL_ALONE, figures)
 
     def scored(self) -> dict[str, Any]:
@@ -303,7 +304,7 @@ class RunFolder:
         Args:
             summary: metrics of the run.
             ledger: ledger with the traffic of the run.
-            scored: counts of rows for each split.
+            scored: numbers of scored rows in each split.
         """
         if scored:
             self._write_figures(_SCORED, scored)
@@ -330,7 +331,7 @@ class RunFolder:
             )
 
     def evaluated(self, summary: Mapping[str, Any]) -> None:
-        """Append the metrics of one more evaluation; earlier evaluations are kept."""
+        """Append the metrics of one more evaluation; metrics of earlier evaluations are kept."""
         path = next_evaluation(self.path)
         private_folder(path.parent)
         now = {"evaluated": datetime.now(UTC).isoformat(timespec="seconds")}

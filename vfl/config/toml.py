@@ -25,7 +25,7 @@ MoreMistakes = Callable[[Mapping[str, Any]], Iterable[Mistake]]
 _TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
 _KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
 _OVERRIDDEN = 0
-#: Largest number of file names in a message.
+#: Largest number of existing file names that an error about a missing file lists.
 _FILES = 5
 #: Former names of settings that files may still use, with their current names.
 FORMER_NAMES = {"batch_rows": "batch_size", "max_batch_rows": "max_batch_size"}
@@ -59,7 +59,7 @@ class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes.
 
     Attributes:
-        held_to: rules for these settings, from the list in `vfl.config.validate`.
+        held_to: names of rules for these settings, which `vfl.config.validate` defines.
         usual_ranges: for numbers that another party chooses: the range that a party accepts by
             default, if it is narrower than the schema's range.
         limited_by: for numbers that a setting of [consent] limits instead of a range: the name of
@@ -105,7 +105,7 @@ def _reached(text: str) -> str:
     return str(address)
 
 
-#: Types of a host, of HOST:PORT, and of HOST:PORT to which other parties connect; see
+#: Types of settings: a host, HOST:PORT, and HOST:PORT to which other parties connect; see
 #: `vfl.core.address`.
 Host = Annotated[str, AfterValidator(parse_host)]
 HostPort = Annotated[str, AfterValidator(lambda text: str(parse_address(text)))]
@@ -133,8 +133,8 @@ def read_toml(
         model: model class of the settings.
         overrides: texts of the form ``key.path=value``; a value is parsed as TOML, or else it is
             plain text.
-        more: function that yields further mistakes; it is called if there is a mistake, so that all
-            mistakes are reported together.
+        more: function that yields further mistakes; it is called only after another mistake was
+            found, so that one error reports all mistakes.
 
     Raises:
         ConfigError: the file is missing, is no TOML, or contains mistakes; the error lists all
@@ -165,7 +165,7 @@ def check(
     Args:
         content: the settings.
         model: model class of the settings.
-        where: line numbers of the settings, or a name for where they come from.
+        where: line numbers of the settings, or a name for the source of the settings.
         more: see `read_toml`.
     """
     locations = Locations(where) if isinstance(where, str) else where
@@ -202,7 +202,7 @@ def raise_mistakes(wrong: Sequence[Mistake], locations: Locations | None = None)
 
 
 def mistakes_of(found: Iterable[UserError]) -> list[Mistake]:
-    """Pair errors with the settings that their `where` names, if it names settings."""
+    """Pair each error with the setting in its field `where`; None gives no setting."""
     return [(tuple(one.where.split(".")) if one.where else (), one) for one in found]
 
 
@@ -278,14 +278,14 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _files_beside(path: Path) -> str:
-    """Return the files that exist in the folder of a missing file."""
+    """Return the names of files in the folder in which a file is missing, for an error."""
     if not path.parent.is_dir():
         return f"an existing folder; '{path.parent}' does not exist"
     there = sorted(one.name for one in path.parent.glob("*.toml"))
     return nearest(path.name, there) or (
         f"the folder contains: {', '.join(there[:_FILES])}"
         if there
-        else "vfl init, which writes one"
+        else "vfl init, which writes such a file"
     )
 
 
@@ -349,7 +349,7 @@ class Locations:
 
     @classmethod
     def of(cls, path: Path, overrides: Sequence[str] = ()) -> Locations:
-        """Find the settings in a readable file; some are overridden by ``key=value`` texts."""
+        """Find the lines of the settings in a file; ``key=value`` texts override some settings."""
         return cls.of_text(path.name, path.read_text(encoding="utf-8"), overrides)
 
     @classmethod
@@ -359,7 +359,7 @@ class Locations:
         return cls(name, _line_numbers(text) | changed)
 
     def before(self, setting: Sequence[str]) -> str:
-        """Return ``file:line: `` of a setting, or else of its table, or else of the file."""
+        """Return ``file:line: `` of a setting; of its table or of the file if it has no line."""
         parts = tuple(setting)
         known = (self.lines[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in self.lines)
         line = next(known, _OVERRIDDEN)

@@ -41,7 +41,7 @@ from vfl.core.storage import is_database, is_loader, is_named_set, is_object, ma
 #: A setting that has no effect, and the reason.
 Idle = tuple[str, str]
 
-#: Default name of an alignment that the experiment does not name.
+#: Name of an alignment if the experiment sets no name.
 UNNAMED_ALIGNMENT = "alignment"
 #: Settings of [data] that a project's experiment may have; settings of tables are in each party's
 #: own file.
@@ -50,7 +50,7 @@ OF_A_PROJECT = ("alignment", "id_rules", "missing_rows", "test", "validation")
 _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
 _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type", "repeats")
 _OF_SETS = ("side", "classes", "vocabulary")
-#: Tables of studies that train networks with a single label party.
+#: Names of the TOML tables for studies that train networks with a single label party.
 _STUDIES = ("compare", "grid", "value")
 #: Validation metrics that only a classification has.
 _OF_CLASSES = ("loss", "accuracy", "auc", "log_loss", "f1", "hit_rate")
@@ -110,7 +110,7 @@ def of_label(label: LabelSettings) -> Iterator[str]:
 
 
 def of_train(train: TrainSettings) -> Iterator[str]:
-    """Yield mistakes about local steps or compiled code together with several cuts in flight."""
+    """Yield mistakes about local steps or compiled code beside several cuts in flight."""
     if train.local_steps > 1 and train.in_flight > 1:
         yield (
             "train.local_steps repeats the last exchange before the next one: leave "
@@ -125,7 +125,7 @@ def of_train(train: TrainSettings) -> Iterator[str]:
 
 
 def _of_local_steps(agreed: Agreed) -> Iterator[str]:
-    """Yield mistakes about local steps, which need a model and stored messages."""
+    """Yield mistakes about local steps, which need a model at each party and stored messages."""
     if agreed.train.local_steps == 1:
         return
     why = ""
@@ -161,14 +161,14 @@ def of_compare(compare: CompareSettings) -> Iterator[str]:
 
 
 def of_grid(grid: GridSettings) -> Iterator[str]:
-    """Yield a mistake if attacks for label-free bottoms are not among the attacks."""
+    """Yield a mistake if attacks on label-free bottom models are not among the grid's attacks."""
     others = [spec for spec in grid.baseline_specs if spec not in grid.attack_specs]
     if others:
         yield f"baseline_attacks has to be a part of attacks, and {others[0]} is not one of them"
 
 
 def of_own_data(data: OwnData) -> Iterator[str]:
-    """Yield mistakes about a party's own table: images, and settings for other tables."""
+    """Yield mistakes about a party's own table: images, and settings for another kind of table."""
     if data.bins and data.shape:
         yield "bins is for plain columns, but shape makes images of the columns"
     if data.length is not None and data.tokenizer is None:
@@ -176,7 +176,7 @@ def of_own_data(data: OwnData) -> Iterator[str]:
     sources = [data.source, *([data.predict] if data.predict else [])]
     if not any(map(may_be_csv, sources)):
         for name in set_by_hand(data, *_OF_CSV):
-            yield f"{name} describes a CSV, but no file of this party is one"
+            yield f"{name} describes a CSV, but no file of this party is a CSV"
     if data.query is not None and not any(map(_is_asked, sources)):
         yield "query is for a database, but this table is a file"
     if data.predict_query is not None and not _is_asked(sources[-1]):
@@ -193,7 +193,7 @@ def of_party_file(party: PartyFile) -> Iterator[str]:
         for name in set_by_hand(party, "bottom", "augment", "trace", "serve"):
             yield f"a party with role = '{party.role}' has no data, so {name} has no effect"
     elif party.data is not None and party.data.label is None and party.serve is not None:
-        yield "[serve] is for a party with labels, but data.label names none"
+        yield "[serve] is for a party with labels, but data.label names no column"
     if set_by_hand(party.node, "ranks_key") and not party.node.ranks_at:
         yield "node.ranks_key is for ranks on several machines: node.ranks_at is their address"
     for name, why in idle_in_trace(party.trace):
@@ -228,7 +228,7 @@ def of_agreed(agreed: Agreed) -> Iterator[str]:
 
 
 def _of_dp_beside(agreed: Agreed) -> Iterator[str]:
-    """Yield mistakes in settings that are valid alone but contradict [dp]."""
+    """Yield mistakes in settings that are valid without [dp] but contradict [dp]."""
     dp, train = agreed.dp, agreed.train
     if dp is None:
         return
@@ -269,16 +269,16 @@ def _of_branches(agreed: Agreed) -> Iterator[str]:
     if dp.unit == "client" and len(several) != 1:
         yield f"dp.unit = 'client' needs one party with branches, and {len(several)} have branches"
     if dp.unit == "client" and dp.sampling != "poisson":
-        yield "dp.unit = 'client' draws each branch independently: dp.sampling = 'poisson'"
+        yield "dp.unit = 'client' draws each branch independently: set dp.sampling = 'poisson'"
     if several and dp.quantile is not None:
-        yield "dp.quantile counts rows at one place, but branches have separate rows"
+        yield "dp.quantile counts a party's rows together, but branches have separate rows"
 
 
 def _wants_every_row(agreed: Agreed) -> Iterator[str]:
     """Yield reasons why a training cannot use rows that some party lacks."""
     mode = agreed.secure.partition(":")[0]
     if mode != "none" and not takes_missing_rows(mode):
-        yield f"under secure = '{agreed.secure}' the label party never has a cut to replace"
+        yield f"under secure = '{agreed.secure}' the label party receives no single cut to replace"
     if agreed.dp is not None:
         yield "[dp] does not account for the vector that replaces missing cuts and learns from rows"
     if agreed.tasks:
@@ -329,12 +329,12 @@ def _of_middle(agreed: Agreed) -> Iterator[str]:
 
 
 def further_label_parties(agreed: Agreed) -> list[str]:
-    """Return all label parties except the leading party; the terms contain them by name."""
+    """Return all label parties but the leading one; a session's terms list their names."""
     return [getattr(task, "party", task) for task in agreed.tasks or ()]
 
 
 def of_experiment(experiment: Experiment) -> Iterator[str]:
-    """Yield mistakes in what the terms of a session do not contain: rows, traces and studies."""
+    """Yield mistakes in settings that a session's terms lack: rows, traces and studies."""
     data, trace = experiment.data, experiment.trace
     if data.missing_rows == "token":
         yield from _of_missing_rows(experiment)
@@ -372,12 +372,12 @@ def _of_missing_rows(experiment: Experiment) -> Iterator[str]:
             "data.alignment = 'NAME'"
         )
     if experiment.trace.enabled:
-        why = "a trace ([trace]) and its readers assume that every party has every row"
+        why = "a trace ([trace]) and attacks on it assume that every party has every row"
         yield f"{no_token}: {why}"
 
 
 def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator[str]:
-    """Yield a mistake for each study or trace, which needs one label party and no middle party."""
+    """Yield a mistake for each study or trace; both need one label party and no middle party."""
     for name in set_by_hand(experiment, *_STUDIES):
         yield f"[{name}] trains networks {trained}"
     if experiment.trace.enabled:
@@ -443,7 +443,7 @@ def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
     if naming and by_name:
         yield ConfigError(
             f"'parties.{naming[0]}.columns' is for tables",
-            got=f"{named}, which parties share evenly in order",
+            got=f"{named}, whose columns the parties get in equal parts, in order",
             fix="leave 'columns' out, or name a CSV or Parquet file as 'data.source'",
         )
     if not by_name and experiment.label.column is None:
@@ -454,7 +454,7 @@ def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
     tables = [party.source for party in experiment.parties.values() if party.source]
     if data.memory is not None and (tables or by_name):
         yield ConfigError(
-            "'data.memory' is for one table whose columns parties share",
+            "'data.memory' is for one table that holds the columns of all parties",
             where="data.memory",
             got="tables of several parties" if tables else f"the data set '{data.source}'",
             fix="leave it out; in a federation each party's own file may set it",
@@ -507,7 +507,7 @@ def of_training_here(
 
 
 def of_rows_apart(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield mistakes for parties with separate rows, each of which has all columns."""
+    """Yield mistakes for parties with separate rows and the same columns."""
     cure = "leave it out, or secure = 'pea:divided=columns'"
     whole = "parties with separate rows have all columns, and no common rows"
     for name, party in experiment.parties.items():
@@ -528,8 +528,8 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
 
     Args:
         experiment: the experiment to train.
-        own_parts: shares in [data] that a data set by name ignores, because the data set has its
-            own split.
+        own_parts: names of settings in [data] that a data set by name ignores, because the data set
+            has its own split.
     """
     data, by_name = experiment.data, not experiment.is_table
     files = [party.source for party in experiment.parties.values() if party.source]
@@ -554,7 +554,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
         yield "label.column", "a data set by name has one label"
     for task in experiment.tasks or ():
         if task.source is not None and not files:
-            yield f"tasks.source of '{task.party}'", "all columns are of one table"
+            yield f"tasks.source of '{task.party}'", "all parties' columns are in one table"
 
 
 def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
@@ -562,10 +562,10 @@ def idle_in_training(experiment: Experiment) -> Iterator[Idle]:
     train = experiment.train
     if train.optimizer.partition(":")[0].lower() != "sgd":
         for name in set_by_hand(train, "momentum"):
-            yield f"train.{name}", f"train.optimizer = '{train.optimizer}' has none"
+            yield f"train.{name}", f"train.optimizer = '{train.optimizer}' has no momentum"
     if train.local_steps == 1:
         for name in set_by_hand(train, "local_angle"):
-            yield f"train.{name}", "train.local_steps = 1 makes no further step"
+            yield f"train.{name}", "train.local_steps = 1 makes no further step after an exchange"
     if not train.patience and train.keep != "best":
         for name in set_by_hand(train, "measure"):
             yield f"train.{name}", "neither train.patience nor train.keep = 'best' uses it"
@@ -590,7 +590,7 @@ def idle_in_grid(grid: GridSettings, read: Collection[str]) -> Iterator[Idle]:
     """
     if len(grid.trainings) == 1:
         for name in set_by_hand(grid, "known"):
-            yield f"grid.{name}", "no adversary is trained against"
+            yield f"grid.{name}", "no training has an adversary"
     for name in set_by_hand(grid, "attribute", "known_columns", "reconstructions"):
         if name not in read:
             yield f"grid.{name}", "none of the attacks uses this setting"
@@ -610,7 +610,7 @@ def of_idle(found: Iterable[Idle]) -> Iterator[ConfigError]:
 
 
 def of_project(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield private settings of parties, and settings that no federation uses."""
+    """Yield mistakes: settings that only a party's own file may have, and idle settings."""
     found = [
         f"parties.{name}.{setting}"
         for name, party in experiment.parties.items()
@@ -663,7 +663,7 @@ def of_project(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def of_bins(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield a mistake about bins, if parties' own files describe their tables."""
+    """Yield a mistake about bins, if parties' own files describe the tables."""
     if experiment.data.bins:
         yield ConfigError(
             "each party's own file sets the encoding of its numbers",
@@ -695,7 +695,7 @@ def of_leading_party(experiment: Experiment, party: PartyFile) -> Iterator[Confi
 
 
 def of_one_label_party(experiment: Experiment, what: str) -> Iterator[ConfigError]:
-    """Yield mistakes about roles that a study or an attack does not support."""
+    """Yield mistakes about roles of parties that a study or an attack does not support."""
     if experiment.tasks:
         yield ConfigError(
             f"{what} does not support several label parties",
@@ -713,7 +713,7 @@ def of_one_label_party(experiment: Experiment, what: str) -> Iterator[ConfigErro
 
 
 def of_complete_rows(experiment: Experiment, what: str) -> Iterator[ConfigError]:
-    """Yield a mistake if rows may be missing at some party."""
+    """Yield a mistake if some party may lack rows."""
     if experiment.data.missing_rows != "intersection":
         yield ConfigError(
             f"{what} needs every party's cut of every row",
