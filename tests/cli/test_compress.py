@@ -91,6 +91,6 @@ def test_a_trace_gives_what_the_training_counted(vfl, refused, loans, tmp_path):
         (row,) = json.loads(done.out)
         assert row["wire_bytes"] == counted
         assert (row["batch_size"], row["width"]) == (35, 4)
-        assert "include this codec's loss" in done.err
+        assert "include this codec's error" in done.err
     done = refused("compress", label, "--codec", codec)
     assert "bank, shop" in done.err

@@ -11,5 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-#: Commands of products import `vfl.cli.output`; `vfl.cli.commands` imports the products' commands.
+#: Modules with commands of a product (trees, llm and others) import `vfl.cli.output`;
+#: `vfl.cli.commands` imports these modules.
 __getattr__ = lazy_names(__name__)

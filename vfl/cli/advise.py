@@ -22,7 +22,8 @@ def advise(
     fear: Annotated[
         list[str] | None,
         option(
-            "Check only these assets: labels, columns, records, answers, inputs, lengths. Repeat.",
+            "Check only exposures of this asset: labels, columns, records, answers, inputs or "
+            "lengths. Repeat the option for several assets.",
             "--fear",
         ),
     ] = None,
@@ -32,7 +33,7 @@ def advise(
 
     The command trains nothing and reads no data. The exit code is 0 if every exposure has a defense
     that is proven, withstood the measured attacks, or hides a part; 1 if an exposure has no
-    defense, or only one that a known attack defeated; 2 if the experiment cannot be read.
+    defense, or only a defense that a known attack defeated; 2 if the experiment cannot be read.
     """
     from vfl.core.registry import require_choice
     from vfl.experiments.advise import ASSETS, findings_of

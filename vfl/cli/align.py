@@ -45,11 +45,11 @@ def align(
 
     For an experiment, one process runs every party with its own file, and writes row positions to
     the folder in `data.alignment`. A project aligns on its SuperLink with the connected SuperNodes,
-    and every party stores its own positions under that name. With --hidden no party learns which
-    rows are common, and the label party gets only regressions over these rows. The settings are
-    `data.id_rules` and those of `[align]`, such as align.protocol=ecdh. With
-    data.missing_rows=token the result also contains rows that some party lacks, and the label party
-    learns which party lacks which rows.
+    and every party stores its own row positions under the alignment's name. With --hidden no party
+    learns which rows are common, and the label party gets only results of regressions over the
+    common rows. Settings of the alignment are `data.id_rules` and the table `[align]`, such as
+    align.protocol=ecdh. With data.missing_rows=token the alignment also contains rows that some
+    party lacks, and the label party learns which party lacks which rows.
     """
     if path.is_dir():
         _on_the_federation(path, settings or [], preview or hidden is not None, json)
@@ -106,11 +106,11 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
         emit(asdict(found))
         return
     print(f"{'common rows':<16} {found.common}")
-    print("explained of the label's variance by linear regressions over them")
+    print("share of the label's variance that linear regressions explain over these rows:")
     for party, share in found.explained.items():
         used = f"{found.inputs[party]} inputs" if party in found.inputs else ""
         if left_out := found.left_out.get(party):
-            used += f", {left_out} with too few rows are left out"
+            used += f", {left_out} inputs with too few rows are left out"
         print(f"{party:<16} {share:>7.3f}   {used}".rstrip())
     print(f"{'sent':<16} {size(sum(found.payload_bytes.values()))}, in all")
 
@@ -118,7 +118,7 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
 def align_on_the_federation(
     label: LabelFolder, settings: list[str], simulated: bool = False
 ) -> dict[str, Any]:
-    """Align the parties of a project; return the results."""
+    """Align the parties of a project; return the results by party."""
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
     from vfl.training import federated

@@ -1,7 +1,7 @@
 """The table of all commands, and the entry point `main`.
 
 Functions and options of the commands are in the other modules of this package, or in a product's
-`command.py`; options that commands share are in `vfl.cli.output`.
+`command.py`; `vfl.cli.output` defines options that several commands have.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-#: Commands of the kernel by panel of `vfl --help`; products add more.
+#: Commands of vfl's kernel, by panel of `vfl --help`; products add more commands.
 _PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Start": {
         "demo": project.demo,
@@ -128,11 +128,11 @@ def _options(
         ),
     ] = None,
 ) -> None:
-    """Options of vfl itself; `main` removes --plugin from the command before it is parsed."""
+    """Options of vfl itself; `main` removes --plugin from the arguments before parsing."""
 
 
 def _load_plugins() -> None:
-    """Load the plug-in files that the command line or the parent process names."""
+    """Load the plug-in files that the command line or the parent process gives."""
     rest: list[str] = []
     files = [one for one in os.environ.get(PLUGINS, "").split(os.pathsep) if one]
     words = iter(sys.argv[1:])
@@ -152,8 +152,9 @@ def _load_plugins() -> None:
 def main() -> None:
     """Run a command.
 
-    Exit codes: 0 means done, 1 a bug in vfl, 2 a mistake in the user's files or arguments, 3 a
-    failure of another party or the network. 130 means an interrupt, 143 a termination signal.
+    Exit codes: 0 means success, 1 a bug in vfl, 2 a mistake in the
+    user's files or arguments, 3 a failure of another party or the network. 130 means an interrupt,
+    143 a termination signal.
     """
     signal.signal(signal.SIGTERM, _end)
     try:
@@ -178,10 +179,10 @@ def main() -> None:
 def _worker(
     life: Annotated[int, argument("A pipe that closes with the service.", "FD")],
 ) -> None:
-    """Run as a standing worker for a party's sessions; the party's services start it."""
+    """Run as a long-lived worker for a party's sessions; the party's services start it."""
     federation.worker(life, main)
 
 
 def _end(number: int, frame: object) -> None:
-    """End this process as Ctrl-C does, so that the command also ends its child processes."""
+    """End this process like Ctrl-C, so that the command also ends its child processes."""
     sys.exit(128 + number)

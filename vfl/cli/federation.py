@@ -1,4 +1,4 @@
-"""``vfl up``, ``sessions`` and ``renew``: a party's services, its records and its keys."""
+"""``vfl up``, ``sessions`` and ``renew``: a party's services, its session records and its keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from vfl.session.store.session_ledger import Entry
 
 _LOOK_EVERY_S, _TEND_EVERY_S = 0.2, 3.0
-#: Shortest and longest pause in seconds of a rank on another machine after an error.
+#: Shortest and longest pause in seconds before a rank on another machine tries again after an
+#: error.
 _REST_S, _LONGEST_REST_S = 1.0, 10.0
 
 
@@ -80,12 +81,12 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Run a party until it is interrupted: its Flower service and a standing worker.
+    """Run a party until it is interrupted: its Flower service and a long-lived worker process.
 
     For the label party, PROJECT: the SuperLink, which registers the parties' keys. For a feature
-    party or a dealer, party.toml: the SuperNode, which is restarted when it ends. The command shows
-    vfl's messages about sessions. While it runs, the commands train, evaluate and predict start
-    immediately.
+    party or a dealer, party.toml: the SuperNode, which is restarted when it ends. The command
+    prints vfl's messages about sessions. While the command runs, the commands train, evaluate and
+    predict start immediately.
     """
     from vfl.config.party_file import RANKS_VARIABLE
     from vfl.federation.project import LabelFolder
@@ -179,7 +180,7 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
             if failure != (text := str(problem)):
                 print(logged(text), file=sys.stderr, flush=True)
             failure = text
-            # an error that stays the same until a key changes; another party may fix it
+            # an error that stays until a key changes; another party may remove its cause
             if isinstance(problem, UserError):
                 known = now
         else:
@@ -190,7 +191,7 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
 
 
 def _renew_when_due(label: LabelFolder) -> None:
-    """Renew the SuperLink's certificate before it expires; new connections use the new one."""
+    """Renew the SuperLink's certificate before it expires; new connections use the renewed one."""
     from vfl.core.errors import UserError
     from vfl.transport import renew_when_due
 
@@ -203,7 +204,7 @@ def _renew_when_due(label: LabelFolder) -> None:
 
 
 def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
-    """Print registered keys, and keys whose fingerprints the users have to compare."""
+    """Print registered keys, and keys whose fingerprints users must compare before registration."""
     from vfl.federation import deployment
     from vfl.transport import fingerprint
 
@@ -211,14 +212,14 @@ def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
         say(f"the key of {name} is registered")
     for name in deployment.waiting_keys(label):
         key = label.keys / f"{name}.pub"
-        say(f"the key of {name} is {fingerprint(key.read_bytes())}; if {name} reads out the same:")
+        say(f"the key of {name} is {fingerprint(key.read_bytes())}; if {name} reads this aloud:")
         say(f"vfl party accept {key} {label.path} --fingerprint TEXT")
 
 
 def _run_supernode(party_file: Path) -> None:
-    """Run the SuperNode, and restart it when it ends.
+    """Run the party's SuperNode, and restart the SuperNode when it ends.
 
-    If waiting cannot remove an error, the function raises this error.
+    If waiting cannot remove the cause of an error, the function raises this error.
     """
     from vfl.config import read_party_file
     from vfl.core.processes import supervise
@@ -250,7 +251,7 @@ def _run_supernode(party_file: Path) -> None:
 def _monitored(
     party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
 ) -> Iterator[None]:
-    """Until the block ends, serve a party's metrics and send its spans, if its file says so."""
+    """Until the block ends, serve a party's metrics and send its spans, if `party_file` says so."""
     with ExitStack() as stack:
         if party.monitor is not None:
             from vfl.federation.monitor import monitored  # imported late, because it needs torch
@@ -264,7 +265,7 @@ def _monitored(
 
 
 def _play_rank(order: Order) -> None:
-    """Run one rank in the session that an order describes; import only this party's code."""
+    """Run one rank in the session that rank 0's order describes; import only this party's code."""
     if order["side"] == "feature":
         from vfl.clients.session import play_rank
     else:
@@ -273,7 +274,7 @@ def _play_rank(order: Order) -> None:
 
 
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
-    """Run one session after another; report a session's error, and wait for the next one."""
+    """Run one session after another; report a session's error, then wait for the next session."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.machines import joined
 
@@ -305,11 +306,11 @@ def sessions(
 ) -> None:
     """List the sessions in which a party has taken part, the latest session last.
 
-    A name stands for one training with its evaluations and predictions, with the same parties,
-    codec, defense and secure mode. A row is counted each time that its cut is sent. The epsilon is
-    the defense's epsilon for sending the inputs of one row once, times the largest number of times
-    that any row was sent; it is "-" if the defense states no epsilon. The last line has the sums
-    over all names.
+    A run's name stands for one training with its evaluations and predictions, with the same
+    parties, codec, defense and secure mode. A row is counted each time that the party sends the
+    row's cut. The epsilon is the defense's epsilon for sending the inputs of one row once, times
+    the largest number of times that any single row was sent; it is "-" if the defense states no
+    epsilon. The last line has the sums over all runs.
     """
     from vfl.config import read_party_file
     from vfl.session.store.party_folder import own_ledger
@@ -330,7 +331,7 @@ def sessions(
             print(f"  {mode:<9} {spent.sessions} begun, {spent.rows} rows, {sent}")
         print(f"  epsilon   {_epsilon(entry)}")
         if entry.statistics:
-            print(f"  {entry.statistics:,} exact statistics of its rows were disclosed")
+            print(f"  {entry.statistics:,} exact statistics of this party's rows were disclosed")
         print(f"  from {entry.first} to {entry.last}")
     others = [(each, one.kind) for one in ledger.others for each in one.entries()]
     for each, kind in others:
@@ -363,9 +364,9 @@ def renew(
     """Renew the SuperLink's certificate, or replace a party's key.
 
     PROJECT, or its label folder: a new certificate for the SuperLink under the same authority,
-    without any action of other parties. The folder of a party of vfl llm: the same. party.toml: a
-    new key of that party's SuperNode, or with --identity its identity key for the other feature
-    parties. docs/security.md describes the whole procedure.
+    without any action of other parties. The folder of a party of vfl llm: the same. With
+    party.toml: a new key of that party's SuperNode, or with --identity its identity key for the
+    other feature parties. docs/security.md describes the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.federation.joining import write_public
@@ -374,7 +375,9 @@ def renew(
 
     if not path.is_dir() and is_party_file(path):
         if authority:
-            raise typer.BadParameter("only the label party has one", param_hint="--authority")
+            raise typer.BadParameter(
+                "only the label party has an authority", param_hint="--authority"
+            )
         party = read_party_file(path)
         if identity:
             _new_identity(party)
@@ -383,12 +386,12 @@ def renew(
         renew_node_key(private)
         public = write_public(party)
         say(f"wrote {private} and {public.file}, fingerprint {public.fingerprint}")
-        say(f"send {public.file.name} to the label party, and read out the fingerprint; it runs:")
+        say(f"send {public.file.name} to the label party, and read the fingerprint aloud; it runs:")
         say(f"vfl party accept {public.file.name} PROJECT --fingerprint TEXT")
         say("the old key then becomes invalid: restart vfl up")
         return
     if identity:
-        raise typer.BadParameter("only a feature party has one", param_hint="--identity")
+        raise typer.BadParameter("only a feature party has an identity", param_hint="--identity")
     stands = listening_in(path)
     label = None if stands else LabelFolder.find(path)
     certificates = path / "certificates" if label is None else label.certificates
@@ -405,7 +408,7 @@ def renew(
 
 
 def _preload_parties() -> None:
-    """Import the session code of all roles once, so that child processes need not."""
+    """Import the session code of all roles once, so that child processes need not import it."""
     import vfl.clients.app
     import vfl.server.app  # noqa: F401
 
@@ -430,7 +433,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
     """Run as a long-lived worker process for a party's sessions.
 
     Args:
-        life: file descriptor of a pipe that closes when the service ends.
+        life: file descriptor of a pipe that closes when the party's service ends.
         command: function that runs a vfl command line.
     """
     from vfl.federation import programs, workers
@@ -442,7 +445,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
     }
     name = os.environ[programs.WORKER_VARIABLE]
     names = ["flower-superexec", name] if name else [*of_flower]
-    if not name:  # the command on the terminal handles Ctrl-C and passes it on
+    if not name:  # the terminal's command handles Ctrl-C and passes it on
         os.setsid()
 
     def preload() -> None:
@@ -456,7 +459,7 @@ def worker(life: int, command: Callable[[], None]) -> None:
 
 
 def rank() -> None:
-    """Run as a further rank of a party; the first rank starts it and sends it an order."""
+    """Run as a further rank of a party; the party's first rank starts it and sends it an order."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.processes import ordered
 
@@ -466,7 +469,7 @@ def rank() -> None:
 
 
 def hand_over(path: Path) -> None:
-    """Let the label party's standing worker run this command, and end with its exit code."""
+    """Let the label party's long-lived worker run this command; end with its exit code."""
     from vfl.federation import workers
 
     code = workers.hand_over(path, sys.argv[1:])
@@ -477,7 +480,7 @@ def hand_over(path: Path) -> None:
 def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experiment]:
     """Return a project and its experiment for a request to its SuperLink; show warnings.
 
-    If the label party's standing worker runs the command, the process ends here.
+    If the label party's long-lived worker runs the command, this process ends here.
     """
     hand_over(path)
     from vfl.federation.project import LabelFolder
@@ -490,7 +493,7 @@ def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experi
 
 
 def run_among_parties() -> None:
-    """If a worker next to the parties can run this command, end with the worker's exit code."""
+    """If a worker on a party's machine can run this command, end with the worker's exit code."""
     from vfl.federation import programs
 
     code = programs.shared_worker(sys.argv[1:])
@@ -506,7 +509,7 @@ def _follow(
     Args:
         service: the running service.
         supervise: object that supervises the service's worker.
-        tend: function that is called every few seconds.
+        tend: function that `_follow` calls every few seconds.
     """
     say(f"its log is {service.log}; end it with Ctrl-C")
     tended = time.monotonic()
@@ -530,27 +533,27 @@ def _epsilon(entry: Entry) -> str:
     text = f"at most {entry.spent_epsilon:.4g}: {entry.stated_passes} times {entry.epsilon:.4g}"
     text += f", delta {entry.stated_passes * entry.delta:.2g}" if entry.delta else ""
     queries = entry.passes - entry.stated_passes
-    return f"{text}; and {queries} times as queries, without any" if queries else text
+    return f"{text}; and {queries} times in queries, which have no epsilon" if queries else text
 
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
-    """Return total spending under all names, and spending that a restored store may lack."""
+    """Return the epsilon of all runs, and the epsilon that a restored store may not contain."""
     from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]
     text = "all names: epsilon "
     text += f"at most {total_epsilon(stated):.4g}" if stated else "-"
     text += f" and {others:.4g} of other kinds" if others else ""
-    text += f" and {lost:.4g} that a copy may have forgotten" if lost else ""
+    text += f" and {lost:.4g} that a restored copy may not contain" if lost else ""
     text += "" if most is None else f" of {most:g} allowed"
     if delta := sum(entry.stated_passes * (entry.delta or 0.0) for entry in stated):
         text += f", delta {delta:.2g}"
     without = len(entries) - len(stated)
-    return f"{text}; {without} without an epsilon" if without else text
+    return f"{text}; {without} runs without an epsilon" if without else text
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    """Return the facts of an entry for programs, without the nonce, which is secret."""
+    """Return an entry of the session ledger for programs, without its nonce, which is secret."""
     facts = entry.model_dump(mode="json", exclude={"nonce", "settings"})
     more = {"passes": entry.passes, "statistics": entry.statistics}
     return facts | more | {"spent_epsilon": entry.spent_epsilon}

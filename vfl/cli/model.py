@@ -27,7 +27,7 @@ def add(
     ],
     name: Annotated[str, argument("Name that experiment files use, such as smollm2.")],
 ) -> None:
-    """Add a model to the folder of models, under a name.
+    """Add a pretrained model to the folder of models, under a name.
 
     The environment variable VFL_MODELS sets the folder; the default is ~/.cache/vfl/models.
     """
@@ -45,7 +45,7 @@ def show(
     model: Annotated[str, argument("Name of a model, or its folder.")],
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Describe a model: its family, its size, and the layers where it can be split."""
+    """Describe a pretrained model: its family, its size, and the layers where it can be split."""
     from vfl.models.pretrained import existing_model
 
     folder = Path(model)
@@ -58,7 +58,7 @@ def show(
 
 @app.command("list")
 def list_models(json: Annotated[bool, _JSON] = False) -> None:
-    """List the models in the folder of models."""
+    """List the pretrained models in the folder of models."""
     from vfl.models.pretrained import CONFIG, models_folder
 
     names = sorted(each.parent.name for each in models_folder().glob(f"*/{CONFIG}"))

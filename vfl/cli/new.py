@@ -15,13 +15,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class _Kind(NamedTuple):
-    """Parts in which packages for codecs, defenses and attacks differ.
+    """Differences between the packages for codecs, defenses and attacks.
 
     Attributes:
-        family: name of the registry.
-        contract: test class in `vfl.testing`.
-        study: command that compares members of this family.
-        stored: one more table row with a command in README.md.
+        family: name of the family's registry.
+        contract: test class in `vfl.testing` for members of the family.
+        study: command that compares members of the family.
+        stored: a further row, with a command, for the table in the package's README.md.
     """
 
     family: str

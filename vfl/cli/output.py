@@ -1,4 +1,4 @@
-"""Output of commands (results to stdout, progress to stderr), and common options."""
+"""Output of commands (results on stdout, progress on stderr), and common options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def option(text: str, *words: str, **more: Any) -> Any:
-    """Declare an option of a command; `words` are the metavar, and names such as --set."""
+    """Declare an option of a command; `words` are the option's metavar and names such as --set."""
     names = [word for word in words if word.startswith("-")]
     metavar = next((word for word in words if not word.startswith("-")), None)
     return typer.Option(*names, metavar=metavar, help=text, **more)
@@ -47,7 +47,7 @@ Device = Annotated[
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Turn garbage collection off while a command imports modules, which are never freed.
+    """Turn garbage collection off while a command imports modules, which Python never frees.
 
     Otherwise, repeated scans of a million objects would take a fifth of a short command's CPU time.
     """
@@ -55,14 +55,14 @@ def quick_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        # switched on again, because later garbage would never be freed
+        # collection is turned on again, because later garbage would never be freed
         if not gc.get_freeze_count():
             gc.freeze()
         gc.enable()
 
 
 def newest_run(path: Path | None) -> Path | None:
-    """Return the run at a path: the folder itself, or the last successful run of a project."""
+    """Return the run folder at a path, or the last successful run of the project at the path."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.config import read_party_file
@@ -72,7 +72,7 @@ def newest_run(path: Path | None) -> Path | None:
     try:
         runs = read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
     except RunFolderError:
-        return path  # the command reports that the run is missing
+        return path  # the command itself reports that the run is missing
     ended = list(runs.glob("*/summary.json"))
     if not ended:
         raise RunFolderError(
@@ -101,24 +101,25 @@ Write = Annotated[
 Download = Annotated[bool, option("Fetch missing data sets.", "--download")]
 
 _PLAIN_FIRST_S, _PLAIN_EVERY_S = 10.0, 60.0
-#: Largest number of characters of one message.
+#: Largest number of characters that a printed message has.
 _SAID = 20_000
-#: Test rows that all parties have, and rows that some party lacks; both have separate metrics.
+#: Groups of test rows with separate metrics: rows that all parties have, and rows that some party
+#: lacks.
 _APART = ("complete", "missing")
 _PER_PARTY = ("bytes_up", "bytes_down")
-#: Metrics that a progress line shows; the run folder has all metrics.
+#: Metrics that an epoch's progress line shows; the run folder has all metrics.
 _PER_EPOCH = ("loss", "accuracy", "hit_rate", "rmse")
 
 
 def say(text: str) -> None:
-    """Print progress: one line, or a few lines if vfl quotes another text."""
+    """Print a progress message: one line, or a few lines if vfl quotes another program's text."""
     progress_line.end()
     shown = "\n".join(printable(line) for line in text[:_SAID].split("\n"))
     print(logged(shown), file=sys.stderr, flush=True)
 
 
 class ProgressLine:
-    """One line on standard error: overwritten on a terminal, else printed at intervals."""
+    """One line on standard error: overwritten on a terminal, else printed again at intervals."""
 
     def __init__(self) -> None:
         self._shown, self._due = False, -math.inf
@@ -132,7 +133,7 @@ class ProgressLine:
             self.tell(partial(progress_text, report))
 
     def tell(self, words: Callable[[], str]) -> None:
-        """Show a line if enough time has passed since the last one."""
+        """Show a text if enough time has passed since the last text was shown."""
         if sys.stderr.isatty() and not logs_json():
             text = words()[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
@@ -145,7 +146,7 @@ class ProgressLine:
             self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)
 
     def end(self) -> None:
-        """Remove the line before other output is printed."""
+        """Remove the progress line before other output is printed."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
@@ -184,7 +185,7 @@ def progress_text(report: ProgressReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format remaining seconds roughly; a similar function for pages has more digits.
+    """Format a remaining time roughly; a similar function for pages prints more digits.
 
     >>> duration(7.4), duration(130), duration(7500)
     ('7 s', '2 min 10 s', '2 h 5 min')
@@ -218,7 +219,7 @@ def emit(content: Any) -> None:
 
 
 def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Prepare a summary for programs: add totals to the bytes of each party."""
+    """Prepare a run's summary for programs: add totals to the bytes of each party."""
     totals = {key: sum(summary[key].values()) for key in _PER_PARTY}
     parties = {
         name: {"up": summary["bytes_up"][name], "down": summary["bytes_down"][name]}
@@ -228,7 +229,7 @@ def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Print a summary for people."""
+    """Print a run's summary for people."""
     _show_quality(summary)
     if "best_epoch" in summary:
         print(f"{'epochs':<16} {summary['epochs']}, the best was {summary['best_epoch']}")
@@ -253,12 +254,13 @@ def _show_quality(summary: Mapping[str, Any]) -> None:
         if complete is not None:
             of = [summary.get(name.replace("test_", f"test_{rows}_")) for rows in _APART]
             told = ["-" if one is None else figure(one) for one in of]
-            line += f"   {complete} rows with every cut {told[0]}, {missing} others {told[1]}"
+            missed = f"{missing} with a missing cut {told[1]}"
+            line += f"   {complete} rows with every cut {told[0]}, {missed}"
         print(line)
     if rows := summary.get("rows"):
         print(
             f"{'rows':<16} {rows['test']} test rows of the training, {rows['new']} new ones; "
-            f"{rows['left_out']} that it trained or validated on are left out"
+            f"{rows['left_out']} rows of this training or validation are left out"
         )
     for party, own in summary.get("tasks", {}).items():
         for name, value in own.items():
@@ -316,7 +318,7 @@ def write_elsewhere(folder: Path, specs: list[str] | None) -> None:
 
 
 def figure(value: float) -> str:
-    """Format a loss or metric; the values of a regression have units, and thus any size.
+    """Format a loss or metric; a regression's values have units, and thus any order of magnitude.
 
     >>> figure(0.97210), figure(2.5e-7), figure(4_623_665.9)
     ('0.9721', '2.5e-07', '4.624e+06')

@@ -47,10 +47,10 @@ def add(
 ) -> None:
     """Add a feature party to a project, at the label party.
 
-    The party is added to the experiment. PROJECT/NAME becomes its folder, which you send to the
-    party. In a project on one machine, its keys are made and --table names its table; otherwise the
-    party makes its keys with `vfl join`. Other parties need `vfl party accept` before they have
-    sessions with the new party.
+    Add a feature party to the experiment of a project. PROJECT/NAME becomes the feature party's
+    folder, which you send to that party. In a project on one machine, the command makes the party's
+    keys, and --table sets the path of its table; otherwise the party makes its keys with `vfl
+    join`. Other parties need `vfl party accept` before they have sessions with the new party.
     """
     from vfl.cli.project import described
     from vfl.federation import members
@@ -73,14 +73,14 @@ def accept(
     path: Where = Path(),
     fingerprint: Annotated[
         str | None,
-        option("Fingerprint that the party read out; by default vfl asks for it.", "TEXT"),
+        option("Fingerprint that the party read aloud; by default vfl asks for it.", "TEXT"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Accept another party's public keys, after its owner has read out their fingerprint.
+    """Accept another party's public keys, after its owner has read their fingerprint aloud.
 
-    At the label party, `vfl up` then lets it connect. Another party pins its identity and consents
-    to sessions with it: `members` in the [consent] of its own file.
+    At the label party, `vfl up` then lets the other party connect. Another party pins its identity
+    and consents to sessions with it: `members` in the [consent] of its own file.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation import joining, members
@@ -92,16 +92,16 @@ def accept(
                 got=str(key),
                 fix=f'ask {key.stem} to read it out, by telephone: --fingerprint "TEXT"',
             )
-        fingerprint = str(typer.prompt(f"The fingerprint that {key.stem} reads out"))
+        fingerprint = str(typer.prompt(f"The fingerprint that {key.stem} reads aloud"))
     _say(members.accept(joining.folder_of(path), key, fingerprint), json)
 
 
 @app.command()
 def remove(name: Name, path: Where = Path(), json: Json = False) -> None:
-    """Remove a feature party from a project; at another party, refuse sessions with it.
+    """Remove a feature party from a project; run by another party, refuse sessions with that party.
 
-    The label party removes the party's settings, its key, and its rows in alignments. Runs with
-    this party remain readable; they can predict without it if they were trained with
+    The label party removes the removed party's settings, its key, and its rows in alignments. Runs
+    with the removed party remain readable; they can predict without it if they were trained with
     `data.missing_rows = "token"`.
     """
     from vfl.federation import joining, members
@@ -122,8 +122,8 @@ def rename(
 ) -> None:
     """Rename a feature party, first at the label party and then at every other party.
 
-    Keys, ledgers and logs continue under the new name. Runs with the party under its old name
-    remain readable, but cannot predict any more.
+    The party's keys, ledgers and logs continue under the new name. Runs with the party under its
+    old name remain readable, but cannot predict any more.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder

@@ -42,7 +42,7 @@ def epsilon(
     sampling: Sampling = "poisson",
     json: Json = False,
 ) -> None:
-    """Print the epsilon of a training with this noise, computed by every accountant.
+    """Print the epsilon of a training with this noise multiplier, computed by every accountant.
 
     Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
     """
@@ -78,7 +78,7 @@ def noise(
     ] = "rdp",
     json: Json = False,
 ) -> None:
-    """Print the smallest noise multiplier with which a training stays within its budget.
+    """Print the smallest noise multiplier with which a training stays within a privacy budget.
 
     Give --rows, --batch-size and --epochs, or --sampling-rate and --steps.
     """
@@ -115,7 +115,7 @@ def audit(
     download: Download = False,
     json: Json = False,
 ) -> None:
-    """Train with canaries, and prove a lower bound on the training's epsilon.
+    """Train with inserted rows (canaries), and prove a lower bound on the training's epsilon.
 
     A lower bound above the claimed epsilon refutes the claim. For a run that one process trained,
     the audit is stored with the run and shown in its report. The exit code is 1 if the claim is
@@ -157,7 +157,7 @@ def _planned(
     steps: int | None,
     sampling: str,
 ) -> dict[str, Any]:
-    """Return the steps per row, the sampling rate, and the sensitivity in clipping norms."""
+    """Return a planned training's steps per row, sampling rate, and sensitivity (in norms)."""
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
         wanted = "either --rows, --batch-size and --epochs, or --sampling-rate and --steps"
@@ -165,7 +165,8 @@ def _planned(
     if sampling == "shuffled":
         if epochs is None:
             raise typer.BadParameter("shuffled batches need --rows, --batch-size and --epochs")
-        # Each row is in one batch per epoch; replacing the row changes the sum by up to two norms.
+        # Each row is in one batch per epoch; replacing a row changes the batch's sum of clipped
+        # gradients by up to two clipping norms.
         return {"steps": epochs, "rate": 1.0, "sensitivity": 2.0, "relation": "replace"}
     if rows is not None and batch_size is not None and epochs is not None:
         from vfl.privacy.accountants import poisson_steps

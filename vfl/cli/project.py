@@ -1,4 +1,4 @@
-"""``vfl demo``, ``init``, ``join``, ``check``, ``doctor``: first steps to a project."""
+"""``vfl demo``, ``init``, ``join``, ``check``, ``doctor``: first commands for a new project."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WHOSE = {
     "own": "your keys",
     "foreign": "keys that came with this folder: make your own with vfl renew party.toml",
 }
-_MOST_NOTES = 4  # largest number of a table's columns on the screen
+_MOST_NOTES = 4  # largest number of a table's columns that the command prints
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
@@ -46,10 +46,11 @@ def demo(
     settings: Set = None,
     json: Json = False,
 ) -> None:
-    """Train on handwritten digits: left and right halves at two parties, labels at a third.
+    """Train on images of digits: left and right halves at two parties, labels at a third.
 
     The command starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains
-    on them, and ends all of them. All files stay in FOLDER, by default a new folder under runs/.
+    on them, and then ends these services. All files stay in FOLDER, by default a new folder under
+    runs/.
     """
     if not in_process:
         run_among_parties()
@@ -143,11 +144,12 @@ def init(
 ) -> None:
     """Write a project: experiment, Flower app, certificates, and a file for each party.
 
-    FOLDER must be new. Its README.md has the commands of each party. Without --host, all parties
-    are on this machine and the command makes their keys; with --host, each party makes its own keys
-    with `vfl join`. The command describes the tables given with --from: party files contain their
-    format, their columns and warnings, and trial.toml trains with all of them in one process. With
-    only --from TABLE, the command writes a party.toml in the folder of that table.
+    FOLDER must be a new folder. FOLDER/README.md has the commands of each party. Without --host,
+    all parties are on this machine and the command makes their keys; with --host, each party makes
+    its own keys with `vfl join`. The command describes the tables that --from gives: party files
+    contain their format, their columns and warnings, and trial.toml trains with all of these tables
+    in one process. With only --from TABLE, the command writes a party.toml in the folder of that
+    table.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation.project import Project
@@ -216,9 +218,10 @@ def join(
 ) -> None:
     """Join a project: put your table into party.toml, make your keys, and check both.
 
-    The command describes the table, and sets its format and its input columns in `[data]`; the rest
-    of the file is unchanged. The command makes missing keys. Then send NAME.pub, the public key, to
-    the label party and read out its fingerprint. For the label party, FOLDER is PROJECT.
+    The command describes the table, and sets the table's format and input columns in `[data]`; the
+    rest of party.toml is unchanged. The command makes the party's keys if they are missing. Then
+    send NAME.pub, the public key, to the label party, and read its fingerprint aloud to the label
+    party. The label party gives PROJECT as FOLDER.
     """
     from vfl.config import read_party_file
     from vfl.experiments import plan
@@ -257,7 +260,7 @@ def join(
     if not leads:
         print(f"{'keys':<16} {keys.file} is the public half of {_WHOSE[keys.whose]}")
         print(f"{'fingerprint':<16} {keys.fingerprint}")
-        print(f"{'send':<16} {keys.file.name} to the label party; read out the fingerprint")
+        print(f"{'send':<16} {keys.file.name} to the label party; read the fingerprint aloud")
     print(f"{'then':<16} {facts['then']}")
 
 
@@ -287,12 +290,12 @@ def described(
     """Describe the tables by party; a table without a party gets the name of its file.
 
     Args:
-        tables: tables as given on the command line.
-        ids: id columns as given.
-        queries: database queries as given.
-        repeats: rule for repeated ids, as given.
-        encodings: encodings of CSV files, as given.
-        labels: label columns by party; "" if none was given.
+        tables: descriptions of tables as given on the command line.
+        ids: id columns of the tables, as given on the command line.
+        queries: database queries of the tables, as given on the command line.
+        repeats: rules for repeated ids, as given on the command line.
+        encodings: encodings of CSV files, as given on the command line.
+        labels: label columns by party; "" if the command line gave no column.
         label_party: name of the leading label party.
         project: whether the tables belong to several parties.
     """
@@ -358,7 +361,7 @@ def described(
         lines = report.lines() + (beyond if name == label_party else [])
         notes = [line for line in lines if line.startswith(("look at ", "note: "))]
         data, features = {"source": place} | settings, report.features
-        # the party has a task, but no label column was named
+        # the command line gave the party a task, but no label column
         if name in labels and name != label_party:
             data, features = {key: own for key, own in data.items() if key != "columns"}, []
         about = report.task, report.whole_ids, report.left_out
@@ -367,7 +370,7 @@ def described(
 
 
 def _named(text: str, otherwise: str) -> tuple[str, str]:
-    """Split ``PARTY=REST`` into party and rest; a text without a party belongs to `otherwise`."""
+    """Split ``PARTY=REST`` into party and rest; without a party, the party is `otherwise`."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
     return (match[1], match[2]) if match else (otherwise, text)
 
@@ -379,7 +382,7 @@ def _task_of(text: str) -> tuple[str, str]:
 
 
 def _party_of(source: str) -> str:
-    """Return a party name that is derived from the file name of its table."""
+    """Return a party name that is derived from the file name of the party's table."""
     stem = re.sub(r"[^a-z0-9_-]+", "-", Path(source).name.partition(".")[0].lower()).strip("-_")
     return stem[:32] if stem[:1].isalpha() else "party"
 
@@ -399,7 +402,7 @@ def _say_notes(
 
 
 def _write_party_file(found: dict[str, Table], label: str, others: object) -> None:
-    """Write a party's own file into the folder of its only table."""
+    """Write a party file into the folder of the only table."""
     from vfl.config import PartyFile
     from vfl.config.toml import check
     from vfl.core.errors import ConfigError, RunFolderError
@@ -446,9 +449,10 @@ def check(
 ) -> None:
     """Check files and data without training, and show the plan.
 
-    For an experiment file, the command also checks data and models; for a party's own file, that
-    party's table; for a project, the label party's table. A remote party measures the round-trip
-    time with --measure; with --round-trip-ms, the label party gets advice for this time.
+    For an experiment file, the command also checks data and models; for a party file, the table of
+    that party; for a project, the label party's table. A remote party measures its round-trip time
+    to the SuperLink with --measure; with --round-trip-ms, the label party gets advice for this
+    time.
     """
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -496,11 +500,12 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check for possible problems, with one line per check: OK, WARN or FAIL, and a cure.
+    """Check for possible problems; print one line per check, with OK, WARN or FAIL and a solution.
 
     The command checks versions, cores and disk; with PROJECT or party.toml, it also checks files,
-    keys, certificates, ports, the connection to the SuperLink, and the clock. It changes nothing,
-    and contacts only the addresses in the given files. The exit code is 2 if any check is FAIL.
+    keys, certificates, ports, the connection to the SuperLink, and the clock. The command changes
+    nothing, and contacts only the addresses in the given files. The exit code is 2 if any check is
+    FAIL.
     """
     from dataclasses import asdict
 
@@ -523,7 +528,7 @@ def doctor(
 
 
 def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experiment | None, str]:
-    """Return facts about a path, with its experiment and SuperLink's address if it has them."""
+    """Return facts about a path, its experiment or None, and its SuperLink's address or ""."""
     from vfl.config import is_party_file, read_experiment, read_party_file
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -542,7 +547,7 @@ def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experimen
 
 
 def _measured(round_trip_ms: float) -> dict[str, Any]:
-    """Return the command with which a label party gets advice for this feature party's network."""
+    """Return the command by which the label party gets advice for this party's network."""
     command = f"vfl check PROJECT --round-trip-ms {round_trip_ms:.0f}"
     return {
         "round_trip_ms": round(round_trip_ms, 1),

@@ -39,10 +39,10 @@ def log(
 ) -> None:
     """Show the log of a party's sessions, and verify it.
 
-    Each line is chained to the line before it by a hash, and signed with the party's identity key.
-    The exit code is 1 if a line was changed, moved or removed, if no given key has signed it, or if
-    another party has seen different lines. Lines that no other party confirms are only the party's
-    own statement.
+    Each line of the log contains a hash of the line before it, and is signed with the party's
+    identity key. The exit code is 1 if a line was changed, moved or removed, if no given key has
+    signed it, or if another party's log differs. Lines that no other party's log confirms are only
+    the party's own statement.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.session.store.identity import Identity, Pin
@@ -92,12 +92,13 @@ def forget(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Erase rows at their owner, and list remaining data about them with its place.
+    """Erase rows at the party that owns them, and list remaining data about these rows.
 
-    The command removes the rows from positions, digests of ids, predictions and traces. It marks
-    the runs that were trained on them. The other parties receive the rows' positions when the next
-    session begins; predictions of all other rows continue without a new alignment. The command
-    shows no id. `KEPT` in `vfl/session/store/erasure.py` lists every file with data about rows.
+    The command removes the rows from stored row positions, digests of ids, predictions and traces.
+    The command marks the runs that were trained on the erased rows. The other parties receive the
+    erased rows' positions when the next session begins; predictions of all other rows continue
+    without a new alignment. The command prints no id. `KEPT` in `vfl/session/store/erasure.py`
+    lists every file with data about rows.
     """
     from dataclasses import asdict
 

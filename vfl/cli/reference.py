@@ -1,4 +1,4 @@
-"""``vfl list`` and ``vfl explain``: names for specs, and the meaning of error codes."""
+"""``vfl list`` and ``vfl explain``: names for specs, and explanations of error codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def listing(
 
     FAMILY is codecs, defenses, secure, attacks, packs (several attacks under one name),
     adversaries, bottoms, mergers, tops, losses, optimizers, schedules, alignments, id_rules,
-    accountants, sources or augmentations; without it, all families are listed.
+    accountants, sources or augmentations; without FAMILY, all families are listed.
     """
     rows = [
         row
@@ -143,13 +143,13 @@ def _rows(family: str, registry: Registry[Any]) -> list[dict[str, str]]:
 
 
 def _summary(documentation: str) -> str:
-    """Return a docstring's first sentence as one line; torch's may have several lines."""
+    """Return a docstring's first sentence as one line; torch's docstrings may wrap it."""
     first = " ".join(documentation.partition("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
 
 
 def _text(value: object) -> str:
-    """Format a default value as a spec would contain it."""
+    """Format a default value in the syntax of a spec."""
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

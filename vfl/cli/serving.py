@@ -21,7 +21,7 @@ _END_S = 30.0
 
 
 def _served_run(path: Path | None) -> Path | None:
-    """Return the run at a path; in a project or folder, the promoted or else the newest run."""
+    """Return the run at a path; of a project or folder, the promoted run or else the newest run."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.core.errors import RunFolderError
@@ -30,7 +30,7 @@ def _served_run(path: Path | None) -> Path | None:
     try:
         runs = runs_of(path)
     except RunFolderError:
-        return path  # the command reports that the run is missing
+        return path  # the command itself reports that the run is missing
     promoted = promoted_runs(runs)
     return runs / promoted[-1] if promoted else newest_run(path)
 
@@ -110,11 +110,11 @@ def serve(
     """Serve a run's predictions over HTTP, until the command is interrupted.
 
     RUN is the folder that `vfl train` printed. In a federation the feature parties answer from
-    their own SuperNodes, for rows of the file in their own `data.predict`; in one process, the rows
-    are the test rows of the experiment. `vfl promote OTHER` switches a running service to another
-    run. Options of the command override `[serve]` in the label party's own file. A party of
-    `--task` listens at the address in `[serve]` of its own file; in one process, its task is served
-    instead of the leading party's.
+    their SuperNodes, for rows of the file in the setting `data.predict` of each party; in one
+    process, the rows are the test rows of the experiment. `vfl promote OTHER` switches a running
+    service to another run. Options of the command override `[serve]` in the label party's party
+    file. A label party that --task names listens at the address in `[serve]` of its own party file;
+    in one process, its task is served instead of the leading party's task.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
@@ -182,8 +182,8 @@ def clients(
 ) -> None:
     """List the clients of a label party's services, add a client, or remove one.
 
-    Each client has a token; only a digest of it is stored. All services of a project use the same
-    list and the same limits; a running service applies a change within two seconds.
+    Each client has a token, of which vfl stores only a digest. All services of a project use the
+    same list of clients and the same limits; a running service applies a change within two seconds.
     """
     from vfl.serving.clients import Budgets, Clients
 
@@ -229,7 +229,7 @@ def _list_clients(
 
 
 def _clients_of(path: Path) -> tuple[Path, str]:
-    """Return the folder with a label party's clients, and the party's name."""
+    """Return the folder with the list of a label party's clients, and the party's name."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.federation.project import LabelFolder
@@ -249,11 +249,11 @@ def _clients_of(path: Path) -> tuple[Path, str]:
 
 
 def promote(run: Run, json: Json = False) -> None:
-    """Switch running services to a run without interruption; later services use it as well.
+    """Switch running services to a run without interruption; later services also use it.
 
-    A service of the run's project or folder prepares the run while the current run still answers,
-    and switches once the new run can answer. If it cannot, nothing changes. `vfl rollback` returns
-    to the run that was promoted before.
+    A running service of the project or folder prepares the run while the current run still answers,
+    and switches when the new run can answer. If the new run cannot answer, the service keeps the
+    current run. `vfl rollback` returns to the run that was promoted before this run.
     """
     from vfl.training.promotion import promote as promoted
 
@@ -286,7 +286,7 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
 
 
 def _on_the_federation(run: Path) -> None:
-    """Submit a serving session and report its progress; an interrupt ends it in an orderly way."""
+    """Submit a serving session and report its progress; after an interrupt, end in order."""
     hand_over(run)
     from vfl.training import federated
     from vfl.training.promotion import STOP_FILE

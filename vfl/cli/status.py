@@ -30,12 +30,13 @@ def status(
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Show the status of a run, a grid, a project or a party, and the next command.
+    """Show the status of a run, a grid, a project or a party, and the user's next command.
 
     Exit codes for a run, or for the folder of a grid, comparison or value: 0 ended well, or
     serving; 4 running, or waiting for a party; 5 interrupted, and no process is running; 1, 2 or 3
     failed, with the code of the failed command. For a project: 0 the SuperLink and every party are
-    online; 3 one is not. For a party: 0 if its SuperNode is running; 3 if it is not.
+    online; 3 one is not. For a party, the exit code is 0 if its SuperNode is running; 3 if it is
+    not.
     """
     hand_over(path)
     if (path / "grid.json").exists():
@@ -100,8 +101,8 @@ def runs(
 ) -> None:
     """List the runs and grids in a folder, newest first, and write the folder's index.html.
 
-    Each line has a status and results; the page has links to the pages of the runs. The list marks
-    the promoted run, and the run to which `vfl rollback` returns.
+    Each line has the status and results of one run or grid; the page has links to the pages of the
+    runs. The list marks the promoted run, and the run that `vfl rollback` would promote again.
     """
     from dataclasses import asdict
 

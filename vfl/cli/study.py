@@ -89,10 +89,10 @@ def compare(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Compare codecs: train each with several seeds, and write a table and a page.
+    """Compare codecs: train each codec with several seeds, and write a table and a page.
 
     The same command continues where an earlier call stopped, even in the middle of a training, and
-    trains only cells that are missing.
+    trains only missing cells (one cell is one training).
     """
     given = {"codecs": codec, "seeds": _numbers(seeds), "levels": level}
     _study("compare", path, settings, given, out, jobs, ray, dry_run, download, device, json, only)
@@ -125,8 +125,8 @@ def value(
 ) -> None:
     """Measure the value of joining: each party alone, split training, all data in one place.
 
-    Every training uses only the rows that all parties have. The same command continues where an
-    earlier call stopped, and trains only cells that are missing.
+    Every training uses only rows that all parties have. The same command continues where an earlier
+    call stopped, and trains only missing cells (one cell is one training).
     """
     given = {
         "codecs": codec,
@@ -177,11 +177,11 @@ def grid(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Attack every defense with all attacks, and write a table and a page.
+    """Attack the models of every defense with all attacks, and write a table and a page.
 
-    One victim is trained per defense, adversary and seed; leaked rows are the same for all
-    defenses. The same command continues where an earlier call stopped, and computes only missing
-    results.
+    One victim (attacked model) is trained per defense, adversary and seed; the leaked rows are the
+    same for all defenses. The same command continues where an earlier call stopped, and computes
+    only missing results.
     """
     if add_attack is not None:
         wrong = {
@@ -215,12 +215,12 @@ def attack(
     settings: Set = None,
     json: Json = False,
 ) -> None:
-    """Attack a run's test rows; compare each attack with baselines that do not use the run.
+    """Attack a run's test rows; compare each attack with baselines that do not use the run's model.
 
-    --set changes a setting of a grid, such as leaks_from=validation or trained_by=owner. Scores are
-    stored in the run's folder and shown on its page; finished attacks are not repeated. Attacks on
-    gradients need a run that was trained with -s trace.phases=train, and attacks on columns a run
-    trained with -s 'trace.phases=["validation", "test"]'.
+    --set changes a setting of [grid], such as leaks_from=validation or trained_by=owner. Scores are
+    stored in the run's folder and shown on the run's page; an attack whose score is stored is not
+    repeated. Attacks on gradients need a run that was trained with -s trace.phases=train, and
+    attacks on columns a run trained with -s 'trace.phases=["validation", "test"]'.
     """
     from vfl.config import GridSettings
     from vfl.config.run_folder import RunFolder
@@ -260,10 +260,10 @@ def submit(
     author: Annotated[str, option("Author of the submission.", "NAME")],
     json: Json = False,
 ) -> None:
-    """Write results as a folder, from which others can repeat a part with `vfl verify`.
+    """Write a study's results as a folder; other people can repeat a part with `vfl verify`.
 
-    The folder contains the experiment, every figure with versions and digests, and the files given
-    by --plugin. It contains no data and no models.
+    The folder contains the experiment, every measured figure with versions and digests, and the
+    files given by --plugin. The folder contains no data and no models.
     """
     from vfl.experiments import submission
 
@@ -290,10 +290,10 @@ def verify(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Repeat some trainings and attacks of a submission, and compare their figures.
+    """Repeat some trainings and attacks of a submission, and compare the results with its figures.
 
-    The exit code is 1 if fewer than 95 % of the figures match, or if the data differ. Code of the
-    submission's plug-ins runs only if you load it with --plugin FILE.
+    The exit code is 1 if fewer than 95 % of the figures match, or if the data sets differ. Code of
+    the submission's plug-ins runs only if you load that code with --plugin FILE.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.experiments import submission
@@ -335,17 +335,17 @@ def compress(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare codecs on a saved cut or a trace: frame sizes, lower bound, error, times.
+    """Compare codecs on a saved cut or a trace: frame sizes, entropy, error and times.
 
-    Each frame is encoded, framed, checked and decoded. Without --codec, one or two codecs of each
-    kind are measured. From a trace, the training cuts of one feature party are used.
+    Each frame is encoded, framed, checked and decoded. Without --codec, the command measures one or
+    two codecs of each kind. From a trace, the training cuts of one feature party are used.
 
     Columns: bytes of frames with headers, as the ledger counts (--json: wire_bytes); their share of
     4 bytes for each value (wire_ratio); that share as the literature counts, without headers
     (formula_ratio); the order-0 entropy of the symbols with known frequencies, without headers and
     scales (entropy_bound_bytes); the L2 norm of the loss over that of the cut (relative_error);
-    times of the median frame on this machine. size, sign and rate are measured untrained: they lose
-    nothing then, and rate has its initial size.
+    times of the median frame on this machine. size, sign and rate are measured untrained: they then
+    drop no values, and rate has its initial size.
     """
     from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs
@@ -378,7 +378,7 @@ def worker(
 
 
 def _profile(path: Path, folder: Path) -> Path:
-    """Return vfl's own experiment with this name, unless a file with this name exists."""
+    """Return vfl's bundled experiment with this name, unless a file with this name exists."""
     profile = folder / f"{path}.toml"
     return (
         profile if not path.is_file() and path.parts == (path.name,) and profile.exists() else path
@@ -411,7 +411,7 @@ def _study(
     json: bool,
     only: str | None = None,
 ) -> None:
-    """Train a study's cells, report each, print results; end with the worst exit code."""
+    """Train a study's cells, report each cell, print results; end with the worst exit code."""
     with quick_imports():
         from vfl import experiments as room
         from vfl.core.seeds import use_one_thread
@@ -442,10 +442,10 @@ def _study(
 
 
 def _refuse_beside(option: str, others: Sequence[str]) -> None:
-    """Raise an error for options that have no effect together with another option.
+    """Raise an error for options that have no effect in combination with another option.
 
     Raises:
-        ConfigError: an option has no effect together with `option`.
+        ConfigError: an option has no effect in combination with `option`.
     """
     if others:
         raise ConfigError(
@@ -456,7 +456,7 @@ def _refuse_beside(option: str, others: Sequence[str]) -> None:
 def _add_attack(
     run: Path, file: Path, specs: Sequence[str], jobs: int, device: str, json: bool
 ) -> None:
-    """Score an attack from outside on a grid's victims, and report changed verdicts."""
+    """Score an attack from the user's file on a grid's victims, and report changed verdicts."""
     from vfl.core.seeds import use_one_thread
     from vfl.experiments.study import add_attack
 
@@ -470,7 +470,7 @@ def _add_attack(
 
 
 def say_cell(ended: FinishedCell) -> None:
-    """Print one line about a finished cell, with the estimated remaining time."""
+    """Print one line about a finished cell (one training), with the estimated remaining time."""
     from vfl.experiments.tables import seconds_text
 
     left = "" if ended.done == ended.total else f"  about {seconds_text(ended.left_s)} left"
@@ -491,7 +491,7 @@ def say_attack(ended: FinishedAttack) -> None:
 
 
 class _Paced:
-    """Passes finished items on, with at least a few seconds between two items."""
+    """Passes finished cells or attacks on, with at least a few seconds between two calls."""
 
     def __init__(self, told: Callable[[FinishedAttack], None], every_s: float = 3.0) -> None:
         self._told, self._every_s, self._next = told, every_s, 0.0
@@ -510,7 +510,7 @@ def _print_results(sentence: str, results: str, page: Path) -> None:
 
 
 def exit_with_failures(failed: Sequence[FinishedCell]) -> None:
-    """Report the failures of cells, and end with the worst exit code."""
+    """Report the failures of a study's cells, and end with the worst exit code."""
     for ended in failed:
         record = ended.failure or {}
         say("\n".join([f"failed: {ended.cell.title}: {record['what']}", *record_lines(record)]))
@@ -519,7 +519,7 @@ def exit_with_failures(failed: Sequence[FinishedCell]) -> None:
 
 
 def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, int]:
-    """Return the cut, and the default number of rows per frame."""
+    """Return the cut of a file or trace, and the default number of rows per frame."""
     from vfl.compression.measure import read_cut
     from vfl.session.trace import TRACE, read, training_cuts
 
@@ -531,5 +531,5 @@ def _cut_of(path: Path, array: str | None, party: str | None) -> tuple[Tensor, i
         return read_cut(path, array), 256
     recording = read(path / TRACE if (path / TRACE).is_dir() else path)
     if recording.terms.codec != "none":
-        say(f"recorded with {recording.terms.codec}: the cuts include this codec's loss")
+        say(f"recorded with codec {recording.terms.codec}: the cuts include this codec's error")
     return training_cuts(recording, party), recording.terms.train.batch_size

@@ -1,4 +1,4 @@
-"""``vfl train``, ``evaluate``, ``predict``, ``export``, ``report``: a training and its use."""
+"""``vfl train``, ``evaluate``, ``predict``, ``export``, ``report``: train a run, and use it."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def train(
     """Train an experiment.
 
     An experiment file trains with every party in this process. A project, which is a folder that
-    `vfl init` wrote, trains on its SuperLink with the connected SuperNodes. With `--engine
-    simulation` no service has to run: Flower simulates the parties of a project whose folders are
-    all on this machine. `--resume RUN` continues an interrupted run from its last checkpoint, with
-    its settings. With `--from RUN` every party starts from its own weights in a run that ended
-    well, and encodes its table as in that run.
+    `vfl init` wrote, trains on the project's SuperLink with the connected SuperNodes. With
+    `--engine simulation` no service has to run: Flower simulates the parties of a project whose
+    folders are all on this machine. `--resume RUN` continues an interrupted run from its last
+    checkpoint, with the run's own settings. With `--from RUN` every party starts from its weights
+    in a run that ended well, and encodes its table as in that run.
     """
     if resume and (settings or start):
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set, --from")
@@ -124,7 +124,7 @@ def train(
         from vfl.training.writers import WRITERS
 
         for spec in write:
-            WRITERS.make(spec).check()  # checked now, not after hours of training
+            WRITERS.make(spec).check()  # checked before the training, not after hours of training
     if project:
         folder = on_the_federation(path, settings or [], resume, simulated=engine == "simulation")
         _compare_with_label_party(folder)
@@ -168,7 +168,7 @@ def train(
 
 
 def _compare_with_label_party(run: Path) -> None:
-    """Measure the metrics of a project's label party alone, from its own table."""
+    """Measure the metrics of a model of only the label party's own columns, for a project."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.experiments.value import label_alone
@@ -182,17 +182,17 @@ def _compare_with_label_party(run: Path) -> None:
         party = read_party_file(label_folder_of(run).party_file)
         terms = Terms.of(experiment, "train", run.name)
         label_alone(folder, own_data(party, terms, experiment.label.task))
-    except VFLError as problem:  # only reported, because the training itself has ended well
+    except VFLError as problem:  # only reported, as the training itself has ended well
         say(f"the metrics of {experiment.label.party} alone were not measured: {problem.what}")
 
 
 def _beginning(path: Path, start: Path, runs: Path) -> str:
-    """Return the setting that names the earlier run, whose folder is next to the new run."""
+    """Return the setting for the earlier run, whose folder must be next to the new run's folder."""
     from vfl.config.run_folder import RunFolder
     from vfl.training.promotion import runs_of
 
     folder = RunFolder.open(start.resolve())
-    folder.summary()  # this checks that the run has ended well
+    folder.summary()  # `RunFolder.summary` raises an error unless the run has ended well
     beside = (runs_of(path) if path.is_dir() else runs).resolve()
     if folder.path.parent != beside:
         raise ConfigError(
@@ -217,7 +217,8 @@ def evaluate(
     """Evaluate a run's weights on its test rows, each party with its own part of the model.
 
     RUN is the folder that `vfl train` printed. With `--explain PARTY` this party learns the mean
-    absolute Shapley value of each of its own columns, which `vfl importance` prints at that party.
+    absolute Shapley value of each of its own columns; `vfl importance`, run by that party, prints
+    these values.
     """
     from vfl.config.run_folder import RunFolder
 
@@ -260,13 +261,13 @@ def predict(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Predict with a run's weights; writes predictions.csv to the label party's run folder.
+    """Predict with a run's weights; write predictions.csv to the label party's run folder.
 
-    In one process: for the test rows of the experiment. In a federation: for the rows of the file
-    in every party's own `data.predict`. With `--explain PARTY`, the party's part of the run gets
-    explanations.csv with the Shapley value of each of its columns for each row. With `--ids FILE
-    --out FILE`, the command queries a running `vfl serve` only for the rows of FILE, and writes the
-    answers as a table.
+    In one process: the command predicts the test rows of the experiment. In a
+    federation, it predicts the rows of the file in the setting `data.predict` of every party. With
+    `--explain PARTY`, the party's part of the run folder gets explanations.csv with the Shapley
+    value of each of the party's columns for each row. With `--ids FILE --out FILE`, the command
+    queries a running `vfl serve` only for the rows of FILE, and writes the answers as a table.
     """
     if ids is not None:
         if explain:
@@ -289,7 +290,7 @@ def _predict_by_service(
     ca: Path | None,
     json: bool,
 ) -> None:
-    """Query a service for the rows of a file, and write its answers."""
+    """Query a prediction service for the rows of a file, and write the service's answers."""
     from vfl.datasets.alignment.ids import read_own_ids
     from vfl.datasets.table import TableFormat
     from vfl.serving.client import Client
@@ -330,7 +331,7 @@ def _predict_by_service(
 def _write_answers(
     out: Path, asked: Sequence[str], rows: Sequence[Mapping[str, Any]], classes: Sequence[object]
 ) -> None:
-    """Write a service's answers for the first queried rows, in `predictions.csv`'s format."""
+    """Write a service's answers for the first queried rows, in the format of `predictions.csv`."""
     heads = [f"probability_{one}" for one in classes]
     table = [
         {"id": name, "prediction": row["prediction"], "run": row["version"]}
@@ -342,7 +343,7 @@ def _write_answers(
 
 
 def _served_at(run: Path) -> str:
-    """Return the address of the service of a run on this machine."""
+    """Return the address of a prediction service of a run on this machine."""
     from vfl.training.status import run_status
 
     address = run_status(run).address
@@ -389,9 +390,9 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
 
 
 def _unfamiliar(run: Path) -> dict[str, Any]:
-    """Return counts, by party, of predicted cells of a kind that no training row has, if known.
+    """Return, by party, counts of cells in predicted rows of a kind that no training row has.
 
-    In a federation the label party knows only its own count.
+    In a federation the label party knows only the count of its own table.
     """
     from vfl.session import PartyFolder
 
@@ -416,14 +417,14 @@ def export(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Export one party's part of the model with card and encoder, to run without vfl.
+    """Export one party's part of a model, with model card and encoder, to run without vfl.
 
     The file of a feature party maps rows of inputs to a cut; the file of the label party maps cuts
-    to predictions. The encoder maps a table to these inputs. It contains categories and means of
-    the party's table, so all of these files must stay with the party. A model that is not a neural
-    network has its own formats; an unknown --to raises an error that lists them. In a forest for
-    XGBoost, a date is a number of days since 1970, and a category that no training row had must be
-    a missing cell.
+    to predictions. The exported encoder maps a table to these inputs. The encoder contains
+    categories and means of the party's table, so all exported files must stay with the party. A
+    model that is not a neural network has its own formats; an unknown --to raises an error that
+    lists them. In a forest exported for XGBoost, a date is a number of days since 1970, and a
+    category that no training row had must be a missing cell.
     """
     from vfl.training.export import export_half
 
@@ -451,8 +452,8 @@ def report(
 ) -> None:
     """Build report.html for a run: one static file.
 
-    RUN is the folder that `vfl train` or `vfl compare` printed. With --write, the run of a training
-    is written for another tool instead; during a training, up to its current state.
+    RUN is the folder that `vfl train` or `vfl compare` printed. With --write, the command instead
+    writes a training run in another tool's format; during the training, up to its current state.
     """
     if write:
         write_elsewhere(run, write)
@@ -517,7 +518,7 @@ def on_the_federation(
 
 
 def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
-    """Evaluate several runs of one process on common rows, and print one line per run."""
+    """Evaluate several one-process runs on common rows, and print one line per run."""
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
     from vfl.training.run import evaluate_together
@@ -548,7 +549,7 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
 
 
 def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Evaluate several runs of a federation on common rows, in one session per run."""
+    """Evaluate several federated runs on common rows, in one session per run."""
     from vfl.session.terms import BESIDE
     from vfl.training import federated
 
@@ -569,12 +570,12 @@ def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
 def ask(
     run: Path, mode: Literal["evaluate", "predict"], device: str, explained: Sequence[str] = ()
 ) -> Path:
-    """Evaluate or predict with a run, in the way it was trained; return the run's folder."""
+    """Evaluate or predict in the way in which the run was trained; return the run's folder."""
     from vfl.config.run_folder import RunFolder
 
     folder = RunFolder.open(run)
     if folder.mode == "federated":
-        hand_over(run)  # checked before torch is imported, which the next lines need
+        hand_over(run)  # this check comes before the import of torch, which the next lines need
         from vfl.session.terms import EXPLAIN
         from vfl.training import federated
 

@@ -29,7 +29,7 @@ _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
 #: Attacks that each take about a second on ten thousand rows; the first two kinds come from the
-#: master's thesis on which vfl is based.
+#: thesis on split learning (2025).
 LIGHT = (
     "fine_tuning",
     "logistic",
@@ -60,7 +60,7 @@ PACKS: dict[str, tuple[str, ...]] = {
     "heavy": HEAVY,
     # Attacks on labels by a feature party; the packs "columns" and "members" contain other attacks.
     "labels": LIGHT,
-    # The two attacks in section 4.4 of the master's thesis on which vfl is based.
+    # The two attacks in section 4.4 of the thesis on split learning (2025).
     "thesis": ("fine_tuning", "kmeans"),
     # Attacks of the quick profile; some use the bottom model itself, which noise on the sent cuts
     # does not change.

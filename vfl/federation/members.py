@@ -242,7 +242,7 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
     Args:
         folder: folder of the label party, or of any other party.
         public: NAME.pub of the new party.
-        read_out: the fingerprint that the owner of the new party reads out by telephone.
+        read_out: the fingerprint that the owner of the new party reads aloud by telephone.
 
     Raises:
         ConfigError: the fingerprint does not match the keys, or no party has this name.
@@ -252,7 +252,7 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
     content = _read_key(public)
     if not hmac.compare_digest(_hex(read_out).encode(), _hex(fingerprint(content)).encode()):
         raise ConfigError(
-            "this key differs from the fingerprint that was read out",
+            "this key differs from the fingerprint that was read aloud",
             where=str(public),
             got="another fingerprint",
             want="all 32 digits, as vfl join shows them at that party",

@@ -27,7 +27,7 @@ from vfl.transport import fingerprint
 
 #: Text for the error about a missing identity key, and text for a missing pinned key.
 MAKE_IDENTITY = "vfl join FOLDER makes one; give its public part to the other parties"
-_ASK = "ask that party for its NAME.pub, and let it read out the fingerprint"
+_ASK = "ask that party for its NAME.pub, and let it read the fingerprint aloud"
 
 
 class Identity:
