@@ -67,7 +67,8 @@ def test_the_epsilon_of_all_names(party):
     )
     spent = f"{6 * entry.epsilon:.4g} of 50 allowed, delta 6e-05"
     assert (
-        ask(party).splitlines()[-1] == f"all names: epsilon at most {spent}; 1 without an epsilon"
+        ask(party).splitlines()[-1]
+        == f"all names: epsilon at most {spent}; runs without an epsilon: 1"
     )
 
 

@@ -201,13 +201,13 @@ BROKEN = [
     (InPlace, HOOKS, "changed in place: gradient"),
     (GlobalNoise, HOOKS, "a global random generator changed: torch"),
     (Detached, "gradients_flow_through", "logits lost its graph"),
-    (BatchScaled, PREDICTION, "a row depends on its batch"),
+    (BatchScaled, PREDICTION, "a row's prediction depends on the other rows"),
     (Averageable, PREDICTION, "could average"),
-    (Unhelpful, STATED, "refused without a fix"),
+    (Unhelpful, STATED, "suggests no fix"),
     (Forgetful, "state_survives_a_checkpoint", "not restored"),
     (Misplaced, STATED, "embedding never run at side 'label'"),
     (Unrelated, "what_comes_back_keeps_its_axes", "without a gradient graph"),
-    (Promising, STATED, "a statement has an epsilon and a unit, or neither"),
+    (Promising, STATED, "needs both an epsilon and its unit, or neither"),
 ]
 
 

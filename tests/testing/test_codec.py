@@ -224,7 +224,7 @@ TRAVEL = "a_cut_and_its_gradient_travel"
 BROKEN = [
     (Doubles, TRAVEL, "decoded torch.float64"),
     (Flat, TRAVEL, "decoded .*sent"),
-    (Idealised, TRAVEL, "`simulate` differs from the frames"),
+    (Idealised, TRAVEL, "`simulate` differs from the decoded frame"),
     (Unrepeatable, TRAVEL, "the same cut and context produced other bytes"),
     (OnlyBytes, "any_bytes_like_payload_is_read_alike", "not bytes"),
     (Remembering, TRAVEL, "`kept` differs from the values"),
@@ -234,7 +234,7 @@ BROKEN = [
     (
         WithoutTrailingZeros,
         "the_length_of_a_query_tells_its_shape_alone",
-        "learns from a query's length",
+        "the length of a query discloses",
     ),
     (Overflowing, "extreme_cuts_survive", ".*"),
     (Padded, TRAVEL, "a payload is above its limit"),
@@ -244,9 +244,9 @@ BROKEN = [
     (HalfForgetful, "both_ends_stay_together_and_resume", "was not restored"),
     (Positional, "positions_are_used_or_ignored", "does not declare"),
     (Nameless, "positions_are_used_or_ignored", "accepted a batch without"),
-    (Widening, "its_modules_loss_and_formula_fit_the_cut", "not have the stated width"),
+    (Widening, "its_modules_loss_and_formula_fit_the_cut", "not have the width"),
     (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "not a scalar"),
-    (Percent, "its_modules_loss_and_formula_fit_the_cut", "not a share of dense"),
+    (Percent, "its_modules_loss_and_formula_fit_the_cut", "not a ratio to dense"),
 ]
 
 

@@ -106,7 +106,7 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
         emit(asdict(found))
         return
     print(f"{'common rows':<16} {found.common}")
-    print("share of the label's variance that linear regressions explain over these rows:")
+    print("explained share of the label's variance, by linear regressions on each party's inputs")
     for party, share in found.explained.items():
         used = f"{found.inputs[party]} inputs" if party in found.inputs else ""
         if left_out := found.left_out.get(party):

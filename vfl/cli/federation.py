@@ -549,7 +549,7 @@ def _total(entries: Sequence[Entry], others: float, most: float | None, lost: fl
     if delta := sum(entry.stated_passes * (entry.delta or 0.0) for entry in stated):
         text += f", delta {delta:.2g}"
     without = len(entries) - len(stated)
-    return f"{text}; {without} runs without an epsilon" if without else text
+    return f"{text}; runs without an epsilon: {without}" if without else text
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

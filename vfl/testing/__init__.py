@@ -1,4 +1,4 @@
-"""Contract tests for plug-in authors: subclass a contract, list your specs, run pytest.
+"""Contract tests for authors of plug-ins: subclass a contract, list specs, and run pytest.
 
 >>> from vfl.testing import CodecContract
 >>> class TestMine(CodecContract):

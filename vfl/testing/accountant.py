@@ -3,7 +3,7 @@
     class TestMine(AccountantContract):
         specs = ["mine:orders=32"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vfl.privacy.accountants import ACCOUNTANTS, epsilon_by, gaussian_epsilon, n
 from vfl.privacy.events import GaussianSteps
 from vfl.testing.base import Contract, global_states, require_still
 
-#: Kinds of noise steps, with little and with much noise, with and without sampling.
+#: Gaussian noise steps under test, with little and with much noise, with and without sampling.
 _KINDS = (
     GaussianSteps(0.8, 1),
     GaussianSteps(4.0, 20),
@@ -38,7 +38,9 @@ class AccountantContract(Contract):
         for kind in _KINDS:
             found = self.cost(spec, kind)
             assert math.isfinite(found), "an epsilon is not finite"
-            assert found >= _CLOSE * _least(kind), "an epsilon is below the known cost of the steps"
+            assert found >= _CLOSE * _least(kind), (
+                "an epsilon is below a lower bound of the steps' cost"
+            )
 
     def test_more_steps_less_noise_and_a_smaller_delta_never_cost_less(self, spec: str) -> None:
         for kind in _KINDS:
@@ -46,7 +48,9 @@ class AccountantContract(Contract):
             more = self.cost(spec, GaussianSteps(kind.noise, 2 * kind.steps, rate))
             louder = self.cost(spec, GaussianSteps(2 * kind.noise, kind.steps, rate))
             surer = self.cost(spec, kind, _DELTA / 100)
-            assert louder <= found <= min(more, surer), "an epsilon changes in the wrong direction"
+            assert louder <= found <= min(more, surer), (
+                "an epsilon rises where it must fall, or falls where it must rise"
+            )
 
     def test_steps_of_several_kinds_cost_no_less_than_each(self, spec: str) -> None:
         found = self.cost(spec, _KINDS)
@@ -76,7 +80,7 @@ class AccountantContract(Contract):
     def cost(
         self, spec: str, steps: GaussianSteps | tuple[GaussianSteps, ...], delta: float = _DELTA
     ) -> float:
-        """Return the epsilon of noise steps; skip the test if a package is missing."""
+        """Return the epsilon of noise steps; skip the test if the accountant lacks a package."""
         try:
             return epsilon_by(steps, delta, spec)
         except MissingPackageError as missing:

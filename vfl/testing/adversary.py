@@ -3,7 +3,7 @@
     class TestMine(AdversaryContract):
         specs = ["mine:share=0.5"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vfl.training.local import LocalSession
 
 
 class Watched(Adversary):
-    """Adversary that runs another adversary, and raises `AssertionError` if it breaks its contract.
+    """Runs another adversary, and raises `AssertionError` if that one breaks its contract.
 
     Args:
-        adversary: the adversary to run, which has already begun.
-        classes: number of classes.
+        adversary: the adversary to run, whose `begin` was already called.
+        classes: number of classes of the labels.
     """
 
     def __init__(self, adversary: ActiveAdversary, classes: int) -> None:
@@ -49,7 +49,9 @@ class Watched(Adversary):
 
     def labels(self, labels: Tensor, context: StepContext) -> Tensor:
         found = self._alike("labels", labels, context)
-        assert set(found.tolist()) <= set(range(self._classes)), "a label belongs to no class"
+        assert set(found.tolist()) <= set(range(self._classes)), (
+            "the adversary returned a label of no class"
+        )
         return found
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
@@ -73,17 +75,17 @@ class Watched(Adversary):
         self._played.load_training_state(saved)
 
     def _alike(self, hook: str, *given: Any) -> Tensor:
-        """Return the result of a hook; the hook may change values, but not their shape or type."""
+        """Return the result of an adversary's hook, which may change only the values."""
         found, before = self._look(hook, *given)
         assert isinstance(found, Tensor), f"{hook} gave no tensor"
         assert found.shape == before.shape, f"{hook} changed its shape"
         assert found.dtype == before.dtype, f"{hook} changed its type"
-        # The other party refuses a frame of another shape, and this refusal ends the training.
+        # The receiving party refuses a frame of another shape, and this refusal ends the training.
         assert torch.isfinite(found).all(), f"{hook} returned a value that is not finite"
         return found
 
     def _look(self, hook: str, *given: Any) -> tuple[Any, Tensor]:
-        """Return the result of a hook, and the values that it received."""
+        """Return the result of an adversary's hook, and the tensor that the hook received."""
         (values,) = (one for one in given if isinstance(one, Tensor))
         before = values.clone()
         found = getattr(self._played, hook)(*given)
@@ -92,7 +94,8 @@ class Watched(Adversary):
 
 
 PLAYERS = {"feature party": "bank", "label party": "lender"}
-#: Hooks that never run at the other kind of party.
+#: Hooks that never run at a feature party, and hooks that never run at a label party, by party's
+#: role.
 _ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut",)}
 
 
@@ -100,7 +103,8 @@ class AdversaryContract(Contract):
     """Properties of every adversary, tested in trainings of a small network.
 
     Attributes:
-        specs: the adversaries under test, at least one; each must change the training.
+        specs: specs of the adversaries under test, at least one; each adversary must change the
+            training.
         rows, classes, columns, width: numbers of rows, classes and columns, and width of the cut.
         known: number of training rows per class whose labels an adversary at a feature party knows.
     """
@@ -131,14 +135,16 @@ class AdversaryContract(Contract):
         assert not changed, f"the evidence was changed in place: {changed}"
         if first != second:
             assert first == self._train(self._begun(spec)).weights_digest(), "not repeatable"
-            raise AssertionError("evidence that the adversary does not hold changes its result")
+            raise AssertionError(
+                "evidence that was not granted to the adversary changes its result"
+            )
 
     def test_a_training_that_is_resumed_ends_as_one_that_was_not(
         self, spec: str, tmp_path: Path
     ) -> None:
         whole = self._train(self._begun(spec), tmp_path).weights_digest()
         checkpoints = Checkpoints(tmp_path / "lender" / CHECKPOINTS, "lender", "run", "")
-        assert checkpoints.committed(), "no state exists to resume from"
+        assert checkpoints.committed(), "the adversary has no state from which to resume"
         rest = self._train(self._begun(spec), tmp_path).weights_digest()
         assert rest == whole, "the state of the adversary was not restored"
 
@@ -170,7 +176,7 @@ class AdversaryContract(Contract):
         cuts = torch.randn(self.rows, self.width, generator=generator(0, "cuts"))
         on_inputs = _require_marks(adversary.triggered, inputs)
         on_cuts = _require_marks(adversary.triggered_cut, cuts)
-        assert (on_inputs | on_cuts).all(), "a row lacks the trigger"
+        assert (on_inputs | on_cuts).all(), "a triggered row lacks the trigger"
 
     def test_what_it_finds_out_has_the_form_of_its_goal(self, spec: str) -> None:
         adversary = self._begun(spec)
@@ -194,10 +200,10 @@ class AdversaryContract(Contract):
         return held(adversary, self._experiment(), self._data(), "bank", self.known, draw)
 
     def _train(self, adversary: Adversary | None, folder: Path | None = None) -> LocalSession:
-        """Train against an adversary; if the folder has an earlier training, resume it.
+        """Train against an adversary; if the folder contains an interrupted training, resume it.
 
-        Three batches are in flight, because a feature party computes their cuts again after a
-        resume.
+        Three batches are in flight, because a feature party computes the cuts of such batches again
+        after a resume.
         """
         who = getattr(adversary, "who", None)
         adversaries = {} if who is None or adversary is None else {PLAYERS[who]: adversary}
@@ -227,7 +233,7 @@ class AdversaryContract(Contract):
         )
 
     def _data(self) -> dict[str, PartyData]:
-        """Make rows with separable classes for two feature parties and a label party."""
+        """Make rows with well separated classes for two feature parties and a label party."""
         draw, rows = generator(0, "contract"), torch.randperm(self.rows, generator=generator(1))
         labels = torch.arange(self.rows) % self.classes
         split = Split(*(part.sort().values.numpy() for part in rows.tensor_split([100, 125])))
@@ -244,7 +250,7 @@ class AdversaryContract(Contract):
 
 
 def _require_marks(mark: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """Return which rows a trigger marks, axes (rows,), and check that values keep their shape."""
+    """Return which rows a trigger marks, axes (rows,); check that the rows keep their shape."""
     before = values.clone()
     marked = mark(values)
     assert torch.equal(values, before), f"{mark.__name__} changed its inputs in place"

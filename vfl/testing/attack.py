@@ -3,7 +3,7 @@
     class TestMine(AttackContract):
         specs = ["mine:steps=50"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from vfl.testing.base import Contract, differing, draw_from_all, global_states, 
 
 
 class AttackContract(Contract):
-    """Properties of every attack: it succeeds if labels leak, and otherwise only guesses.
+    """Properties of every attack: it succeeds if the victim leaks labels, and else guesses.
 
-    In both test cases, the attacker is a feature party in the inference phase. An attack that needs
-    other test cases overrides `case`.
+    In both test cases (with and without a leak), the attacker is a feature party in the inference
+    phase. An attack that needs other test cases overrides `case`.
 
     Attributes:
         specs: specs of the attacks under test, at least one.
-        wins: smallest score that an attack must reach when the classes are well separated.
+        wins: smallest score that an attack must reach when the victim's cuts separate the classes
+            well.
         rows, classes, width: numbers of rows and classes, and width of the cut, in both test cases.
-        leaks: number of leaked labels of each class.
+        leaks: number of rows of each class whose labels the attacker knows.
     """
 
     family = "attack"
@@ -60,7 +61,7 @@ class AttackContract(Contract):
     leaks: ClassVar[int] = 5
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
-        """Make a victim whose cuts separate the classes, or carry no information about labels.
+        """Make a victim (attacked model) whose cuts separate the classes, or none of them.
 
         Args:
             leaking: whether the victim's cuts leak the labels.
@@ -91,7 +92,7 @@ class AttackContract(Contract):
     def test_it_wins_where_it_must_and_leaves_all_else_alone(self, spec: str) -> None:
         attack = make(spec)
         case = self.case(True, attack.needs)
-        # Imports of the attack may draw random numbers.
+        # The import of an attack's modules may draw random numbers.
         found = guess_of(case, attack, generator(0, "draw"))
         assert case.labels is not None
         inputs = None if case.inputs is None else case.inputs.shape
@@ -126,10 +127,10 @@ class AttackContract(Contract):
         assert score.value >= self.wins, f"{score.measure} {score.value:.3f}"
 
     def require_guess(self, score: Score) -> None:
-        """Require a score close to that of guessing if the victim's cuts do not leak labels."""
+        """Require about the score of guessing if the victim's cuts do not leak labels."""
         deviation = (score.guess * (1 - score.guess) / self.rows) ** 0.5
-        # Even random clusters match the classes better than by chance, because the best matching of
-        # clusters to classes is used.
+        # Even random clusters match the classes better than chance does, because the score uses the
+        # best assignment of clusters to classes.
         margin = 6 if score.measure == "matched_accuracy" else 4
         assert score.value <= score.guess + margin * deviation, "it beats its guess"
 
@@ -149,7 +150,7 @@ def require_form(
 
 
 def _bottom(width: int) -> nn.Module:
-    """Return two rotations, which lose no information, as the trained bottom model."""
+    """Return two rotations, which lose no information, in place of a trained bottom model."""
     with scoped(1):
         layers = [nn.Linear(width, width), nn.Linear(width, width)]
         for layer in layers:
@@ -165,14 +166,15 @@ def _linear(weight: Tensor) -> nn.Module:
 
 
 class GradientAttackContract(AttackContract):
-    """`AttackContract` for attacks on a training that a feature party recorded.
+    """`AttackContract` for attacks on a training whose messages a feature party recorded.
 
-    In the case without a leak, the label party has trained on labels that belong to other rows.
+    In the test case without a leak, the label party has trained on labels that belong to other
+    rows.
 
     Attributes:
         top: spec of the label party's top model.
-        positive: fraction of class 1 if there are two classes; with None, all classes have the same
-            number of rows.
+        positive: fraction of rows in class 1 if there are two classes; with None, all classes have
+            the same number of rows.
         epochs, batch_size: number of epochs of the training, and of rows in a batch.
     """
 
@@ -214,7 +216,7 @@ class GradientAttackContract(AttackContract):
     def _train(
         self, inputs: Tensor, labels: Tensor, draw: torch.Generator
     ) -> tuple[list[RecordedExchange], nn.Module]:
-        """Train by gradient descent; return the recorded exchanges and the top model."""
+        """Train by gradient descent; return the recorded exchanges, and the top model."""
         with scoped(2):
             bottom = nn.Linear(self.width, self.width)
             top = make_top(self.top).build(self.width, self.classes)
@@ -237,15 +239,16 @@ class GradientAttackContract(AttackContract):
 class InputAttackContract(AttackContract):
     """`AttackContract` for attacks on cuts that a label party received from one feature party.
 
-    In the case without a leak, the cuts and predictions belong to other rows. In a U-shape, three
-    models follow the bottom model: the middle model, the top model, and a last layer, which the
-    label party does not have.
+    In the test case without a leak, the cuts and predictions belong to other rows. In a U-shape,
+    three models follow the bottom model: the middle model, the top model, and a last layer, which
+    the label party does not have.
 
     Attributes:
-        joint: whether the label party has two columns of its own, which its top model also uses.
+        joint: whether the label party has two columns of its own, which are further inputs of its
+            top model.
         wins: largest squared error that an attack may have, as a fraction of the error of an attack
-            that always guesses the mean row.
-        leaks: number of rows whose columns are leaked.
+            that guesses the mean row for every row.
+        leaks: number of rows whose columns the attacker knows.
     """
 
     joint: ClassVar[bool] = False
@@ -293,7 +296,7 @@ class InputAttackContract(AttackContract):
         return Case(view, labels[rest], inputs[rest])
 
     def _rows(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Make columns whose rows lie around one point for each class."""
+        """Make columns of rows that lie around one centre for each class."""
         labels = torch.randint(self.classes, (self.rows,), generator=draw)
         inputs = 1.5 * torch.eye(self.classes, self.width)[labels]
         return inputs + 0.5 * torch.randn(self.rows, self.width, generator=draw), labels
@@ -306,7 +309,7 @@ class InputAttackContract(AttackContract):
 
 
 def contents(view: View) -> dict[str, tuple[bytes, bool]]:
-    """Return all evidence in a view, by name: its bytes, and whether it has a gradient graph."""
+    """Return all evidence in a view by name: a tensor's bytes, and whether it has a graph."""
     return {
         name: (values.detach().numpy().tobytes(), values.requires_grad)
         for name, values in _tensors("view", view._holdings)
@@ -314,7 +317,7 @@ def contents(view: View) -> dict[str, tuple[bytes, bool]]:
 
 
 def without_the_rest(view: View) -> View:
-    """Return a view with the same grants, but without evidence that no grant opens.
+    """Return a view with the same grants, but without evidence that these grants do not cover.
 
     The number of rows stays the same.
     """
@@ -331,7 +334,7 @@ def without_the_rest(view: View) -> View:
 
 
 def _opened(view: View, name: str, rows: Evidence) -> Evidence:
-    """Return a group of rows without the fields that no grant opens."""
+    """Return a group of rows without the fields that the view's grants do not cover."""
 
     def kept(column: str, value: Any) -> Any:
         return value if _opens(lambda: getattr(getattr(view, name), column)) else _blank(value)
@@ -352,7 +355,7 @@ def _opens(reach: Callable[[], object]) -> bool:
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in the evidence with its name; callables are called for their tensors."""
+    """Yield every tensor in some evidence with its name; functions are called for their tensors."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, list | tuple):

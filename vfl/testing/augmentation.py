@@ -3,7 +3,7 @@
     class TestMine(AugmentationContract):
         specs = ["mine:angle=10"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AugmentationContract(Contract):
         with scoped(1):
             changed = self.make(spec)(rows)
         assert (changed.shape, changed.dtype) == (rows.shape, rows.dtype)
-        assert torch.equal(rows, self.rows()), "the rows that were given have changed"
+        assert torch.equal(rows, self.rows()), "the augmentation changed its input rows in place"
 
     def test_draws_are_the_callers(self, spec: str) -> None:
         made, states = self.make(spec), global_states()
@@ -56,7 +56,9 @@ class AugmentationContract(Contract):
         with scoped(2):
             other = made(self.rows())
         require_still(states)
-        assert torch.equal(first, again), "the same seed changes rows differently"
+        assert torch.equal(first, again), (
+            "with the same seed, the augmentation changes rows differently"
+        )
         assert not torch.equal(first, other), "another seed changes nothing"
 
     def test_a_row_depends_on_no_other(self, spec: str) -> None:

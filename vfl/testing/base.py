@@ -1,4 +1,4 @@
-"""Common parts of all contracts: a test for each spec, and global state that must not change."""
+"""Parts of all contracts: a test for each spec, and checks of unchanged global state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Contract:
     """A class of tests, each of which runs for every spec of a subclass.
 
     Attributes:
-        family: name for a member of the family, as in messages.
+        family: noun for one member of the plug-in family, such as "codec", for error messages.
         specs: specs of the members under test, at least one.
     """
 
@@ -22,7 +22,7 @@ class Contract:
     specs: ClassVar[Sequence[str]] = ()
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Make one test for each spec, and for each phase if the test has phases."""
+        """Make one test for each spec; a test with phases runs in training and inference."""
         if not self.specs:
             raise ValueError(f"{type(self).__name__}.specs names no {self.family} to test")
         if "spec" in metafunc.fixturenames:
@@ -40,16 +40,16 @@ def global_states() -> dict[str, object]:
 
 
 def draw_from_all() -> None:
-    """Draw once from every global random generator, to make a member's seeding visible."""
+    """Draw once from every global random generator, which changes results that depend on it."""
     _ = torch.rand(1), np.random.random(), random.random()
 
 
 def require_still(states: Mapping[str, object]) -> None:
-    """Require that no global random generator has changed."""
+    """Require that the state of no global random generator has changed."""
     moved = differing(states, global_states())
     assert not moved, f"a global random generator changed: {moved}"
 
 
 def differing(before: Mapping[str, object], after: Mapping[str, object]) -> str:
-    """Return the names of the entries that differ."""
+    """Return the names of entries whose values differ."""
     return ", ".join(name for name, value in after.items() if value != before[name])

@@ -3,7 +3,7 @@
     class TestMine(CodecContract):
         specs = ["mine:k=3"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS = (0, 1, 2, 17)
 
 
 class CodecContract(Contract):
-    """Properties of every codec, in both directions.
+    """Properties of every codec, for cuts and for gradients.
 
     Attributes:
         specs: specs of the codecs under test, at least one; include the extreme values of their
@@ -66,17 +66,17 @@ class CodecContract(Contract):
             simulated.backward(_grad(cut))  # type: ignore[no-untyped-call]
             assert leaf.grad is not None, "simulate gave no gradient"
             assert _same_bits(simulated.detach(), trip.decoded), (
-                "`simulate` differs from the frames"
+                "the result of `simulate` differs from the decoded frame"
             )
             assert _same_bits(leaf.grad, trip.grad), (
-                "the gradient of `simulate` differs from the frames"
+                "the gradient of `simulate` differs from the decoded frame"
             )
 
             if training:
                 assert _same_bits(trip.replay(), trip.grad), (
-                    "`kept` differs from the values that encode kept"
+                    "`kept` differs from the values that `encode` kept"
                 )
-            trip.decoded += 1  # both arrays are writable memory
+            trip.decoded += 1  # a decoded tensor must have writable memory
             trip.grad += 1
 
     def test_any_bytes_like_payload_is_read_alike(self, spec: str) -> None:
@@ -98,8 +98,8 @@ class CodecContract(Contract):
         codec = make(spec)
         width = codec.wire_width(self.width)
         if not codec.equal_queries(width):
-            raise SkipTest("its queries differ in length, as it declares")
-        for step in range(3):  # learned state is not secret, but makes some values shorter
+            raise SkipTest("this codec declares that its queries differ in length")
+        for step in range(3):  # learned state is not secret, but shortens some payloads
             codec.encode(_cut(spec, 17, self.width), _context(True, 17, "feature", step))
             codec.commit(step)
         for rows in ROWS[1:]:
@@ -107,7 +107,9 @@ class CodecContract(Contract):
             cuts = [drawn, drawn * 0, drawn * 0 + 1, drawn - 1, drawn * 1000, -drawn]
             cuts += [drawn * (drawn > one) for one in (0.5, 1.0, 2.0)]
             lengths = {len(codec.encode(cut).payload) for cut in cuts}
-            assert len(lengths) == 1, "an observer of the network learns from a query's length"
+            assert len(lengths) == 1, (
+                "the length of a query discloses more than the cut's shape to observers"
+            )
 
     def test_extreme_cuts_survive(self, spec: str, training: bool) -> None:
         shape = _cut(spec, 5, self.width).shape
@@ -155,7 +157,9 @@ class CodecContract(Contract):
             drawn = cut * (step + 1)
             found = _played(ends, drawn, step)
             if step >= 2:
-                assert _played(resumed, drawn, step) == found, "the state was not restored"
+                assert _played(resumed, drawn, step) == found, (
+                    "the state of the codecs was not restored"
+                )
 
     def test_positions_are_used_or_ignored(self, spec: str) -> None:
         codec, cut = make(spec), _cut(spec, 5, self.width)
@@ -167,23 +171,29 @@ class CodecContract(Contract):
                     codec.encode(cut, refused)
                 except SpecError:
                     continue
-                raise AssertionError("the codec needs positions, but accepted a batch without them")
+                raise AssertionError(
+                    "the codec needs row positions, but accepted a batch without them"
+                )
         else:
             sent = [bytes(make(spec).encode(cut, one).payload) for one in (named, nameless)]
-            assert sent[0] == sent[1], "the codec uses positions, but does not declare `needs_rows`"
+            assert sent[0] == sent[1], (
+                "the codec uses row positions, but does not declare `needs_rows`"
+            )
 
     def test_a_card_sends_the_same_bytes(self, spec: str, training: bool) -> None:
         if not torch.cuda.is_available():
             raise SkipTest("no graphics card here")
         if not make(spec).on_card:
-            raise SkipTest("tensors of this codec are on the processor")
+            raise SkipTest("this codec encodes on the CPU only")
         cut = _cut(spec, 17, self.width)
         here, there = _Trip(spec, cut, training), _Trip(spec, cut, training, device="cuda")
         assert bytes(here.encoded.payload) == bytes(there.encoded.payload)
         assert bytes(here.grad_payload) == bytes(there.grad_payload)
         for one, other in ((here.decoded, there.decoded), (here.grad, there.grad)):
-            assert other.is_cuda, "a tensor stayed on the processor"
-            assert _same_bits(one, other.cpu()), "a graphics card decodes it differently"
+            assert other.is_cuda, "a decoded tensor is on the CPU instead of the GPU"
+            assert _same_bits(one, other.cpu()), (
+                "the same payload gives other values on a GPU than on the CPU"
+            )
 
     def test_its_modules_loss_and_formula_fit_the_cut(self, spec: str) -> None:
         codec = make(spec)
@@ -192,17 +202,17 @@ class CodecContract(Contract):
         outgoing = torch.randn(5, self.width, generator=generator(0, "contract"))
         cut = outgoing if module is None else module(outgoing)
         assert cut.shape == (5, codec.wire_width(self.width)), (
-            "the cut does not have the stated width"
+            "the cut does not have the width that `wire_width` returns"
         )
         loss = codec.local_loss(cut.requires_grad_(), _context(True, 5, "feature"))
-        assert loss is None or loss.shape == (), "the term of the loss is not a scalar"
+        assert loss is None or loss.shape == (), "the codec's term of the loss is not a scalar"
         assert 0 < codec.formula_ratio(self.width) <= 1.5, (
-            "the ratio is not a share of dense float32"
+            "`formula_ratio` is not a ratio to dense float32"
         )
 
 
 class _Trip:
-    """A cut and its gradient that are encoded and decoded; each party has its own codec object."""
+    """A cut and its gradient, encoded and decoded; each party has a separate codec object."""
 
     def __init__(self, spec: str, cut: Tensor, training: bool, device: str = "cpu") -> None:
         self._spec = spec
@@ -225,18 +235,18 @@ class _Trip:
         self.grad = self.read_grad(bytes(self.grad_payload))
 
     def read(self, payload: Payload) -> Tensor:
-        """Decode the cut from a payload at the label party."""
+        """Decode the cut from its payload, as the label party does."""
         rows, width = self._shape
         return self._receiver.decode(payload, rows, width, _context(self._training, rows)).cut
 
     def read_grad(self, payload: Payload) -> Tensor:
-        """Decode the gradient from a payload at the feature party."""
+        """Decode the gradient from its payload, as the feature party does."""
         rows, width = self._shape
         context = _context(self._training, rows)
         return self._sender.decode_grad(payload, self.encoded.saved, rows, width, context)
 
     def replay(self) -> Tensor:
-        """Decode the gradient with a new codec that receives only the two payloads."""
+        """Decode the gradient with a new codec object that receives only the two payloads."""
         rows, width = self._shape
         codec, context = make(self._spec), _context(self._training, rows)
         saved = codec.decode(bytes(self.encoded.payload), rows, width, context).saved
@@ -248,7 +258,7 @@ class _Trip:
 def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, bytes]:
     """Run one step of a codec at a feature party and a label party.
 
-    Return the cut and the gradient that they decode, as bytes.
+    Return the decoded cut and the decoded gradient, as bytes.
     """
     sender, receiver = ends
     (rows, width), decoding = cut.shape, _context(True, len(cut), step=step)
@@ -262,7 +272,7 @@ def _played(ends: tuple[Codec, Codec], cut: Tensor, step: int) -> tuple[bytes, b
 
 
 def _cut(spec: str, rows: int, bottom_width: int) -> Tensor:
-    """Make a cut of ReLU outputs with the codec's width; the first row contains only zeros."""
+    """Make a cut of ReLU outputs with the codec's width; all values of its first row are zeros."""
     codec: Codec = make(spec)
     codec.check(bottom_width)
     width = codec.wire_width(bottom_width)
@@ -276,7 +286,7 @@ def _grad(cut: Tensor) -> Tensor:
 
 
 def _context(training: bool, rows: int, party: str = "", step: int = 3) -> StepContext:
-    """Return the context of a party that encodes; without a name, of a party that decodes."""
+    """Return the step context of the encoding party; without a name, of the decoding party."""
     if not training:
         return INFERENCE
     secret = Secret.of_simulation(0, party) if party else None
@@ -293,7 +303,7 @@ def _require_tensor(tensor: Tensor, cut: Tensor) -> None:
 
 
 def _mutations(payload: bytes) -> Iterator[bytes]:
-    """Yield truncated, extended, bit-flipped and random payloads, always the same ones."""
+    """Yield truncated, extended, bit-flipped and random payloads; every call yields the same."""
     draw = random.Random(0)
     for cut_bytes in {0, 1, len(payload) // 2, len(payload) - 1}:
         yield payload[: max(cut_bytes, 0)]

@@ -3,7 +3,7 @@
     class TestMine(DefenseContract):
         specs = ["mine:strength=2"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DefenseContract(Contract):
                 assert value.shape == before.shape, f"{name} changed its shape"
                 assert value.dtype == before.dtype, f"{name} changed its type"
         assert set(made["labels"].tolist()) <= set(range(self.classes)), (
-            "a label belongs to no class"
+            "the defense returned a label of no class"
         )
 
     def test_gradients_flow_through(self, spec: str) -> None:
@@ -109,7 +109,7 @@ class DefenseContract(Contract):
                 result = module(fed)
                 if trains:
                     result.square().sum().backward()
-            assert result.shape == (ROWS, outputs), f"the wrapped {part} has another shape"
+            assert result.shape == (ROWS, outputs), f"the wrapped {part}'s output has another shape"
             assert not trains or any(w.grad is not None for w in module.parameters())
         first, second = (self._wrapped(self._made(spec), "bottom") for _ in range(2))
         with scoped(2):
@@ -136,7 +136,7 @@ class DefenseContract(Contract):
         assert any(one.grad is not None for one in layers.parameters()), "layers that cannot train"
 
     def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
-        """Test that a party can compute a defense's cost from shapes alone, before it consents."""
+        """Test that shapes alone determine a defense's cost, so that a party may refuse it."""
         defense = make(spec)
         assert isinstance(defense.fit_epochs, int), "fit_epochs is not a number of epochs"
         assert defense.fit_epochs >= 0, "fit_epochs is negative"
@@ -148,14 +148,18 @@ class DefenseContract(Contract):
             try:
                 cut = bottom.train()(torch.empty_like(self._fed(defense), device="meta"))
             except (RuntimeError, NotImplementedError) as error:
-                raise AssertionError("the wrapped bottom needs more than shapes") from error
+                raise AssertionError(
+                    "`wrap_bottom` needs more than the shapes of the weights"
+                ) from error
         assert cut.shape == (ROWS, self.width)
 
     def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
         query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         rows = self._values()["cut"]
         first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
-        assert torch.equal(first, second), "a client could average the answers of repeated requests"
+        assert torch.equal(first, second), (
+            "a client could average the defense's noise over repeated requests"
+        )
         defense = self._made(spec)
         fed = self._fed(defense)
         self._play(defense)
@@ -169,7 +173,9 @@ class DefenseContract(Contract):
         with torch.no_grad():
             alone = torch.cat([predict(row[None]) for row in fed])
             together = predict(fed)
-        assert torch.allclose(alone, together, atol=1e-5), "a row depends on its batch"
+        assert torch.allclose(alone, together, atol=1e-5), (
+            "a row's prediction depends on the other rows of its batch"
+        )
 
     def test_state_survives_a_checkpoint(self, spec: str) -> None:
         defense, restored = self._made(spec), self._made(spec)
@@ -196,7 +202,7 @@ class DefenseContract(Contract):
             has_epsilon = promise.epsilon is not None
             for what in (promise.unit, promise.relation, promise.accountant):
                 assert bool(what) == has_epsilon, (
-                    "a statement has an epsilon and a unit, or neither"
+                    "a privacy statement needs both an epsilon and its unit, or neither"
                 )
             assert promise.unit in UNITS
             assert promise.relation in RELATIONS
@@ -211,24 +217,24 @@ class DefenseContract(Contract):
         except SpecError as error:
             refusal = error
         assert refusal is None or refusal.fix or refusal.want, (
-            "the defense was refused without a fix"
+            "an error that rejects the defense suggests no fix"
         )
 
     def _bottom(self, defense: Defense) -> nn.Module:
-        """Return an untrained bottom model; for a defense of words, a model that reads words."""
+        """Return an untrained bottom model; a defense of words gets a model that embeds words."""
         if defense.of_words:
             return nn.Sequential(_Words(_MOST_WORDS, 2), nn.Linear(2 * _LENGTH, self.width))
         return nn.Linear(self.width, self.width)
 
     def _fed(self, defense: Defense) -> Tensor:
-        """Return inputs for this bottom model, axes (rows, columns)."""
+        """Return inputs for the bottom model of a defense, axes (rows, columns)."""
         if defense.of_words:
             draw = generator(0, "contract words")
             return torch.randint(_MOST_WORDS, (ROWS, _LENGTH), generator=draw).float()
         return self._values()["cut"]
 
     def _made(self, spec: str) -> Defense:
-        """Return the defense, prepared for the labels of a training."""
+        """Return the defense of a spec, prepared for the labels of a training."""
         defense = make(spec)
         defense.prepare(LabelKind(self.classes))
         return defense
@@ -238,7 +244,7 @@ class DefenseContract(Contract):
         return defense.labels(labels, Secret.of_simulation(0, "contract"))
 
     def _values(self) -> dict[str, Tensor]:
-        """Return the values that a round passes to the hooks, by the name of the value."""
+        """Return the values that a training round passes to the hooks, by name."""
         draw = generator(0, "contract")
         return {
             "inputs": torch.randn(ROWS, 4, generator=draw),
@@ -251,7 +257,7 @@ class DefenseContract(Contract):
     def _play(
         self, defense: Defense, step: int = 0, given: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Run one training round through every hook, and yield each result that is not None."""
+        """Run one training round through every hook; return each result that is not None."""
         values, context = given or self._values(), _context(step)
         inputs, labels = values["inputs"], values["labels"]
         if step == 0:  # these hooks run at the beginning of a training
@@ -284,7 +290,7 @@ class DefenseContract(Contract):
 
 
 class _Words(nn.Module):
-    """Model that concatenates the embedding vectors of integers."""
+    """Model that concatenates the embedding vectors of a row's integers."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()

@@ -6,8 +6,8 @@ class TestMine(HolderContract):
 The tests replace the links of one holder by an adversary, which receives the messages of the other
 parties before it sends its own messages (a rushing adversary). The adversary repeats messages of
 other parties or earlier messages, changes a part of its messages, changes messages for one receiver
-only, sends messages of other sizes, or stops sending. The last party is the helper, which deals;
-the tests also check the messages that it receives.
+only, sends messages of other sizes, or stops sending. The last party is the helper, which deals
+randomness; the tests also check the messages that the helper receives.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Note = Callable[[Tensor], None]
 Sent = list[tuple[int, Frame]]
 #: Function that determines the messages that the adversary sends; its arguments are the turn, the
 #: messages that an honest holder would send, and the messages received in this turn. If the
-#: function replaces a received message, the adversary's own program continues with the replaced
-#: message.
+#: function replaces a received message, the adversary's own copy of the protocol continues with the
+#: replaced message.
 Behaviour = Callable[[int, Sent, dict[int, Frame]], Sent]
 
 _WORD = np.dtype("<i8")
@@ -52,35 +52,35 @@ _WORD = np.dtype("<i8")
 #: asymmetric protocol, the other parties may wait for the adversary's message instead.
 _PATIENCE_S = 0.02
 _TIMEOUT_S = 0.15
-#: Seconds after which a protocol counts as hanging.
+#: Seconds after which a test counts a protocol as hanging.
 _HANGING_S = 60.0
-#: Words below this number are counts or indices, which may repeat.
+#: Ring elements below this number are counts or indices, which may repeat in several messages.
 _LEAST_WORD = 1 << 40
-#: A check of MACs has three messages: the opening, the commitment, and the committed part with its
-#: nonce.
+#: A check of MACs consists of three messages: the opened values, a commitment, and the committed
+#: part with its nonce.
 _CHECK_TURNS, _NONCE_BYTES = 3, 16
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A program of several parties; the first parties hold shares, and the last party helps them.
+    """A program of several parties: all parties but the last hold shares; the last helps.
 
     Attributes:
         make: function that makes the parties with agreed keys; its argument is the number of
             seconds that a party waits for a message.
-        program: program that each party runs; if it sends shares to the helper in another form, it
-            records these shares. It returns a tensor at every holder that learns the values, and
-            None at all other parties.
-        result: the result if all parties follow the protocol.
-        holders: number of holders; the helper has the next role number.
+        program: program that each party runs; if the program sends shares to the helper in another
+            form, it records these shares. The program returns a tensor at every holder that learns
+            the values, and None at all other parties.
+        result: the correct values if all parties follow the protocol.
+        holders: number of holders, with roles from 0; the helper has the next role number.
         tolerance: largest error of a correct result.
         macs: whether the protocol detects a false share. Without MACs, the protocol assumes that
-            all parties follow it; it may accept a wrong result if a party sends false values of the
-            right form.
+            all parties follow it; it may accept a wrong result if a party sends false values in
+            messages of the right form.
         helper: values that the helper receives: nothing, values that masks make uniform, or masked
-            parts of permuted values, from which it learns only the unordered values.
-        word_bytes: number of bytes of an element in a message to the helper; these bytes are the
-            upper bytes of a word.
+            parts of permuted values, from which the helper learns only the unordered values.
+        word_bytes: number of bytes that a ring element has in a message to the helper; these bytes
+            are the element's upper bytes.
     """
 
     make: Callable[[float], LocalParties[Any]]
@@ -99,18 +99,18 @@ class Protocol:
 
 
 class Adversary:
-    """The links of one dishonest holder, which receives before it sends, and may send any message.
+    """Links of one dishonest holder, which receives before it sends, and may send anything.
 
     Args:
-        links: the holder's links, by role of the other party.
+        links: the dishonest holder's links, by role of the other party.
         holders: number of holders; the adversary waits for the messages of all other holders.
-        behave: function that determines the adversary's messages in a turn; by default, the
-            adversary sends honest messages.
-        patience_s: seconds for which the adversary waits for the other parties' messages before it
-            sends.
+        behave: function that determines the adversary's messages in a turn; by default, it returns
+            the honest messages.
+        patience_s: seconds for which the adversary waits for the other parties' messages of a turn
+            before it sends its own.
 
     Attributes:
-        turns: messages that an honest holder would have sent, for each turn.
+        turns: messages that an honest holder would have sent, one list for each turn.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Adversary:
         return self._heard[peer].popleft() if self._heard[peer] else self._links[peer].receive()
 
     def flush(self) -> None:
-        """End a turn: send the messages that were kept back."""
+        """End a turn: send the messages that `hold` kept back, possibly changed."""
         if not self._held:
             return
         sent, self._held = self._held, []
@@ -161,7 +161,7 @@ class Adversary:
 
 @dataclass
 class Tapped:
-    """A link of the adversary, or a link of an honest party that stores the frames it receives."""
+    """A link that stores the frames it receives, or that belongs to the adversary."""
 
     link: Polled
     peer: int
@@ -199,7 +199,7 @@ class Tapped:
 
 @dataclass
 class Played:
-    """Outcome of a session: results and recorded shares by role, and the messages."""
+    """Outcome of a session: results and recorded shares by role, and all received messages."""
 
     results: list[Tensor | None]
     notes: dict[int, list[Tensor]]
@@ -231,8 +231,8 @@ def play(
                 }
                 hands = None
                 if party.role == liar:
-                    # If every opening is checked, all holders send a message in each turn, so the
-                    # adversary can wait for them.
+                    # If the protocol checks every opening, all holders send a message in each turn,
+                    # so the adversary can wait for these messages.
                     patience_s = _HANGING_S if protocol.macs else _PATIENCE_S
                     hands = adversary = Adversary(links, protocol.holders, behave, patience_s)
                 for peer, channel in party.channels.items():
@@ -245,7 +245,7 @@ def play(
             ) -> Tensor | None:
                 if party.role != liar:
                     return protocol.program(party, notes[party.role].append)
-                try:  # an error at the adversary is not a failure of the protocol
+                try:  # an error at the adversary itself is not a failure of the protocol
                     result = protocol.program(party, notes[party.role].append)
                     hands.flush()
                 except VFLError:
@@ -262,7 +262,7 @@ def play(
 
 
 def _shifted(payload: bytes, at: int) -> bytes:
-    """Add one to the first word of a payload, or to its last word."""
+    """Add one to the first ring element of a payload, or to its last one."""
     words = bytearray(payload)
     start = 0 if at == 0 else max(0, len(words) - 8)
     value = int.from_bytes(words[start : start + 8], "little") + 1
@@ -310,7 +310,8 @@ class Lie:
                 found.append((peer, frame))
             self._before.append(frame)
         if turn == self.turn and self.kind.endswith("throughout") and heard:
-            # The program of the lying holder then computes the same wrong sum as all other holders.
+            # The lying holder's program then computes the same wrong sum as the programs of all
+            # other holders.
             one = min(heard)
             shifted = self._changed(one, bytes(heard[one].payload), heard)
             heard[one] = replace(heard[one], payload=shifted)
@@ -343,8 +344,8 @@ class Lie:
         return payload
 
 
-#: Kinds of false messages whose size or place excludes them from the protocol, and kinds that have
-#: the right form.
+#: Kinds of false messages whose size or place in the protocol is wrong, and kinds that have the
+#: right form.
 SIZES = ("shorter", "longer", "empty", "other turn")
 KINDS = (
     "first element",
@@ -361,7 +362,7 @@ KINDS = (
 
 @dataclass
 class LateLie:
-    """Opens a false value, and then chooses its part of the check so that all parts add up to 0."""
+    """Opens a false value; then chooses its part of the check so that all parts add up to 0."""
 
     opening: int
 
@@ -387,7 +388,7 @@ class LateLie:
 
 @dataclass
 class EchoedCheck:
-    """Repeats another holder's commitment, then shows that holder's part of the check."""
+    """Repeats another holder's commitment, then reveals that holder's part of the MAC check."""
 
     opening: int
 
@@ -400,7 +401,7 @@ class EchoedCheck:
 
 
 class HolderContract(Contract):
-    """Properties of every protocol on shares.
+    """Properties of every protocol on secret shares.
 
     Attributes:
         protocols: the protocols under test, by name.
@@ -415,14 +416,14 @@ class HolderContract(Contract):
         cls._turns = {}
 
     def _honest_turns(self, spec: str, role: int) -> list[Sent]:
-        """Return an honest holder's messages in each turn; this runs the protocol once."""
+        """Return an honest holder's messages by turn; this runs the protocol once."""
         if (spec, role) not in self._turns:
             (honest,) = play(self.protocols[spec], role)
             self._turns[spec, role] = honest.turns
         return self._turns[spec, role]
 
     def _lies(self, spec: str, kinds: Sequence[str]) -> Iterator[tuple[int, Lie]]:
-        """Yield each kind of false message in each turn of each holder, sent to all and to one."""
+        """Yield each kind of false message, in each turn of each holder, to all or to one."""
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             for turn, sent in enumerate(self._honest_turns(spec, liar)):
@@ -455,7 +456,7 @@ class HolderContract(Contract):
                 pytest.fail(f"{lie}: {other.code} where the form of a message is wrong")
             else:
                 assert not lie.told, f"{lie} was accepted"
-        assert refused, "nothing was sent that a holder could refuse"
+        assert refused, "no false message was sent that a holder could refuse"
 
     def test_silence_ends_in_time(self, spec: str) -> None:
         protocol = self.protocols[spec]
@@ -469,11 +470,11 @@ class HolderContract(Contract):
                 with pytest.raises((LostPeerError, PeerFailedError), match=r"in time|closed"):
                     play(protocol, liar, silent, timeout_s=_TIMEOUT_S)
                 assert time.monotonic() - began < _HANGING_S, (
-                    "it does not end when a holder is silent"
+                    "the protocol does not end in time when a holder is silent"
                 )
 
     def test_a_lie_in_the_right_form(self, spec: str) -> None:
-        """Test that MACs detect a lie.
+        """Test that a protocol's MACs detect a false message.
 
         Without MACs, the session must end with a result or with a typed error.
         """
@@ -485,20 +486,22 @@ class HolderContract(Contract):
                 assert lie.told, f"{lie}: an honest holder was accused"
             except VFLError as other:
                 if protocol.macs:
-                    pytest.fail(f"{lie}: {other.code} instead of a lie that is found")
+                    pytest.fail(f"{lie}: {other.code} instead of a CheatingError")
             else:
                 right = all(map(protocol.right, self._honest(liar, played)))
                 assert right or not protocol.macs, f"{lie} by P{liar}: a wrong result was accepted"
                 assert not (protocol.macs and lie.told), f"{lie} by P{liar} was not found"
                 wrong += not right
-        assert protocol.macs or wrong, "every lie is found: declare this by macs=True"
+        assert protocol.macs or wrong, "the protocol detects every lie: declare this by macs=True"
 
     def test_a_part_of_a_check_is_fixed_before_others_are_known(self, spec: str) -> None:
         self._needs_macs(spec)
         for liar, opening in self._openings(spec):
             with pytest.raises(CheatingError, match="lied") as caught:
                 play(self.protocols[spec], liar, LateLie(opening))
-            assert f"of {name_of(liar)}" in (caught.value.got or ""), "the error names no holder"
+            assert f"of {name_of(liar)}" in (caught.value.got or ""), (
+                "the error does not name the lying holder"
+            )
 
     def test_the_word_of_one_holder_is_not_anothers(self, spec: str) -> None:
         self._needs_macs(spec)
@@ -512,7 +515,7 @@ class HolderContract(Contract):
         one, two = play(self.protocols[spec], times=2)
         for pair in one.heard:
             again = _words(one.heard[pair]) & _words(two.heard[pair])
-            assert not again, f"P{pair[0]} receives words of P{pair[1]} twice"
+            assert not again, f"P{pair[0]} receives ring elements of P{pair[1]} twice"
 
     def test_what_the_helper_hears(self, spec: str) -> None:
         protocol, helper = self.protocols[spec], self.protocols[spec].holders
@@ -538,7 +541,9 @@ class HolderContract(Contract):
                 orders.append(_sums(list(told.values()), size))
         if orders:
             one, two = orders
-            assert not np.array_equal(one, two), "the helper sees one order twice"
+            assert not np.array_equal(one, two), (
+                "the helper sees values in the same order in two runs"
+            )
 
     def _needs_macs(self, spec: str) -> None:
         if not self.protocols[spec].macs:
@@ -548,13 +553,13 @@ class HolderContract(Contract):
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             turns = len(self._honest_turns(spec, liar))
-            assert turns % _CHECK_TURNS == 0, "an opening takes three turns"
+            assert turns % _CHECK_TURNS == 0, "an opening has three turns"
             for opening in range(0, turns, _CHECK_TURNS):
                 yield liar, opening
 
 
 def _words(payloads: Sequence[bytes]) -> set[int]:
-    """Return all complete words that are not counts or indices."""
+    """Return all complete ring elements of some payloads that are not counts or indices."""
     found: set[int] = set()
     for payload in payloads:
         words = np.frombuffer(payload[: len(payload) // 8 * 8], "<u8")
@@ -570,7 +575,7 @@ def _uniform(raw: bytes) -> bool:
 
 
 def _sums(parts: Sequence[bytes], size: int) -> np.ndarray:
-    """Return the sum of all parts at the helper; each element is the upper bytes of a word."""
+    """Return the sum of all parties' parts; each element is the upper bytes of a word."""
     total: np.ndarray = np.zeros(len(parts[0]) // size, _WORD)
     for raw in parts:
         words = np.zeros((len(total), 8), np.uint8)

@@ -1,4 +1,4 @@
-"""Contract tests for a link; subclass them to test another transport.
+"""Contract tests for a link between two parties; subclass the contract to test another transport.
 
 class TestMyLink(LinkContract):
     @pytest.fixture
@@ -19,7 +19,7 @@ from vfl.core.frame import Frame, Kind, Link
 
 Pair = tuple[Link, Link]
 
-#: Size that exceeds the buffers of a socket, so that a write has to wait for its reader.
+#: Number of bytes that exceeds the buffers of a socket, so that a write has to wait for its reader.
 LARGE_BYTES = 24 * 1024 * 1024
 
 
@@ -33,7 +33,7 @@ class LinkContract:
 
     @pytest.fixture
     def pair(self) -> Pair:
-        """Return the two connected links."""
+        """Return the two connected links (label party's, feature party's)."""
         raise NotImplementedError("a subclass provides the fixture `pair`")
 
     def test_frames_keep_every_field(self, pair: Pair) -> None:

@@ -3,7 +3,7 @@
     class TestMine(LossContract):
         specs = ["mine:margin=0.5"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LossContract(Contract):
     family = "loss"
 
     def batch(self, spec: str) -> tuple[Loss, Tensor, Tensor]:
-        """Return the loss that a spec names, with outputs and targets."""
+        """Return the loss function of a spec, with a batch of outputs and targets."""
         loss, drawn = LOSSES.make(spec), generator(0, "loss")
         if loss.task == "regression":
             return loss, torch.randn(_ROWS, generator=drawn), torch.randn(_ROWS, generator=drawn)
@@ -56,7 +56,7 @@ class LossContract(Contract):
         assert bool(outputs.grad.isfinite().all()), "a gradient is not finite"
         after = loss(outputs.detach() - 1e-2 * outputs.grad, targets)
         assert float(after) < float(before.detach()), (
-            "a step along the gradient does not reduce the loss"
+            "a step along the negative gradient does not reduce the loss"
         )
 
     def test_it_draws_nothing_and_changes_nothing(self, spec: str) -> None:

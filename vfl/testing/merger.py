@@ -3,7 +3,7 @@
     class TestMine(MergerContract):
         specs = ["mine:heads=2"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MergerContract(Contract):
         return [torch.randn(_ROWS, width, generator=drawn) for width in self.widths]
 
     def build(self, spec: str) -> nn.Module:
-        """Build the module that a spec names."""
+        """Build the merger's module from a spec."""
         with scoped(1):
             return make_merger(spec).build(self.widths)
 

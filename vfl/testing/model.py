@@ -4,7 +4,7 @@
         specs = ["mine:hidden=8"]
         shape, width = (12,), 4
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _ModelContract(Contract):
     width: int = 4
 
     def build(self, spec: str) -> nn.Module:
-        """Build the model that a spec names."""
+        """Build the model of a spec."""
         raise NotImplementedError
 
     def rows(self) -> Tensor:
@@ -63,7 +63,8 @@ class BottomContract(_ModelContract):
 
     Attributes:
         shape: shape of one row under test.
-        whole: upper bound of the integers in a row; 0 means that rows contain real numbers.
+        whole: upper bound (exclusive) of the integers in a row; 0 means that rows contain real
+            numbers.
     """
 
     family = "bottom"
@@ -84,7 +85,7 @@ class TopContract(_ModelContract):
     """Properties of every top model.
 
     Attributes:
-        merged: number of columns of the merged cut under test.
+        merged: number of columns of the merged cut, the input of the top models under test.
     """
 
     family = "top"

@@ -3,7 +3,7 @@
     class TestMine(OptimizerContract):
         specs = ["mine:beta=0.9"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vfl.config import TrainSettings
 from vfl.models.optimizers import Optimization
 from vfl.testing.base import Contract, global_states, require_still
 
-#: Numbers of rows and columns in a straight-line fit, and number of steps within which every
-#: optimiser must improve this fit.
+#: Numbers of rows and columns of a linear regression, and number of steps within which every
+#: optimiser must improve its fit.
 _ROWS, _COLUMNS, _STEPS = 32, 4, 60
 
 
@@ -26,7 +26,7 @@ class OptimizerContract(Contract):
     """Properties of every optimiser.
 
     Attributes:
-        learning_rate: learning rate for the fit.
+        learning_rate: learning rate for the linear regression under test.
     """
 
     family = "optimizer"
@@ -68,7 +68,7 @@ class OptimizerContract(Contract):
             if isinstance(one, Tensor) and one.numel() > 1
         )  # fmt: skip
         assert kept <= self.steps(spec).copies * weights, (
-            "the optimiser keeps more than `copies` states"
+            "the optimiser keeps more than `copies` values for each weight"
         )
 
     def _begun(self, spec: str) -> tuple[nn.Module, optim.Optimizer]:

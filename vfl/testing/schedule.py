@@ -3,7 +3,7 @@
     class TestMine(ScheduleContract):
         specs = ["mine:every=3"]
 
-pytest then runs each test of the contract for each spec.
+pytest then runs every test of the contract once for each spec (name and options of a member).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ScheduleContract(Contract):
         rates = [self.steps(spec).rate(epoch) for epoch in self._epochs()]
         require_still(states)
         assert all(math.isfinite(rate) and rate >= 0 for rate in rates), (
-            "no learning rate is left for further steps"
+            "the learning rate is 0 although steps remain"
         )
-        assert len(set(rates)) > 1, "every epoch has the same rate"
+        assert len(set(rates)) > 1, "every epoch has the same learning rate"
 
     def test_a_resume_has_the_rate_of_its_epoch(self, spec: str) -> None:
         """Test that a training that resumes at an epoch has the learning rate of that epoch."""
@@ -52,7 +52,7 @@ class ScheduleContract(Contract):
             resumed = anew.build(weights[1:])
             anew.begin(epoch)
             one, other = (dict(each.param_groups[0], params=0) for each in (optimizer, resumed))
-            assert one == other, f"another rate after a resume at epoch {epoch}"
+            assert one == other, f"another learning rate after a resume at epoch {epoch}"
 
     def _epochs(self) -> range:
         return range(1, self.epochs + 1)

@@ -27,7 +27,7 @@ from vfl.datasets import SOURCES, Dealing, SetFormat, load_bundled
 from vfl.datasets.sources import Bundled, make, read_bundled
 from vfl.testing.base import Contract, draw_from_all, global_states, require_still
 
-#: A valid value for each setting of a `SetFormat`; the values are small enough for every data set.
+#: A valid value for each setting of `SetFormat`; the values are small enough for every data set.
 _SMALL = {"side": 4, "classes": 2, "length": 3, "vocabulary": 5}
 
 
@@ -35,9 +35,10 @@ class SourceContract(Contract):
     """Properties of every named data set.
 
     Attributes:
-        root: folder of the data sets' files; None means the folder that the environment names.
-        limit: number of rows that a test reads; some data sets need a larger number, so that every
-            part of the split has a row.
+        root: folder of the data sets' files; None means the folder in the environment variable
+            VFL_DATA.
+        limit: number of rows that a test reads; some data sets need a larger number, so that each
+            of training, validation and test has a row.
     """
 
     family = "data set"
@@ -46,7 +47,7 @@ class SourceContract(Contract):
 
     def test_every_row_has_a_label_of_its_classes(self, spec: str) -> None:
         found = self.read(spec)
-        assert found.rows == len(self.cells(found)), "cells and labels differ in number"
+        assert found.rows == len(self.cells(found)), "the numbers of rows and labels differ"
         assert found.labels.dtype == np.int64, "labels are codes, int64"
         assert found.labels.min() >= 0, "a label is negative"
         assert found.labels.max() < len(found.classes), "a label belongs to no class"
@@ -54,8 +55,10 @@ class SourceContract(Contract):
     def test_cells_are_finite_numbers(self, spec: str) -> None:
         cells = self.cells(self.read(spec))
         if isinstance(cells, np.ndarray):
-            assert cells.ndim in (2, 4), "rows of steps, or pictures with a channel"
-            assert np.isfinite(cells).all(), "a cell is not finite"
+            assert cells.ndim in (2, 4), (
+                "inputs need axes (rows, steps) or (rows, channels, height, width)"
+            )
+            assert np.isfinite(cells).all(), "an input value is not finite"
 
     def test_a_limit_bounds_the_rows(self, spec: str) -> None:
         many, few = self.read(spec), self.read(spec, limit=9)
@@ -67,10 +70,10 @@ class SourceContract(Contract):
     def test_it_has_the_parts_that_it_says(self, spec: str) -> None:
         found, own = self.read(spec), tuple(make(spec).own_parts)
         assert ("test" in own) == (found.train_rows is not None), (
-            "the data set has test rows of its own"
+            "`own_parts` and the data set disagree about own test rows"
         )
         assert ("validation" in own) == bool(found.validation_rows), (
-            "the data set has validation rows of its own"
+            "`own_parts` and the data set disagree about own validation rows"
         )
 
     def test_the_same_question_has_one_answer_and_moves_no_global_generator(
@@ -104,17 +107,17 @@ class SourceContract(Contract):
                     read_bundled(spec, self.root, form=form)
                 except BadOptionError:
                     continue
-                raise AssertionError(f"data.{name} changes nothing and is not refused")
+                raise AssertionError(f"data.{name} changes nothing, but the data set accepts it")
             found = self.read(spec, form=form)
             if name == "classes":
                 assert found.classes == whole.classes[:value], "not the first classes"
                 continue
             cells = self.cells(found)
-            assert isinstance(cells, np.ndarray), f"a table has no {name}"
+            assert isinstance(cells, np.ndarray), f"a data set of a table has no {name}"
             if name == "vocabulary":
                 assert cells.max() < value, "more different numbers than data.vocabulary"
             else:
-                assert cells.shape[-1] == value, f"rows do not follow data.{name}"
+                assert cells.shape[-1] == value, f"the rows' last axis does not follow data.{name}"
 
     def test_parties_share_it(self, spec: str) -> None:
         self.read(spec)
@@ -137,14 +140,14 @@ class SourceContract(Contract):
         assert {parse(one)[0] for one in parts(spec)} <= set(SOURCES.names())
 
     def read(self, spec: str, limit: int | None = None, form: SetFormat | None = None) -> Bundled:
-        """Read some rows; skip the test if the data set's files are missing."""
+        """Read some rows of a data set; skip the test if the data set's files are missing."""
         try:
             return read_bundled(spec, self.root, limit=limit or self.limit, form=form)
         except MissingDataError as missing:
             raise SkipTest(str(missing)) from None
 
     def cells(self, found: Bundled) -> np.ndarray | pd.DataFrame:
-        """Return the cells; texts become rows of numbers, by the words in all rows."""
+        """Return the rows' inputs; each text becomes numbers of its words in a vocabulary."""
         cells = found.cells
         if isinstance(cells, (np.ndarray, pd.DataFrame)):
             return cells
@@ -153,7 +156,7 @@ class SourceContract(Contract):
 
 @contextmanager
 def _no_network() -> Iterator[list[str]]:
-    """Refuse all address look-ups and connections in this context, and record them."""
+    """Refuse all address look-ups and connections in this context; record the addresses."""
     asked: list[str] = []
 
     def refuse(*given: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Contract tests for a writer of runs.
+"""Contract tests for a writer of runs, which stores a run in another tool's format.
 
 class TestMine(RunWriterContract):
     specs = ["mine"]
@@ -26,8 +26,8 @@ from vfl.training.writers import WRITERS
 _PLANTED = b"cell-5e1f"
 #: Files whose presence shows that a run has ended.
 _ENDED = ("summary.json", "traffic.csv")
-#: Program that writes a run in a process of its own; any attempt to reach a network ends the
-#: program.
+#: Program that exports a run in a separate process; any attempt to reach a network ends the
+#: process.
 _ALONE = """
 import importlib, os, sys, time
 from pathlib import Path
@@ -58,8 +58,10 @@ class RunWriterContract(Contract):
 
     Attributes:
         specs: the writers under test, at least one.
-        module: module to import in the writing process; it registers writers from other packages.
-        patience_s: seconds during which the test watches threads that the writer has left running.
+        module: module that the writing process imports first; it can register writers from other
+            packages.
+        patience_s: seconds during which the test watches for threads that still run after the
+            writer has returned.
     """
 
     family = "run writer"
@@ -69,7 +71,7 @@ class RunWriterContract(Contract):
     def test_a_run_is_written_alone_and_for_its_owner_alone(
         self, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Check a run in progress and after its end, without the parts of single parties."""
+        """Check exports of a run before and after its end, without single parties' files."""
         try:
             WRITERS.make(spec).check()
         except MissingPackageError as absent:
@@ -87,9 +89,9 @@ class RunWriterContract(Contract):
         assert made, "it writes nothing"
         assert not [path for path in made if home in path.parents], "it writes elsewhere"
         readable = [path for path in made if path.stat().st_mode & 0o077]
-        assert not readable, "other users can read the files that it writes"
+        assert not readable, "other users can read files that the writer wrote"
         leaking = [path for path in made if _PLANTED in path.read_bytes()]
-        assert not leaking, "it discloses content of a party's own folder"
+        assert not leaking, "the writer discloses content of a party's own folder"
 
     def _write(self, folder: RunFolder, spec: str, home: Path) -> Path:
         done = subprocess.run(
