@@ -1,11 +1,12 @@
-"""Horizontal federated averaging with differential privacy: clients hold rows, not columns.
+"""Horizontal federated averaging with differential privacy: clients have rows, not columns.
 
-`settings` defines the settings file of `vfl horizontal`. `plan` computes the noise that a privacy
-budget requires, and the guarantees that result. `client` trains on the rows of one client, and
-`average` averages the updates of all clients. `flower` runs clients as a Flower ClientApp and the
-averaging as a ServerApp; `simulation` runs all clients in one process. `party` and `server` run a
-training with the parties of a project, and `ledger` records the budget that a party has spent.
-`study` runs many trainings, and `command` defines the command `vfl horizontal`.
+The module `settings` defines the settings file of `vfl horizontal`. `plan` computes the noise that
+a privacy budget requires, and the privacy guarantees that result from the noise. `client` trains
+the network on the rows of one client, and `average` averages the weight changes of all clients.
+`flower` runs clients as a Flower ClientApp and the averaging as a ServerApp; `simulation` runs all
+clients in one process. `party` and `server` run a training with the parties of a project, and
+`ledger` records the privacy budget that a party has spent. `study` runs many trainings of one
+settings file, and `command` defines the command `vfl horizontal`.
 """
 
 from __future__ import annotations

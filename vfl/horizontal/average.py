@@ -1,4 +1,4 @@
-"""The server's part of a round: it samples clients, averages their updates and may add noise."""
+"""The server's part of a round: it samples clients, averages their updates, and may add noise."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Averager:
         settings: settings of the training.
         plan: noise plan.
         model: model with the initial weights.
-        secret: the server's own secret, from which its noise and the sampling of clients are
+        secret: the server's own secret, from which its noise and its sampling of clients are
             derived.
 
     Attributes:
-        layers: current weights as flat tensors, by index of the layer.
+        layers: current weights; the key is a layer's index, the value the layer's weights as a flat
+            tensor.
         norm: clip norm of a client's whole update, if the server adds noise.
     """
 
@@ -39,7 +40,10 @@ class Averager:
         self.norm = settings.clip_norm if settings.noise == "server" else math.inf
 
     def participants(self, round_number: int) -> list[int]:
-        """Return the clients of a round; if the server adds noise, each is drawn independently."""
+        """Return the clients of a round.
+
+        If the server adds noise, it draws each client independently.
+        """
         settings = self.settings
         if settings.noise != "server":
             return participants(settings, round_number)
@@ -47,7 +51,7 @@ class Averager:
         return [int(one) for one in (draws < settings.sampled / settings.clients).nonzero()[0]]
 
     def absorb(self, updates: Sequence[Update], round_number: int) -> None:
-        """Change the weights by the mean of the updates that the clients sent.
+        """Add the mean of the weight changes that the clients sent to the weights.
 
         Raises:
             PeerFailedError: an update does not fit the network, or contains numbers that are not
@@ -71,7 +75,10 @@ class Averager:
                 self.layers[number] = self.layers[number] + total / len(changes)
 
     def _absorb_private(self, updates: Sequence[Update], round_number: int) -> None:
-        """Change the weights by the noisy sum of clipped updates over the expected number."""
+        """Change the weights by a noisy mean.
+
+        It is the noisy sum of clipped updates divided by the expected number of clients.
+        """
         count = sum(len(one) for one in self.layers.values())
         law = kernel.NoisySum(self.norm, self.plan.multiplier * self.norm, count)
         total = torch.zeros(count, dtype=torch.float64)
@@ -107,7 +114,10 @@ class Averager:
             )
 
     def _follow(self, within: Sequence[int], round_number: int) -> None:
-        """Move the clip norm (Andrew et al. 2021, algorithm 1); a client counts as +1/2 or -1/2."""
+        """Move the clip norm (Andrew et al. 2021, algorithm 1).
+
+        In the count of updates within the clip norm, a client counts as +1/2 or -1/2.
+        """
         counted = sum(within) - len(within) / 2
         counts = torch.tensor([counted], dtype=torch.float64)
         purpose = "horizontal noise", "count", round_number

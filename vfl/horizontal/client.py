@@ -1,4 +1,4 @@
-"""A client's part of a round: steps with clipped gradients on its own rows, and noise."""
+"""A client's part of a round: gradient steps on its own rows with clipping, and noise."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from vfl.privacy.dpsgd import RowClipper
 from vfl.privacy.premise import prove
 from vfl.privacy.row_gradients import Call
 
-#: Number of latest gradient norms that a client remembers.
+#: Number of gradient norms that a client remembers; it drops the oldest norms.
 _MOST_NORMS = 100_000
-#: Learning rate by which a clip norm moves towards a quantile (Andrew et al. 2021, section 3.1).
+#: Learning rate by which a clip norm moves towards a quantile of the gradient norms (Andrew et al.
+#: 2021, section 3.1).
 _QUANTILE_RATE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """State of a client between rounds; it never leaves the client.
+    """State that a client keeps between rounds; the state never leaves the client.
 
     Attributes:
-        norms: gradient norms of rows so far, float32, axes (rows,).
-        norm: clip norm that follows a quantile; 0 before the first round.
+        norms: gradient norms of rows in the client's steps so far, float32, axes (rows,).
+        norm: current clip norm, if it follows a quantile; 0 before the first round.
     """
 
     norms: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -42,13 +43,15 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The weight changes that a client sends after a round.
+    """The weight changes that a client sends to the server after a round.
 
     Attributes:
-        layers: changes as flat tensors, by index of the layer; layers that are left out are not
-            sent.
-        within: 1 if the norm of the whole change was at most the server's clip norm, else 0.
-        moved: sensitivity: the largest change (2-norm) of this update if one row had another value.
+        layers: weight changes; the key is a layer's index, the value a flat tensor. Layers that are
+            left out are not sent.
+        within: 1 if the 2-norm of all weight changes together was at most the server's clip norm,
+            else 0.
+        moved: sensitivity of the update: its largest possible change (2-norm) if one row had
+            another value.
         deviation: standard deviation of the noise that must be added before the update leaves the
             client.
     """
@@ -66,7 +69,7 @@ def build_model(settings: HorizontalSettings, shape: Shape, outputs: int) -> nn.
 
 
 def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Return the weights of each layer that has weights."""
+    """Return the weights of each layer of a model, for all layers that have weights."""
     found = [list(module.parameters(recurse=False)) for module in model.modules()]
     return [weights for weights in found if weights]
 
@@ -78,7 +81,7 @@ def flat(weights: list[nn.Parameter]) -> Tensor:
 
 @torch.no_grad()
 def load(model: nn.Module, layers: Mapping[int, Tensor]) -> None:
-    """Load flat weights into a model, by index of the layer."""
+    """Load flat weights into a model; the keys of the mapping are the indices of the layers."""
     for number, weights in enumerate(layers_of(model)):
         parts = torch.split(layers[number], [one.numel() for one in weights])
         for weight, part in zip(weights, parts, strict=True):
@@ -93,10 +96,10 @@ class ClientTrainer:
         plan: noise plan.
         inputs: inputs, axes (rows, *shape); labels: axes (rows,), int64.
         outputs: number of classes.
-        model: model to use, if several clients in one process share one model object.
+        model: model to train, if several clients in one process share one model object.
 
     Raises:
-        PrivacyError: the model mixes rows, so the gradient of a single row cannot be clipped.
+        PrivacyError: the model mixes rows, so that the gradient of a single row cannot be clipped.
     """
 
     def __init__(
@@ -127,13 +130,13 @@ class ClientTrainer:
     ) -> tuple[Update, ClientState]:
         """Return the weight changes after the local steps of a round, before any noise.
 
-        The caller adds the noise of `Update.deviation`.
+        The caller must add noise of the standard deviation `Update.deviation`.
 
         Args:
             layers: weights at the start of the round.
-            state: state of the client after the last round.
+            state: state of the client after the previous round.
             round_number: number of the round, on which random draws depend.
-            secret: the client's own secret, from which the choice of rows is derived.
+            secret: the client's own secret, from which the draw of rows is derived.
             norm: clip norm of the whole update, if the server adds noise.
         """
         settings = self.settings
@@ -167,7 +170,10 @@ class ClientTrainer:
         return Update(_as_sent(changes), moved=moved_by, deviation=deviation), state
 
     def _batches(self, round_number: int, secret: Secret) -> Iterator[Tensor]:
-        """Yield the rows of each local step: reordered in every pass, or drawn independently."""
+        """Yield the row indices of each local step.
+
+        The rows are reordered in every pass over the data, or drawn independently for each step.
+        """
         settings, rows = self.settings, len(self.labels)
         if settings.noise == "steps":
             rate = settings.batch_size / rows
@@ -192,7 +198,10 @@ class ClientTrainer:
     def _clipped_step(
         self, rows: Tensor, size: float, state: ClientState, at: tuple[int, int], secret: Secret
     ) -> tuple[ClientState, float]:
-        """Run one step with clipped row gradients; return the new state, and the clip norm used."""
+        """Run one step with clipped row gradients.
+
+        The function returns the new state of the client, and the clip norm that it used.
+        """
         assert self.clipper is not None
         settings = self.settings
         norms = torch.zeros(0, dtype=torch.float64)
@@ -219,18 +228,19 @@ class ClientTrainer:
             total = kernel.release([law], total, secret, "horizontal noise", "steps", *at)
         self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
-            # If noise is added once, after all steps, only the first step may count rows, because
-            # the gradients of later steps depend on every row of the first step.
+            # If the client adds noise once, after all its steps, only the first step may count rows
+            # for the quantile, because the gradients of later steps depend on every row of the
+            # first step.
             state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
         return state, norm
 
     def _next_norm(
         self, norms: Tensor, norm: float, size: float, at: tuple[int, int], secret: Secret
     ) -> float:
-        """Return the next clip norm, from a noisy count of the rows with norms below this one.
+        """Return the next clip norm, from a noisy count of the rows within the current norm.
 
-        Source: Andrew et al. 2021, algorithm 1. A row counts as plus or minus one half, so that
-        adding a row, or changing its value, has a bounded effect on the count.
+        Source: Andrew et al. 2021, algorithm 1. A row counts as plus or minus one half, so that a
+        row that is added or changed has a bounded effect on the count.
         """
         counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
         moved = 0.5 if self.settings.noise == "steps" else 1.0
@@ -243,10 +253,10 @@ class ClientTrainer:
 
     @torch.no_grad()
     def _descend(self, grads: Sequence[Tensor]) -> None:
-        """Change the weights by one gradient step, and sum the changes in float64.
+        """Change the weights by one gradient step, and add the step's changes to a float64 total.
 
         In float32, an attacker could choose initial weights so large that rounding errors of the
-        change exceed the effect of one row.
+        weight changes exceed the effect of one row.
         """
         for weight, begin, moved, grad in zip(
             self.weights, self._begin, self._moved, grads, strict=True
@@ -264,22 +274,22 @@ def followed(norm: float, share_within: float, quantile: float) -> float:
     >>> round(followed(1.0, share_within=1.0, quantile=0.5), 4)  # all are within: smaller
     0.9048
     """
-    # Noise alone must not change the norm by a large factor.
+    # Noise in the count alone must not change the clip norm by a large factor.
     share = min(2.0, max(-1.0, share_within))
     return norm * math.exp(-_QUANTILE_RATE * (share - quantile))
 
 
 def add_noise(update: Update, secret: Secret, round_number: int) -> Update:
-    """Return the update with its noise, which is the form that may leave the client.
+    """Return the update with its noise added; only this form may leave the client.
 
-    The noise depends on the changes, so two different updates never get the same noise.
+    The noise depends on the weight changes, so two different updates never get the same noise.
     """
     if not update.deviation:
         return update
     total = torch.cat([one.double() for one in update.layers.values()])
     law = kernel.NoisySum(update.moved, update.deviation, len(total))
-    # Rounding to the grid also changes sums, so rounding needs a part of the noise; the grid step
-    # of the larger noise is at most twice this step.
+    # Rounding to the grid also raises the sensitivity, so the noise must be larger than the update
+    # states; the grid step of the larger noise is at most twice this step.
     law = replace(law, deviation=update.deviation * (1 + 2 * law.step * law.count**0.5 / law.norm))
     noisy = kernel.release([law], total, secret, "horizontal noise", round_number)
     parts = torch.split(noisy, [len(one) for one in update.layers.values()])
@@ -296,7 +306,7 @@ def whole_norm(changes: Mapping[int, Tensor]) -> float:
 
 
 def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
-    """Clip the changes of all layers together to a norm."""
+    """Clip the weight changes of all layers together to a norm."""
     length = whole_norm(changes)
     factor = float(kernel.clip_factors(torch.tensor([length]), norm))
     within = int(length <= norm)
@@ -306,7 +316,10 @@ def _clipped(changes: Mapping[int, Tensor], norm: float) -> Update:
 def _most_changed(
     changes: Mapping[int, Tensor], layers: Mapping[int, Tensor], share: float
 ) -> dict[int, Tensor]:
-    """Return the layers least correlated with their old weights (most changed), at least one."""
+    """Return the layers whose weights changed most, at least one.
+
+    These are the layers with the lowest correlation between new and old weights.
+    """
 
     def correlation(number: int) -> float:
         old = layers[number].double()

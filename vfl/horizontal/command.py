@@ -1,4 +1,4 @@
-"""``vfl horizontal``: average clients' networks with differential privacy; clients have rows."""
+"""``vfl horizontal``: average networks of clients, which hold rows, with differential privacy."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def horizontal(
 ) -> None:
     """Train one network over clients that have different rows of the same columns.
 
-    If an earlier command was interrupted, this command continues it, and trains only the missing
-    runs. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
+    If an earlier command was interrupted, this command continues its trainings, and trains only
+    those that have no result yet. Change settings by options such as -s horizontal.epsilon=2 or -s
+    'sweep.seed=[0, 1, 2]'.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.horizontal.settings import read_horizontal
@@ -65,7 +66,7 @@ def horizontal(
 
 
 def _list(trainings: Sequence[tuple[str, Any]]) -> None:
-    """Print every training with its guarantees, as if the clients divided the rows evenly."""
+    """Print every training with its guarantees, as if the clients had equally many rows."""
     from vfl.horizontal import plan_noise
     from vfl.horizontal.simulation import shared_rows
 
@@ -91,7 +92,10 @@ def _on_the_federation(settings: Any, project: Path, json: bool) -> None:
 
 
 def _table(done: Sequence[Trained]) -> list[str]:
-    """Return a table of mean accuracies with intervals over the seeds; a row for each setting."""
+    """Return a table with one line for each setting.
+
+    A line shows the mean accuracy over the seeds, and its confidence interval.
+    """
     from vfl.experiments.statistics import estimate
 
     groups: dict[str, list[float]] = {}

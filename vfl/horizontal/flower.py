@@ -1,4 +1,4 @@
-"""Horizontal training over Flower: the strategy, the client's handler, the mod that adds noise."""
+"""Horizontal training over Flower: the strategy, the client's handler, and the noise mod."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vfl.horizontal.client import ClientState, ClientTrainer, Update, add_noise
 from vfl.horizontal.settings import HorizontalSettings
 from vfl.horizontal.simulation import Evaluator, secret_of_client, shared_rows, simulated_client
 
-#: Flower's name for the message of one round: train.horizontal.
+#: Flower's name for the message that starts one round at a client: train.horizontal.
 ACTION = "horizontal"
 _WEIGHTS, _TERMS, _UPDATE, _FIGURES = "weights", "terms", "update", "figures"
 _STORE = "store"
@@ -37,15 +37,16 @@ class HorizontalStrategy(Strategy):
     """Flower strategy that runs the rounds of an `Averager`.
 
     Args:
-        averager: object that samples clients and averages their updates.
-        evaluator: object that is called at the end of each round.
-        run: name of the training; each party accepts this name only with the settings of its first
-            use.
-        nodes: Flower's ids of all clients; the index in this list is the client's number.
-        known: function that returns, for a client, the largest counter of its store that the server
-            has seen.
-        admit: function that is called with the number of a client and the counter in its reply; see
-            `vfl.session.store.witness`.
+        averager: object that samples clients and averages their weight changes.
+        evaluator: object whose method `after` the strategy calls at the end of each round.
+        run: name of the training; each party accepts this name only with the settings with which it
+            first received the name.
+        nodes: Flower's ids of the nodes of all clients; the index in this list is the client's
+            number.
+        known: function that returns, for a client's number, the largest counter of this client's
+            store that the server has seen.
+        admit: function that the strategy calls with the number of a client and the counter in this
+            client's reply; see `vfl.session.store.witness`.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class HorizontalStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return a message for each client of the round."""
+        """Return Flower messages that start the round, one for each client of the round."""
         averager = self._averager
         terms: dict[str, Any] = {
             "run": self._run,
@@ -84,11 +85,14 @@ class HorizontalStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Return the weights after a round; clients are averaged in the order of their numbers.
+        """Return the weights after a round.
+
+        The updates are averaged in the order of the clients' numbers.
 
         Raises:
-            PeerFailedError: a client failed. The training ends, because an average over the
-                remaining clients would cover other rows than the parties agreed on.
+            PeerFailedError: a client reported an error. The error ends the training, because an
+                average over the remaining clients would cover other rows than the parties agreed
+                on.
             LostPeerError: a client did not reply in time.
         """
         answers = sorted(replies, key=lambda one: self._nodes.index(one.metadata.src_node_id))
@@ -115,11 +119,11 @@ class HorizontalStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send no evaluation, because the server tests the weights on its own rows."""
+        """Send no evaluation messages: the server tests the weights on its own rows."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Ignore evaluation replies, because clients send none."""
+        """Ignore replies to evaluation messages, because the strategy sends no such messages."""
 
     def summary(self) -> None:
         """Print no summary, because `vfl horizontal` prints the guarantees."""
@@ -131,10 +135,10 @@ class HorizontalStrategy(Strategy):
 
 
 def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
-    """Return Flower's ids of all nodes in ascending order, once enough nodes are connected.
+    """Return Flower's ids of all nodes in ascending order, as soon as enough nodes are connected.
 
     Raises:
-        MissingPartyError: too few nodes have connected in time.
+        MissingPartyError: fewer nodes than `count` have connected in time.
     """
     nodes: list[int] = []
     for _ in looks(patience_s):
@@ -144,15 +148,15 @@ def wait_for_nodes(grid: Grid, count: int, patience_s: float) -> list[int]:
 
 
 def arrays_of(layers: Mapping[int, Tensor]) -> ArrayRecord:
-    """Convert flat layers to a Flower record."""
+    """Convert flat weights of layers to a Flower record."""
     return ArrayRecord({str(number): Array(one.numpy()) for number, one in layers.items()})
 
 
 def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
-    """Return the flat layers in a Flower record.
+    """Return the flat weights of the layers in a Flower record.
 
     Raises:
-        ProtocolError: the record does not contain layers.
+        ProtocolError: the record does not contain weights of layers.
     """
     found = {}
     for name, array in record.items():
@@ -163,7 +167,10 @@ def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
 
 
 def _floats(content: bytes) -> Tensor:
-    """Return the numbers of a .npy file, whose size is checked before memory is allocated."""
+    """Return the numbers of a .npy file.
+
+    The function checks the file's size before it allocates memory.
+    """
     stream = BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
@@ -187,7 +194,7 @@ def _update_of(content: RecordDict) -> Update:
 
 
 def _count_of(content: RecordDict) -> int:
-    """Return the counter of a client's store; 0 for a simulated client, which has no store."""
+    """Return the counter of a client's store; a simulated client has no store and sends 0."""
     try:
         return int(content[_STORE]["count"]) if _STORE in content else 0  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):
@@ -195,7 +202,7 @@ def _count_of(content: RecordDict) -> int:
 
 
 def _raise_refusal(answer: Message) -> None:
-    """If a client replied with an error, raise this error."""
+    """If a client replied with an error, raise this error here, at the server."""
     told = answer.content.config_records.get("failure")
     if told is not None:
         raise PeerFailedError(
@@ -207,7 +214,7 @@ def _raise_refusal(answer: Message) -> None:
 
 
 class Terms:
-    """Content of the message that begins a round.
+    """Content of the message that begins a round at a client.
 
     Raises:
         ProtocolError: the message does not have the fields of a round's message.
@@ -237,11 +244,11 @@ def answer(
     secret: Secret,
     count: int = 0,
 ) -> Message:
-    """Run one round at a client, and reply with its update and its store's counter.
+    """Run one round at a client; reply with the client's update and the counter of its store.
 
-    The mod adds the noise to the reply.
+    The mod `NoiseMod` adds the noise to the reply before the reply leaves the node.
 
-    Only this node's Flower state contains the client's state between rounds.
+    Between rounds, the client's state is stored only in Flower's state of this node.
     """
     state = _state_of(context)
     update, state = trainer.update(terms.layers, state, terms.round, secret, terms.norm)
@@ -264,11 +271,11 @@ def _state_of(context: Context) -> ClientState:
 
 
 class NoiseMod:
-    """Client mod that adds an update's noise, and removes the deviation from the reply.
+    """Client mod that adds the noise to a reply's update, and removes the deviation from the reply.
 
     Args:
-        secret_of: function that returns the secret for noise draws; at a party, each update gets a
-            new secret.
+        secret_of: function that returns the secret from which noise is derived; at a party, each
+            update gets a new secret.
     """
 
     def __init__(self, secret_of: Callable[[Terms], Secret]) -> None:
@@ -277,7 +284,7 @@ class NoiseMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Return the reply in the form that may leave the node."""
+        """Return the client's reply in the form that may leave the node: with noise."""
         reply = call_next(message, context)
         if reply.has_error() or _UPDATE not in reply.content:
             return reply
@@ -292,7 +299,10 @@ class NoiseMod:
 
 
 def simulated_client_app() -> ClientApp:
-    """Make the ClientApp of a simulation; each message states which client the node simulates."""
+    """Make the ClientApp of a simulation.
+
+    Each message states the number of the client that a node simulates.
+    """
     app = ClientApp()
 
     @app.train(ACTION, mods=[NoiseMod(_simulated_secret)])

@@ -1,4 +1,4 @@
-"""A party's record of its horizontal trainings: their settings, rounds and epsilon."""
+"""A party's ledger of its horizontal trainings: their settings, rounds and epsilon."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from vfl.session.store.spending import Spending
 
 
 class Rounds(Settings):
-    """Record of one horizontal training at one party.
+    """Entry of the ledger for one horizontal training at one party.
 
     Attributes:
         run: name of the training.
-        settings: digest of the settings to which the name of the training is bound.
+        settings: digest of the training's settings; the name of the training is bound to this
+            digest.
         rounds: number of rounds in which this party took part.
-        epsilon: epsilon of the whole training, which counts as spent from the training's start.
-            None if the training states no epsilon.
+        epsilon: epsilon of the whole training, which counts as spent as soon as the training
+            starts. None if the training states no epsilon.
     """
 
     run: str
@@ -35,7 +36,10 @@ class Rounds(Settings):
 
 
 class RoundLedger(Spending[Rounds]):
-    """A party's horizontal trainings; one epsilon limit covers them and the party's sessions."""
+    """A party's horizontal trainings.
+
+    One epsilon limit covers these trainings together with the party's sessions.
+    """
 
     kind, form = "rounds of a horizontal training", Rounds
 
@@ -43,14 +47,15 @@ class RoundLedger(Spending[Rounds]):
         """Count one more round of a training, and write the count to disk.
 
         Args:
-            new: record to start with if the party has not yet taken part in this training.
-            most: largest number of rounds in which one client takes part in this training.
-            allow: function that is called with the epsilon of a new training; the function raises
-                an error if this epsilon is too large.
+            new: entry with which to start if the party has not yet taken part in this training.
+            most: largest number of rounds of this training in which one client takes part.
+            allow: function that receives the epsilon of a new training, and raises an error if this
+                epsilon is too large.
 
         Raises:
-            DisagreementError: this name already belongs to a training with other settings.
-            ConsentError: all rounds have taken place already, or `allow` raised this error.
+            DisagreementError: this training name already belongs to a training with other settings.
+            ConsentError: all rounds of the training have already taken place, or `allow` raised
+                this error.
         """
         with self.locked():
             known = self._read(new.run)
@@ -85,6 +90,6 @@ class RoundLedger(Spending[Rounds]):
 
 
 def rounds_of(party: PartyFile) -> RoundLedger:
-    """Return the record of a party's horizontal trainings."""
+    """Return the ledger of a party's horizontal trainings."""
     store = party.store_path / "sessions"
     return RoundLedger(store / "horizontal", party.party, store)

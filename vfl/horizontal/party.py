@@ -1,4 +1,4 @@
-"""A party as a client of a horizontal training: its rows, its consent and its spent budget."""
+"""A party as a client of a horizontal training: its rows, its consent and its spent epsilon."""
 
 from __future__ import annotations
 
@@ -34,16 +34,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def add_rounds(app: ClientApp, own_file: Callable[[Context], PartyFile]) -> None:
-    """Let a ClientApp take part in horizontal trainings; it handles a message for each round.
+    """Let a party's ClientApp take part in horizontal trainings.
+
+    The app then handles the message that begins a round.
 
     Args:
         app: ClientApp of the party.
-        own_file: function that returns the party's own file.
+        own_file: function that returns the content of the party's own file.
     """
 
     @app.train(ACTION, mods=[NoiseMod(lambda terms: Secret.fresh())])
     def play(message: Message, context: Context) -> Message:
-        return take_round(message, context, own_file)  # a simulation pickles this function
+        # Flower's simulation pickles `play`, so its work is in a function of this module.
+        return take_round(message, context, own_file)
 
 
 def take_round(
@@ -78,8 +81,8 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
 
     Raises:
         ConsentError: the party does not consent; the error shows the requested values and the
-            limits in the party's own file.
-        DisagreementError: the server's network does not fit this party's columns.
+            limits of the party's own file.
+        DisagreementError: the server's network does not fit the columns of this party's table.
     """
     settings, consent = terms.settings, party.consent
     refused: list[tuple[str, str]] = []
@@ -91,7 +94,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
     refused += out_of_products_range(settings, "horizontal", consent, specs)
     if settings.batch_size > consent.max_batch_size:
         refused.append((f"batch_size {settings.batch_size}", f"<= {consent.max_batch_size}"))
-    _refuse(terms, refused)  # checked before any computation uses these numbers
+    _refuse(terms, refused)  # check these numbers before any computation uses them
     passes = most_rounds(settings) * settings.local_steps * settings.batch_size / len(inputs)
     if passes > consent.max_epochs:
         refused.append((f"{passes:.4g} passes over the rows", f"epochs <= {consent.max_epochs}"))
@@ -117,7 +120,10 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
 
 
 def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
-    """Refuse requested values; the error names the limit in the party's own file, if any."""
+    """Refuse a party's participation because of some requested values.
+
+    The error names the limit in the party's own file, if the file has one.
+    """
     if refused:
         raise ConsentError(
             "this party does not consent to the horizontal training",
@@ -129,20 +135,20 @@ def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
 
 
 def _counted(plan: NoisePlan) -> float | None:
-    """Return the epsilon that a party counts for a record: the largest that is stated."""
+    """Return the epsilon that a party's ledger counts for a record: the largest stated epsilon."""
     stated = [one.epsilon or 0.0 for one in plan.statements if one.unit == "record"]
     return max(stated) if stated else None
 
 
 def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
-    """Count one more round on disk before any result leaves; return the store's counter.
+    """Count one more round on disk before any result leaves the party; return the store's counter.
 
     Raises:
-        RolledBackError: the server has seen a larger counter, so the store was restored from a
-            copy.
-        ConsentError: the training has no more rounds for one client, or all trainings together
-            would spend more epsilon than the party allows.
-        DisagreementError: this name belongs to a training with other settings.
+        RolledBackError: the server has seen a larger counter of this party's store, so the store
+            was restored from an old copy.
+        ConsentError: the training has no more rounds for one client, or this party's trainings
+            together would spend more epsilon than its limit.
+        DisagreementError: this training name belongs to a training with other settings.
     """
     settings = terms.settings
     if not _NAME.fullmatch(terms.run):

@@ -1,4 +1,4 @@
-"""Noise for a privacy budget: sensitivity of an update, noise, and guarantees of the noise."""
+"""Noise for a privacy budget: the sensitivity of an update, the noise, and its guarantees."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from vfl.privacy.accountants import (
 )
 from vfl.privacy.statement import EMPTY_PLACE
 
-#: Noise of the counts for a quantile, divided by the noise of clipped sums; both are in units of
-#: their sensitivity.
+#: Noise multiplier of the counts for a quantile, divided by the noise multiplier of clipped sums.
 _COUNTS_NOISE = 2.0
 _PUBLIC_NORMS = "clip norms were public, while they are percentiles of the client's own norms"
 
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """Standard deviations of all noise, in units of the sensitivity to one record or client.
+    """Standard deviations of all noise, in units of the sensitivity to one record or one client.
 
     Attributes:
-        multiplier: noise of gradients or updates; with 0, no noise is added.
-        counts: noise of the counts by which a clip norm follows a quantile; with 0, counts are
-            exact.
-        statements: privacy guarantees; the first guarantee is for the epsilon in the settings.
+        multiplier: noise multiplier of gradients or updates; 0 means no noise.
+        counts: noise multiplier of the counts by which a clip norm follows a quantile; 0 means
+            exact counts.
+        statements: privacy guarantees; the first guarantee is the one whose epsilon is in the
+            settings.
     """
 
     multiplier: float = 0.0
@@ -44,9 +44,9 @@ class NoisePlan:
 
 
 def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
-    """Return the clients of a round, as every party can compute them.
+    """Return the clients of a round for noise that clients add; every party can compute them.
 
-    If the server adds noise, the server draws the clients instead.
+    If the server adds noise, the server draws the clients by its secret instead.
     """
     order = seeds.permutation(settings.seed, settings.clients, "clients", round_number)
     return sorted(int(one) for one in order[: settings.sampled])
@@ -66,18 +66,19 @@ def update_sensitivity(
     batch_rows: int,
     kind: Literal["paper", "rigorous"],
 ) -> float:
-    """Return how much the result of a client's local steps can change with one row (2-norm).
+    """Return the sensitivity of a client's local steps: how much one row can change their result.
 
-    "paper" assumes that only this row's own gradient changes in each step: 2 eta E C / B with equal
-    norms. From the second step on, this value is no bound, because the gradient of every row is
-    then computed at weights that the changed row has influenced. "rigorous" assumes that each later
-    step changes by as much as clipping allows.
+    The change is measured in the 2-norm. The kind "paper" assumes that only this row's own gradient
+    changes in each of the E steps: 2 eta E C / B, if all steps have the clip norm C. From the
+    second step on, this value is no upper bound, because the gradient of every row is then computed
+    at weights that the changed row has influenced. The kind "rigorous" assumes that in each later
+    step all gradients change by as much as clipping allows.
 
     Args:
-        norms: clip norm of each local step.
+        norms: clip norm of each local step (C).
         learning_rate: learning rate of the local steps (eta).
-        batch_rows: number of rows in a step (B).
-        kind: kind of the bound.
+        batch_rows: number of rows in a local step (B).
+        kind: kind of the bound, "paper" or "rigorous".
 
     >>> update_sensitivity([1.0] * 5, 0.1, 100, "paper")  # 2 * 0.1 * 5 / 100
     0.01
@@ -90,13 +91,14 @@ def update_sensitivity(
 
 
 def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
-    """Return noise deviation over sensitivity, by the classic formula applied to each round.
+    """Return the noise multiplier that the classic Gaussian formula gives for each round.
 
-    Every round gets an equal part of the budget.
+    Every round gets an equal part of the privacy budget: with T rounds, e = epsilon / T and d =
+    delta / T.
 
-    For e = epsilon / T up to 1, the formula is sqrt(2 ln(1.25 / d)) / e with d = delta / T. Source:
-    Dwork and Roth 2014, theorem A.1. For a larger e, the function returns the larger of this value
-    and the exact deviation that the mechanism needs.
+    For e up to 1, the formula is sqrt(2 ln(1.25 / d)) / e. Source: Dwork and Roth 2014, theorem
+    A.1. For a larger e, the function returns the larger of the formula's value and the exact noise
+    multiplier that the Gaussian mechanism needs.
 
     >>> round(classic_multiplier(0.5, 1e-5, rounds=50), 1)
     559.4
@@ -108,11 +110,11 @@ def classic_multiplier(epsilon: float, delta: float, rounds: int) -> float:
 
 @lru_cache(maxsize=32)
 def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
-    """Return the noise plan of a training.
+    """Return the noise plan of a training: the noise of its steps and the resulting guarantees.
 
     Args:
-        settings: settings with a budget, or with noise = "none".
-        rows: number of rows of the client that has the fewest rows.
+        settings: settings with a privacy budget, or with noise = "none".
+        rows: number of rows of the client that has the fewest rows of all clients.
 
     Raises:
         PrivacyError: no noise multiplier is large enough for the budget.
@@ -132,14 +134,17 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
     statement = _statement(settings, spent, ANALYTIC if rate == 1 else "rdp")
     if settings.clip != "quantile":
         return NoisePlan(multiplier, 0.0, (statement,))
-    # Sums and counts together are one Gaussian mechanism: the sum of their 1/s^2 equals 1/s^2 of
-    # `multiplier`.
+    # The noisy sums and the noisy counts together are one Gaussian mechanism with noise
+    # `multiplier`: the sum of their 1/s^2 equals 1 / multiplier^2, where s is a noise multiplier.
     counts = _COUNTS_NOISE * multiplier
     return NoisePlan(multiplier / math.sqrt(1 - _COUNTS_NOISE**-2), counts, (statement,))
 
 
 def _of_the_paper(settings: HorizontalSettings, rows: int, epsilon: float) -> NoisePlan:
-    """Return the paper's noise, with the guarantee it claims and the guarantee that is proven."""
+    """Return the noise by the paper's formula.
+
+    The plan states the guarantee that the paper claims, and the guarantee that is proven.
+    """
     multiplier = classic_multiplier(epsilon, settings.delta, settings.rounds)
     one = [1.0] * settings.local_steps
     batch = min(settings.batch_size, rows)

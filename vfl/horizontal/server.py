@@ -38,7 +38,7 @@ from vfl.session import unexpected
 from vfl.session.store.party_folder import own_ledger
 
 _ROUND_S = 3600.0
-#: Name of the file that marks a training that has ended successfully.
+#: Name of the file in a run's folder that marks a training as successfully ended.
 OUTCOME = "horizontal.json"
 
 
@@ -49,7 +49,8 @@ def run_horizontal(
 
     Args:
         grid: Flower's grid, through which the server sends messages to the nodes.
-        experiment: settings of the project: its parties, and the time that they have to connect.
+        experiment: settings of the project: its parties, and the time within which they must
+            connect.
         party: the label party's own file.
         changes: changed settings, as ``key=value``.
         run: name of the training.
@@ -88,8 +89,8 @@ def _train(
         )
     inputs, labels = own_rows(party, settings)
     model = build_model(settings, tuple(inputs.shape[1:]), len(settings.classes or ()))
-    # The parties' guarantees depend on their numbers of rows; guarantees by the server's noise do
-    # not.
+    # The guarantees that parties get from their own noise depend on their numbers of rows; the
+    # guarantees from the server's noise do not.
     plan = plan_noise(settings, settings.batch_size)
     averager = Averager(settings, plan, model, Secret.fresh())
 

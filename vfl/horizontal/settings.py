@@ -1,4 +1,4 @@
-"""Settings of a horizontal training: clients have rows of the same columns."""
+"""Settings of a horizontal training: clients have different rows of the same columns."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Noise = Literal["none", "client", "steps", "server"]
 
 
 class HorizontalSettings(Settings):
-    """Settings of a training: its clients, its local steps and its privacy.
+    """Settings of one training: its clients, its local steps and its privacy.
 
     Attributes:
-        name: name of the study; the names of its runs begin with it.
-        seed: seed of all public draws.
+        name: name of the study (all trainings of the file); the names of its runs begin with it.
+        seed: public seed, from which all draws except noise and sampling by a secret are derived.
         source: name of a data set; the clients of a simulation divide its training rows evenly.
-        rows: number of rows to use, from the first row on.
-        classes: names of all classes in the parties' own tables, in an order that is the same for
-            all parties; only in a project.
+        rows: number of rows of the data set to use, counted from the first row.
+        classes: names of all classes in the parties' own tables, in the same order for all parties;
+            used only in a project.
         model: spec of the network, written like the spec of a bottom model; the network has one
             output per class.
         clients: number of clients in a simulation; in a project, every party with a node is a
@@ -34,24 +34,27 @@ class HorizontalSettings(Settings):
         rounds: number of rounds; at the end of each round, the server averages the clients'
             updates.
         local_steps: number of gradient steps of a client in a round (E).
-        batch_size: number of rows in a step; with noise in every step, the expected number of rows.
-        learning_rate: learning rate of a client's steps, which are plain SGD.
-        clip: rule for the norm bound of gradients or updates. "fixed" uses `clip_norm`.
-            "percentile" uses a percentile of the client's own gradient norms so far; this choice is
-            neither private nor counted in the budget. "quantile" moves the bound towards the same
-            percentile in each round or step, by a noisy count whose cost the budget includes.
-        percentile: percentage of norms that should stay unclipped.
-        clip_norm: bound for "fixed", and initial bound for "quantile".
-        noise: "client" adds noise to a client's upload (ADP_FL), "steps" adds noise to each of its
-            local steps (DP-SGD). Both clip the gradient of each row, and protect a single row from
-            all other parties. "server" clips the whole update of a client, and protects this client
-            from all parties except the server.
-        epsilon, delta: privacy budget of the whole training.
-        sensitivity: bound of an update's sensitivity, for noise = "client". "paper" assumes that a
-            record changes only its own gradient; this is proven only for one local step. "rigorous"
-            is the worst case for several local steps.
-        layers: fraction of the network's layers that a client uploads: those that changed most
-            (Layer-Based FL).
+        batch_size: number of rows in a local step; with noise in every step, the expected number of
+            rows.
+        learning_rate: learning rate of a client's local steps, which are plain SGD.
+        clip: rule for the norm to which gradients or updates are clipped. The rule "fixed" clips to
+            `clip_norm`. The rule "percentile" clips to a percentile of the client's own gradient
+            norms so far; this norm is not private, and its disclosure is not counted in the budget.
+            The rule "quantile" moves the norm towards the same percentile in each round or step, by
+            a noisy count whose privacy cost the budget includes.
+        percentile: percentage of gradient or update norms that should stay unclipped.
+        clip_norm: clip norm of the rule "fixed", and initial clip norm of the rule "quantile".
+        noise: "client" adds noise to a client's upload (named ADP_FL in its paper), "steps" adds
+            noise to each of the client's local steps (DP-SGD). Both "client" and "steps" clip the
+            gradient of each row, and protect a single row from all other parties. "server" clips
+            the whole update of a client and adds noise at the server; this protects the client from
+            all parties except the server.
+        epsilon, delta: privacy budget (epsilon and delta) of the whole training.
+        sensitivity: kind of the bound of an update's sensitivity, for noise = "client". "paper"
+            assumes that a changed record changes only its own gradient; this is proven only for one
+            local step. "rigorous" assumes the worst case for several local steps.
+        layers: fraction of the network's layers that a client uploads: the layers that changed most
+            in the round (Layer-Based FL).
         test_every: number of rounds from one test to the next.
     """
 
@@ -97,7 +100,7 @@ class HorizontalSettings(Settings):
         return self
 
     def _dp_mistake(self) -> str | None:
-        """Return the reason why privacy settings contradict each other, or None if they do not."""
+        """Return the reason why privacy settings contradict each other; None if they do not."""
         if self.noise == "none":
             if self.epsilon is not None:
                 return "noise = 'none' guarantees no epsilon; leave epsilon out, or choose a noise"
@@ -131,10 +134,10 @@ class HorizontalStudy(Settings):
     """Settings file of `vfl horizontal`, for one training or many.
 
     Attributes:
-        horizontal: settings that all trainings share.
-        variants: settings that differ, by name of the variant.
-        sweep: values to try, by name of the setting; every combination is trained with each
-            variant.
+        horizontal: settings that all trainings of the file share.
+        variants: settings in which a variant differs; the key is the variant's name.
+        sweep: lists of values; the key is a setting's name, and vfl trains every combination of the
+            values with each variant.
     """
 
     horizontal: HorizontalSettings = HorizontalSettings(epsilon=1.0)
@@ -144,10 +147,11 @@ class HorizontalStudy(Settings):
     sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict, max_length=8)
 
     def trainings(self) -> list[tuple[str, HorizontalSettings]]:
-        """Return a title (variant and swept values) and the settings of every training.
+        """Return title (variant and swept values) and settings of every training of the file.
 
         Raises:
-            ConfigError: a variant or a swept value names no setting, or contradicts other settings.
+            ConfigError: a variant or a sweep names an unknown setting, or contradicts other
+                settings.
         """
         base = self.horizontal.model_dump(mode="json", exclude_none=True)
         combinations: list[dict[str, Any]] = [{}]
@@ -159,7 +163,7 @@ class HorizontalStudy(Settings):
                 title = " ".join([variant, *(f"{k}={v}" for k, v in combination.items())]).strip()
                 content = base | changed | combination
                 for name, value in list(content.items()):
-                    if value == "unset":  # TOML has no null value
+                    if value == "unset":  # TOML has no value for None
                         del content[name]
                 found.append((title, check(content, HorizontalSettings, where=title)))
         return found

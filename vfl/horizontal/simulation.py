@@ -1,4 +1,4 @@
-"""A horizontal training with all clients in this process, and tests of its weights."""
+"""A horizontal training with all clients in this process, and tests of the trained weights."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ from vfl.privacy import PrivacyStatement
 from vfl.session.store.party_folder import own_table, require_numbers
 
 _TEST_ROWS = 4096
-#: Result of a test: number of the round, and metrics.
+#: Result of a test: number of the round, and the metrics by name.
 Tested = Callable[[Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a training.
+    """Result of one training.
 
     Attributes:
-        layers: final weights as flat tensors, by index of the layer.
-        tests: metrics of each test, with the number of its round; the last test is that of the
+        layers: final weights; the key is a layer's index, the value the layer's weights as a flat
+            tensor.
+        tests: for each test, the number of its round and the metrics; the last test is that of the
             final weights.
-        statements: privacy guarantees; the first guarantee is for the epsilon in the settings.
+        statements: privacy guarantees; the first guarantee is the one whose epsilon is in the
+            settings.
         seconds: duration.
     """
 
@@ -55,7 +57,7 @@ class Outcome:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """Return the outcome for JSON, without the weights."""
+        """Return the result as a dictionary for JSON, without the weights."""
         told = [one.as_dict() for one in self.statements]
         last = {name: value for name, value in self.tests[-1].items() if name != "round"}
         tests = [dict(one) for one in self.tests]
@@ -75,7 +77,7 @@ class SharedRows:
 
     Attributes:
         inputs: inputs, axes (rows, *shape); labels: axes (rows,).
-        train: indices of the training rows of each client.
+        train: for each client, the indices of its training rows.
         test: indices of the test rows, which no client has.
         outputs: number of classes.
     """
@@ -88,7 +90,7 @@ class SharedRows:
 
     @property
     def fewest(self) -> int:
-        """Number of rows of the client with the fewest rows."""
+        """Number of training rows of the client that has the fewest."""
         return min(len(one) for one in self.train)
 
 
@@ -96,7 +98,7 @@ def shared_rows(settings: HorizontalSettings) -> SharedRows:
     """Load a simulation's data set, and divide its training rows evenly by the public seed.
 
     Raises:
-        TooFewRowsError: there are fewer rows than clients.
+        TooFewRowsError: there are fewer training rows than clients.
         DataError: see `vfl.datasets.load_bundled`.
     """
     return _shared(settings.source, settings.rows, settings.seed, settings.clients)
@@ -123,7 +125,7 @@ def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRow
 
 @torch.no_grad()
 def figures_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return accuracy and loss on some rows."""
+    """Return accuracy and loss of a model on some rows."""
     model.eval()
     right, loss = 0.0, 0.0
     for start in range(0, len(labels), _TEST_ROWS):
@@ -138,11 +140,11 @@ class Evaluator:
     """Tests the weights of an averager after some rounds.
 
     Args:
-        settings: settings that determine after which rounds the weights are tested.
+        settings: settings; `test_every` determines after which rounds the weights are tested.
         averager: averager whose weights are tested.
         model: model into which the weights are loaded.
         inputs: inputs of the test rows, axes (rows, *shape); labels: axes (rows,).
-        on_test: function that is called after every test.
+        on_test: function that receives the result of every test.
     """
 
     def __init__(
@@ -174,15 +176,16 @@ class Evaluator:
             self._on_test(found)
 
     def outcome(self) -> Outcome:
-        """Return the outcome after the last round."""
+        """Return the result of the training, after the last round."""
         averager, seconds = self._averager, time.monotonic() - self._started
         return Outcome(averager.layers, tuple(self.tests), averager.plan.statements, seconds)
 
 
 def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
-    """Train with all clients in this process; their secrets are derived from the seed.
+    """Train with all clients in this process.
 
-    Flower's simulation with the same settings yields the same weights, bit for bit.
+    The clients' secrets are derived from the public seed. Flower's simulation with the same
+    settings yields the same weights, bit for bit.
 
     Raises:
         PrivacyError: no noise multiplier is large enough for the budget, or the model mixes rows.
@@ -217,7 +220,7 @@ def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Out
 def simulated_client(
     settings: HorizontalSettings, data: SharedRows, client: int, model: nn.Module | None = None
 ) -> ClientTrainer:
-    """Return one client of a simulation, with its rows."""
+    """Return one client of a simulation, with its rows of the data set."""
     rows, plan = data.train[client], plan_noise(settings, data.fewest)
     return ClientTrainer(settings, plan, data.inputs[rows], data.labels[rows], data.outputs, model)
 
@@ -230,12 +233,12 @@ def secret_of_client(settings: HorizontalSettings, client: int) -> Secret:
 def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Tensor]:
     """Return all rows of a party's table: inputs, and labels as indices of the settings' classes.
 
-    Numbers are standardised by the means and scales of the party's own table, which stay with the
-    party.
+    Numeric columns are standardised by the means and scales of the party's own table; these
+    statistics stay with the party.
 
     Raises:
-        DataError: the table has no label column, a class that the settings do not name, or columns
-            of text, whose categories would have different codes at each party.
+        DataError: the table has no label column, or has a class that the settings do not name, or
+            has text columns, whose categories each party would number differently.
     """
     own = party.table
     if own.label is None:

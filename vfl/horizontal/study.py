@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 #: Time limit in seconds for all clients in one round.
 _ROUND_S = 3600.0
-#: Time limit in seconds for the start of Flower's simulation.
+#: Time limit in seconds for Flower's simulation to start.
 _START_S = 120.0
 _RUN = "simulation"
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One training of a study.
+    """One training of a study and its result.
 
     Attributes:
         title: variant and swept values of the training.
         settings: all settings.
-        record: result of `Outcome.record`.
+        record: result of the training, as `Outcome.record` returns it.
     """
 
     title: str
@@ -62,10 +62,10 @@ def train_study(
     """Run all trainings of a study, except those whose result file already exists.
 
     Args:
-        study: a study of `vfl.horizontal.settings`.
+        study: content of a settings file; see `vfl.horizontal.settings`.
         folder: folder with one result file for each training, named by a digest of its settings.
-        engine: engine that runs the clients; both engines yield the same weights.
-        say: function that is called with one line of text about each training.
+        engine: name of the engine that runs the clients; both engines yield the same weights.
+        say: function that receives one line of text about each training.
 
     Raises:
         VFLError: a training failed; the files of the other trainings remain.
@@ -103,10 +103,10 @@ def train_project(
     Args:
         settings: settings of the training; every party with a node is a client.
         label: folder of the label party, whose SuperLink is running.
-        say: function that is called with each test, and when parties connect.
+        say: function that receives the result of each test, and a message when parties connect.
 
     Returns:
-        The run's folder at the label party.
+        Folder of the run at the label party.
 
     Raises:
         VFLError: the error that ended the training, as the party reported it.
@@ -136,11 +136,11 @@ def train_project(
 def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None) -> Outcome:
     """Train in Flower's simulation on Ray; see `vfl.horizontal.simulate`.
 
-    Usage reports are switched off, and all sockets listen on the loopback interface only.
+    Flower's usage reports are switched off, and all sockets listen on the loopback interface only.
 
     Raises:
         MissingPackageError: Ray is not installed.
-        UserError: Flower was imported before, with its telemetry switched on.
+        UserError: the process imported Flower earlier, with Flower's telemetry switched on.
     """
     if find_spec("ray") is None:
         raise MissingPackageError(
@@ -149,7 +149,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
             fix="pip install 'vfl[simulation]', or --engine process",
         )
     with _quiet(), warnings.catch_warnings():
-        # `run_simulation` is deprecated, but all versions of Flower that vfl allows have it.
+        # `run_simulation` is deprecated, but it exists in every version of Flower that vfl allows.
         warnings.simplefilter("ignore", DeprecationWarning)
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
@@ -190,7 +190,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Set environment variables that keep Flower and Ray from reporting and from listening."""
+    """Keep Flower and Ray, by environment variables, from reporting usage and from listening."""
     before = dict(os.environ)
     os.environ |= QUIET
     try:
