@@ -1,13 +1,13 @@
-"""Remote and shared tensors: run torch code on values that this process does not have.
+"""Remote and shared tensors: run torch code on values that are in other processes or secret.
 
     alice, bob, carol = vfl.tensors.virtual("alice", "bob", "carol")
     pointer = vfl.tensors.send(x, alice)
     shared = vfl.tensors.fix_precision(x).share(alice, bob, dealer=carol)
 
 Ordinary torch code runs on both kinds of tensors. After `hook()`, torch's tensors and modules have
-the methods `send`, `share` and similar ones. Workers made by `virtual` are in this process and
+further methods such as `send` and `share`. Workers made by `virtual` run in this process and
 protect no secret; workers of a `Pool` are other processes; a `Party` runs the same program as all
-other parties. docs/tensors.md describes what each of these protects.
+other parties. docs/tensors.md describes what each kind of worker protects.
 
 Shares support:
 

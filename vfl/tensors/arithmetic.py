@@ -1,7 +1,8 @@
 """Arithmetic of fixed-precision tensors: reshaping, sums, products, comparisons, selection.
 
-Every function takes and returns `FixedPrecisionTensor`, with gradients, and discloses no value.
-Rounds on shares of two holders without MACs; a round is one message in each direction:
+Every function takes and returns `FixedPrecisionTensor`, supports gradients, and discloses no value.
+The list below states rounds of messages for shares of two holders without MACs; a round is one
+message in each direction between the holders:
 
 moves, sums            no message.
 product                one round; one more to divide a factor that is a product.
@@ -26,9 +27,9 @@ from vfl.tensors.fixed import FixedPrecisionTensor, Vjp, public
 from vfl.tensors.shares import Here, Ring
 
 FP: TypeAlias = FixedPrecisionTensor
-#: Number of fraction bits by which a product may exceed twice the precision.
+#: Number of fraction bits by which a product may exceed twice the precision before it is divided.
 _SLACK = 4
-#: Bits before the point that values may have, and total number of bits of a ring element.
+#: Bits before the binary point that values may have, and total number of bits of a ring element.
 MOST_BITS, ROOM_BITS = 26, 62
 #: Number of leading bits to which `scaled_briefly` rounds its factor, and the largest distance from
 #: 1 of a factor for which `scaled` calls `scaled_briefly`.
@@ -36,7 +37,7 @@ _SHORT_BITS, _SMALL = 8, 1 / 8
 
 
 def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return a tensor of these ring elements; gradients go to the operands on the tape."""
+    """Return a tensor of these ring elements; gradients flow to the tape's operands."""
     found = FP(child, bits, like.precision)
     if torch.is_grad_enabled():
         found._tape = tuple(each for each in tape if each[0].requires_grad)
@@ -44,12 +45,12 @@ def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
 
 
 def with_gradient(value: FP, *tape: tuple[FP, Vjp]) -> FP:
-    """Return a tensor of the same ring elements whose gradients go to the operands on the tape."""
+    """Return a tensor of the same ring elements whose gradients flow to the tape's operands."""
     return made(value.child, value.bits, value, *tape)
 
 
 def mapped(a: FP, vjp: Vjp, name: str, *parameters: Any) -> FP:
-    """Apply a linear map, named by a key of `vfl.tensors.shares.LINEAR`."""
+    """Apply a linear map to the shares; `name` is a key of `vfl.tensors.shares.LINEAR`."""
     return made(a.child.linear(name, *parameters), a.bits, a, (a, vjp))
 
 
@@ -71,12 +72,15 @@ def both(a: Any, b: Any) -> tuple[FP, FP]:
 
 
 def at_precision(a: FP, precision: int) -> FP:
-    """Return the same elements with another target precision for products, without a gradient."""
+    """Return the same ring elements with another target precision for products.
+
+    The result has no gradient.
+    """
     return FP(a.child, a.bits, precision)
 
 
 def detached(a: FP) -> FP:
-    """Return the tensor without its gradient."""
+    """Return the same values without their gradient."""
     found = FP(a.child, a.bits, a.precision)
     found._divided = a._divided
     return found
@@ -122,34 +126,34 @@ def sub(a: Any, b: Any, alpha: float = 1) -> FP:
 
 
 def summed_to(a: FP, shape: torch.Size) -> FP:
-    """Sum over the axes that a broadcast has added, to get the given shape."""
+    """Sum over the axes that a broadcast has added, so that the result has the given shape."""
     if a.shape == shape:
         return a
     return mapped(a, lambda g: expand(g, a.shape), "sum_to", shape)
 
 
 def expand(a: FP, shape: torch.Size) -> FP:
-    """Broadcast to the given shape."""
+    """Broadcast the tensor to the given shape."""
     if a.shape == shape:
         return a
     return mapped(a, lambda g: summed_to(g, a.shape), "expand", shape)
 
 
 def total(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
-    """Sum over axes."""
+    """Return the sum over axes; all axes by default."""
     dims = dimensions(a, dim)
     kept = torch.Size(1 if at in dims else size for at, size in enumerate(a.shape))
     return mapped(a, lambda g: expand(reshape(g, kept), a.shape), "sum", dims, keepdim)
 
 
 def mean(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
-    """Average over axes."""
+    """Return the mean over axes; all axes by default."""
     found = total(a, dim, keepdim)
     return mul(found, found.numel() / a.numel())
 
 
 def dimensions(a: FP, dim: Any) -> tuple[int, ...]:
-    """Return the indices of axes; None means all axes."""
+    """Return the indices of the axes that `dim` names; None names all axes."""
     if dim is None:
         return tuple(range(a.dim()))
     return tuple(each % a.dim() for each in ((dim,) if isinstance(dim, int) else dim))
@@ -174,10 +178,11 @@ def mul(a: Any, b: Any) -> FP:
 
 
 def scaled(a: FP, factor: float) -> FP:
-    """Multiply by a public number, rounded to as many leading bits as the precision has.
+    """Multiply by a public number.
 
-    If the tensor has more fraction bits than one product gives, as an average of squares has, a
-    factor near 1 keeps these bits: the result is a - a (1 - factor), for elements below 2^18.
+    The number is rounded to as many leading bits as the precision has. A factor near 1 does
+    not reduce the fraction bits of a tensor that has more of them than one product gives, such as
+    an average of squares: the result is a - a (1 - factor), for elements below 2^18.
     """
     if factor == 0:
         return mapped(a, lambda g: scaled(g, 0), "scale", 0)
@@ -190,9 +195,10 @@ def scaled(a: FP, factor: float) -> FP:
 
 
 def scaled_briefly(a: FP, factor: float) -> FP:
-    """Multiply by a small public number, rounded to eight leading bits; sends no message.
+    """Multiply by a small public number, rounded to eight leading bits; this takes no message.
 
-    The result has at least the fraction bits of a product, so elements must be below 2^(54 - bits).
+    The result has at least the fraction bits of a product, so the tensor's elements must be below
+    2^(54 - bits).
     """
     return _times_ratio(a, *_ratio(factor, _SHORT_BITS), factor)
 
@@ -215,7 +221,7 @@ def _times_ratio(a: FP, ratio: int, shift: int, factor: float) -> FP:
 
 
 def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[Any] = ()) -> FP:
-    """Apply a bilinear map; the result has the sum of both factors' fraction bits."""
+    """Apply a bilinear map; the factors' numbers of fraction bits add up."""
     most, left, right = 2 * a.precision + _SLACK, a, b
     if left.bits + right.bits > most:
         left = left.divided()
@@ -231,14 +237,14 @@ def times(a: FP, b: FP, operation: str, to_a: Vjp, to_b: Vjp, numbers: Sequence[
 
 
 def square(a: FP) -> FP:
-    """Return the square; computing it sends half as many bytes as a product does."""
+    """Return the square of each element; this takes half as many bytes as a product."""
     plain = detached(a if 2 * a.bits <= 2 * a.precision + _SLACK else a.divided())
     found = times(plain, plain, "mul", neg, neg)
     return with_gradient(found, (a, lambda g: mul(mul(a, 2), g)))
 
 
 def power(a: FP, exponent: Any) -> FP:
-    """Return the power of a tensor to a positive integer exponent."""
+    """Return a tensor to the power of a positive public integer."""
     if exponent == 1:
         return a
     if not float(exponent).is_integer() or exponent < 1:
@@ -249,7 +255,7 @@ def power(a: FP, exponent: Any) -> FP:
 
 
 def matmul(a: FP, b: FP) -> FP:
-    """Multiply matrices; leading axes are batch axes, as in torch."""
+    """Multiply matrices; all axes but the last two are batch axes, as in torch."""
     if a.dim() == 1:
         found = matmul(reshape(a, 1, -1), b)
         return reshape(found, *found.shape[:-2], found.shape[-1])
@@ -268,7 +274,10 @@ def matmul(a: FP, b: FP) -> FP:
 
 
 def transposed(a: FP) -> FP:
-    """Exchange the last two axes; a matrix that was opened under a mask stays opened."""
+    """Exchange the last two axes.
+
+    If the tensor was already opened under a mask for products, the result counts as opened too.
+    """
     found = made(a.child.transposed(), a.bits, a, (a, transposed))
     if a._divided is not None:
         found._divided = FP(a._divided.child.transposed(), a._divided.bits, a.precision)
@@ -293,7 +302,7 @@ def _once(g: FP) -> FP:
     FP.refuse("a second derivative of a convolution")
 
 
-# Operations that only rearrange elements.
+# Operations that only move or copy elements; they need no message.
 
 
 def reshape(a: FP, *shape: Any) -> FP:
@@ -311,7 +320,7 @@ def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def gathered(a: FP, pick: Callable[[Tensor], Tensor]) -> FP:
-    """Return elements in another order, or a selection of elements with possible repetitions."""
+    """Return selected elements in an order that `pick` defines; it may repeat elements."""
     indices = pick(torch.arange(a.numel()).reshape(a.shape))
 
     def back(g: FP) -> FP:
@@ -350,7 +359,8 @@ def _joined(
     bits = max(each.bits for each in parts)
     parts = [finer(each, bits) for each in parts]
     children = [each.child for each in parts]
-    # Public parts become shares without a message: a share of zero plus the public part.
+    # Public tensors become shares without a message: the share is a share of zero plus the public
+    # tensor.
     if shared is not None:
         children = [
             _blank(shared, each.shape).plus(each.elements) if isinstance(each, Here) else each
@@ -379,7 +389,7 @@ def unbound(a: FP, dim: int = 0) -> list[FP]:
 
 
 def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = None) -> FP:
-    """Pad with public values, as `torch.nn.functional.pad` does."""
+    """Pad a tensor with public values, as `torch.nn.functional.pad` does."""
     around = [int(each) for each in around]
     if mode != "constant" or min(around) < 0:
         FP.refuse("pad by another mode than constant, or to fewer elements")
@@ -394,7 +404,7 @@ def padded(a: FP, around: Sequence[int], mode: str = "constant", value: Any = No
     return add(found, public((places < 0).double() * value, a.precision, a.precision))
 
 
-# Comparisons, and selection by their results.
+# Comparisons, and selection of elements by the results of comparisons.
 
 
 def less(a: Any, b: Any) -> FP:
@@ -404,7 +414,7 @@ def less(a: Any, b: Any) -> FP:
 
 
 def negated(a: FP) -> FP:
-    """Return 1 - a, where a is the result of a comparison."""
+    """Return 1 - a, where a is the result (0 or 1) of a comparison."""
     return sub(whole(torch.ones(()), a), a)
 
 
@@ -416,7 +426,7 @@ def different(a: Any, b: Any) -> FP:
 
 
 def chosen(condition: FP, a: Any, b: Any) -> FP:
-    """Return a where the condition is 1, and b where it is 0; takes one round."""
+    """Return a where the condition is 1, and b where it is 0; this takes one round of messages."""
     apart = sub(a, b) if isinstance(a, FP) or isinstance(b, FP) else number(a - b, condition)
     return add(mul(apart, condition), b)
 
@@ -434,12 +444,15 @@ def sign(a: FP) -> FP:
 
 
 def absolute(a: FP) -> FP:
-    """Return the absolute value; its derivative at 0 is 1."""
+    """Return the absolute value of each element; the derivative at 0 is taken as 1."""
     return mul(a, sub(1.0, mul(less(a, 0), 2)))
 
 
 def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
-    """Clamp to bounds, where the derivative is 1; both bounds are compared in the same rounds."""
+    """Clamp to bounds; at a bound the derivative is 1.
+
+    Both bounds are compared in the same rounds of messages.
+    """
     bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
     apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]
     beyond = unbound(less(stack([expand(each, a.shape) for each in apart]), 0))
@@ -454,14 +467,14 @@ def largest(
 ) -> tuple[FP, FP | None]:
     """Return the largest elements along an axis and their indices; a tie gives the first index.
 
-    For n elements, there are log2(n) stages; each takes the rounds of a comparison and a selection,
-    and with indices those of a second selection.
+    For n elements, there are log2(n) stages. Each stage takes the rounds of messages of one
+    comparison and one selection, and with indices those of a second selection.
 
     Args:
         a: tensor with at least one element along the axis.
-        dim: the axis to reduce; the result does not have it.
-        smallest: whether to return the smallest elements instead.
-        places: whether to return the indices too.
+        dim: the axis to reduce; the result lacks this axis.
+        smallest: whether to return the smallest elements instead of the largest.
+        places: whether to return the indices of these elements too.
     """
     value = gathered(a, lambda at: at.movedim(dim, 0))
     found: FP | None = None

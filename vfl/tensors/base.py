@@ -1,9 +1,9 @@
-"""The chain of tensor objects: a torch tensor first, then the representations of its values.
+"""The chain of objects behind a tensor: a torch tensor first, then representations of its values.
 
-A `ChainTensor` is a torch tensor without content. When torch code uses it, torch calls
-`__torch_function__`, which calls `ChainTensor.operate` of its class. The attribute `child` is the
-object that represents the values. To add a kind of link, write one class with the method `operate`;
-see docs/tensors.md.
+A `ChainTensor` is a torch tensor without memory for values. When torch code uses such a tensor,
+torch calls `__torch_function__`, which calls the method `operate` of the tensor's class. The
+attribute `child` is the next object of the chain, which represents the values. To add a new kind of
+object to the chain, write one class with the method `operate`; see docs/tensors.md.
 
 Operations have names such as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS` lists
 all operations that a worker accepts: none of them shows a value, or returns anything but tensors.
@@ -49,14 +49,14 @@ def _operations() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = dict(_operations())
-#: `VIEWS` are operations whose result may share memory with their first operand; `IN_PLACE` are
-#: operations that change their first operand.
+#: `VIEWS` are names of operations whose result may share memory with their first operand;
+#: `IN_PLACE` are names of operations that change their first operand.
 VIEWS = frozenset(name for name in OPERATIONS if name.rpartition(".")[2] in _VIEWS.split())
 IN_PLACE = frozenset(name for name in OPERATIONS if name[-1] == "_" != name[-2])
 _NAME_OF: dict[Callable[..., Any], str] = {}
 for _name, _operation in OPERATIONS.items():
     _NAME_OF.setdefault(_operation, _name)
-# Python calls these two functions for == and !=.
+# Python calls these two functions for the operators == and !=.
 _NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}
 
 
@@ -64,13 +64,13 @@ class ChainTensor(Tensor):
     """A tensor whose values are elsewhere or in another representation.
 
     Attributes:
-        child: the next link of the chain.
-        parent: the previous link of the chain, if there is one and it still exists.
+        child: the next object of the chain, which represents the values.
+        parent: the previous object of the chain, if there is one and it still exists.
         shape: shape of the represented values.
     """
 
     child: Any = None
-    #: Name of this kind of tensor in messages.
+    #: Name of this kind of tensor in error messages.
     kind = "a chain tensor"
     _shape = torch.Size()
     _parent: Callable[[], Any] | None = None
@@ -78,7 +78,7 @@ class ChainTensor(Tensor):
 
     @staticmethod
     def __new__(cls: type[ChainTensor], *args: object, **kwargs: object) -> ChainTensor:
-        """Make the torch tensor at the front of the chain; it has no content."""
+        """Make the torch tensor at the start of the chain; it has no memory for values."""
         return torch.Tensor._make_subclass(cls, _EMPTY)
 
     @classmethod
@@ -89,7 +89,7 @@ class ChainTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation on this tensor; torch calls this method in place of the operation."""
+        """Run an operation on this tensor; torch calls this method instead of the operation."""
         name = _NAME_OF.get(func)
         if name is not None:
             return cls.operate(name, args, kwargs or {})
@@ -99,7 +99,7 @@ class ChainTensor(Tensor):
         cls.refuse(getattr(owner, "__name__", func.__name__))
 
     # The operation is called directly here, because torch's default `__torch_function__` takes as
-    # long as all the rest.
+    # much time as all other steps of an operation together.
 
     def __add__(self, other: Any) -> Any:
         return self.operate("tensor.add", (self, other), {})
@@ -115,7 +115,7 @@ class ChainTensor(Tensor):
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the operation with this name; each class of the chain overrides this method.
+        """Run the operation of this name; each class of chain objects overrides this method.
 
         Raises:
             UserError: the class does not support the operation.
@@ -124,7 +124,7 @@ class ChainTensor(Tensor):
 
     @classmethod
     def refuse(cls, name: str) -> NoReturn:
-        """Raise the error for an unsupported operation."""
+        """Raise the error for an operation that this class does not support."""
         raise UserError(
             f"{cls.kind} does not support this operation",
             got=name,
@@ -132,18 +132,18 @@ class ChainTensor(Tensor):
         )
 
     def link(self, child: Any) -> None:
-        """Make another object the next link of the chain."""
+        """Make another object the next object of the chain."""
         self.child = child
         if isinstance(child, ChainTensor | Link):
             child._parent = weakref.ref(self)
 
     @property
     def parent(self) -> Any:
-        """The previous link of the chain."""
+        """The previous object of the chain."""
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """Return this object and all objects below it in the chain."""
+        """Return this object and all objects after it in the chain."""
         below = getattr(self.child, "chain", None)
         return [self, *(below() if below else [])]
 
@@ -187,17 +187,20 @@ class ChainTensor(Tensor):
 
 
 class Link:
-    """A link of the chain that is not itself a torch tensor."""
+    """An object of the chain that is not itself a torch tensor."""
 
     _parent: Callable[[], Any] | None = None
 
     @property
     def parent(self) -> Any:
-        """The previous link of the chain."""
+        """The previous object of the chain."""
         return None if self._parent is None else self._parent()
 
     def chain(self) -> list[Any]:
-        """Return a list of this object alone; tensors to which it refers are at workers."""
+        """Return a list of this object alone.
+
+        The tensors to which it refers are at workers.
+        """
         return [self]
 
 

@@ -1,8 +1,9 @@
-"""Workers in browser pages: a server delivers the page, which then connects by a WebSocket.
+"""Workers in browser pages: a server delivers a page, which connects to it by a WebSocket.
 
-The page (`page.html`) holds shares and computes on them. It exchanges the same messages as a holder
-in `vfl.mpc.many.members.Member`, and accepts no other requests. The server listens only on this
-machine, because its WebSocket connections have no TLS. The address of each page contains a secret.
+The page (`page.html`) is a worker: it holds additive shares and computes on them. It exchanges the
+same messages as a share holder in `vfl.mpc.many.members.Member`, and accepts no other requests. The
+server listens only on this machine, because its WebSocket connections have no TLS. The web address
+of each page contains a secret.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class PageLink:
     # Methods that the web server calls in its own thread.
 
     def attach(self, say: Any) -> None:
-        """Register a connected page; the function `say` sends bytes to the page."""
+        """Handle a message that the page sent."""
         self._say = say
         self.attached.set()
 
@@ -52,7 +53,7 @@ class PageLink:
         os.write(self._write, b"x")
 
     def left(self) -> None:
-        """Record that the page has disconnected."""
+        """Record that the page's WebSocket has disconnected."""
         self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
         os.write(self._write, b"x")
 
@@ -162,13 +163,13 @@ class Pages:
         self._server.start(listening, "vfl-pages")
 
     def add(self, name: str) -> tuple[str, PageLink]:
-        """Return the address of a new page, and the pool's link to this page."""
+        """Return the web address of a new page, and the pool's link to this page."""
         token = secrets.token_urlsafe(24)
         link = self._links[token] = PageLink(name)
         return f"http://127.0.0.1:{self._port}/{token}", link
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every page has connected.
+        """Wait until every page has connected to the server.
 
         Raises:
             MissingPartyError: a page did not connect in time; the error names it.

@@ -1,4 +1,4 @@
-"""Privacy budgets that noisy trainings have spent on a worker's tables, stored on disk."""
+"""Privacy budgets that noisy trainings have spent on the tables of a worker, stored on disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vfl.privacy.accountants import GaussianSteps
 from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-#: Most pairs of noise and sampling rate that a budget counts separately.
+#: Largest number of pairs (noise, sampling rate) that a budget counts separately.
 MOST_KINDS = 32
-#: An epsilon above any grant; a restored store counts it as spent, because the store may have lost
-#: records of spending.
+#: An epsilon above any grant; a restored store counts this epsilon as spent, because it may have
+#: lost records of spending.
 _ALL_EPSILON = 1e9
 
 
@@ -29,12 +29,12 @@ class Steps(Settings):
 
 
 class Table(Settings):
-    """Spending on one table of a worker.
+    """Privacy spending on one table of a worker.
 
     Attributes:
-        run: name by which a leader finds the table.
-        spent: noise steps that were taken, and, if the worker was killed, steps that it may have
-            taken.
+        run: name by which a leader (the process that sends requests to workers) finds the table.
+        spent: noise steps that trainings took on this table; if the worker was killed, also the
+            steps that they may have taken.
     """
 
     run: str
@@ -47,23 +47,22 @@ class Table(Settings):
 
 
 class BudgetLedger(Spending[Table]):
-    """Privacy budget spent on one worker's tables; the record is kept when the process ends.
+    """Privacy budget spent on one worker's tables; the record stays on disk when the process ends.
 
     A table is identified by its name: if another file is loaded under a name, the spent budget of
-    this name stays.
+    the name stays.
     """
 
     kind, form = "privacy of a worker's tables", Table
     restored_by = "vfl worker TICKET --store FOLDER --restored"
 
     def spent(self, name: str) -> list[GaussianSteps]:
-        """Return the noise steps that were taken on a table.
+        """Return the noise steps that trainings have taken on a table.
 
         Raises:
-            UserError: the name cannot be used as a file name.
+            UserError: the table's name cannot be used as a file name.
             RunFolderError: the ledger's file is damaged.
-            ConsentError: the store was restored from a copy, so it is unknown how much budget has
-                been spent.
+            ConsentError: the store was restored from an old copy, so the spent budget is unknown.
         """
         if self.witness.read().lost_epsilon:
             raise ConsentError(
@@ -81,11 +80,11 @@ class BudgetLedger(Spending[Table]):
         return [GaussianSteps(one.noise, one.steps, one.sampling_rate) for one in taken]
 
     def restored(self) -> None:
-        """Record that the store was restored from a copy; from then on, it grants no budget."""
+        """Record that the store was restored from an old copy; from then on it grants no budget."""
         self.witness.restored(_ALL_EPSILON)
 
     def keep(self, name: str, spent: Sequence[GaussianSteps]) -> None:
-        """Write the spent steps of a table to the disk."""
+        """Write the spent noise steps of a table to the disk."""
         kinds = [
             Steps(noise=one.noise, steps=one.steps, sampling_rate=one.sampling_rate)
             for one in spent

@@ -1,4 +1,4 @@
-"""``vfl worker``: a separate process that holds tensors for a leader."""
+"""``vfl worker``: a separate process that holds tensors and computes for a leader."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ def worker(
 ) -> None:
     """Run a worker of vfl.tensors; it holds tensors, and keeps the tables of `--load` secret.
 
-    The leader makes a ticket for each worker; tickets must stay secret. The worker connects,
-    executes requests of a fixed list, and ends when the leader ends. `tensors.find(worker, NAME)`
-    finds a loaded table; no other process can read the table or values computed from it.
-    With `--epsilon`, a training may compute noisy gradients from the table until this budget is
-    spent. With `--store`, the worker saves how much of each table's budget is spent; otherwise this
-    record is lost when the worker ends.
+    The leader (the process that sends requests to workers) makes a ticket for each worker; tickets
+    must stay secret. The worker connects to the leader, executes requests of a fixed list, and ends
+    when the leader ends. In the leader's program, `tensors.find(worker, NAME)` returns a pointer to
+    a loaded table; no other process can read the table or values computed from it. With
+    `--epsilon`, a training may compute noisy gradients from a table until this budget of the table
+    is spent. With `--store`, the worker saves on disk how much of each table's budget is spent;
+    otherwise this record is lost when the worker ends.
 
     The leader forwards the public keys with which workers encrypt messages for each other. With
-    `--key`, a worker prints the fingerprint of its key. With `--peer` for each other worker, it
-    detects false keys of these workers.
+    `--key`, a worker prints the fingerprint of its own key. With `--peer` for each other worker,
+    the worker detects false keys that a leader sends in the name of these workers.
     """
     from vfl.core.address import Address
     from vfl.core.seeds import use_one_thread
@@ -104,7 +105,7 @@ def _load(here: Worker, load: list[str], epsilon: float, delta: float) -> None:
 
 
 def _named(text: str, form: str) -> tuple[str, str]:
-    """Split an option's text at the equals sign."""
+    """Split an option's text NAME=VALUE at the equals sign."""
     name, equals, rest = text.partition("=")
     if not equals:
         raise typer.BadParameter(form)

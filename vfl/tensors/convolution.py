@@ -1,7 +1,7 @@
 """Convolutions as matrix products, on elements of any ring, with any leading axes.
 
-A convolution and its two gradients are bilinear maps. Parties open the images and filters under
-masks, before windows are taken; each party then extracts the windows of its own arrays.
+A convolution and its two gradients (for images and filters) are bilinear maps. Parties open the
+images and filters under masks first; each party then extracts the windows of its own arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from vfl.tensors.base import axes
 
 Kind = Literal["conv2d", "conv2d_input", "conv2d_weight"]
 KINDS: tuple[Kind, ...] = ("conv2d", "conv2d_input", "conv2d_weight")
-#: Number of integers that describe a convolution in a request; see `Geometry.numbers`.
+#: Number of integers that describe the shapes and options of a convolution in a request; see
+#: `Geometry.numbers`.
 NUMBERS = 15
 
 
@@ -30,9 +31,9 @@ class Geometry:
     """The shapes and options of a convolution.
 
     Attributes:
-        images: shape (rows, channels, height, width).
-        filters: shape (output channels, input channels of a group, height, width).
-        stride, padding, dilation: values for (height, width).
+        images: shape of the images (rows, channels, height, width).
+        filters: shape of the filters (output channels, input channels of a group, height, width).
+        stride, padding, dilation: option values for (height, width).
         groups: number of channel groups.
     """
 
@@ -56,7 +57,7 @@ class Geometry:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """Height and width of the convolution's result."""
         high, wide = (
             (self.images[at + 2] + 2 * self.padding[at] - self._reach(at)) // self.stride[at] + 1
             for at in (0, 1)
@@ -65,11 +66,11 @@ class Geometry:
 
     @property
     def result(self) -> tuple[int, ...]:
-        """Shape of the result."""
+        """Shape of the convolution's result."""
         return (self.images[0], self.filters[0], *self.size)
 
     def numbers(self) -> list[int]:
-        """Return the geometry as a list of integers, for a request."""
+        """Return the geometry as a list of integers, in the form of a request."""
         pairs = (*self.stride, *self.padding, *self.dilation)
         return [*self.images, *self.filters, *pairs, self.groups]
 
@@ -89,7 +90,7 @@ class Geometry:
         )  # fmt: skip
 
     def windows(self, images: Tensor) -> Tensor:
-        """Return all windows of the images.
+        """Return all windows of the images, each window as a vector.
 
         The axes are (*, groups, rows x positions, elements of one window).
         """
@@ -107,7 +108,10 @@ class Geometry:
         )
 
     def images_of(self, windows: Tensor) -> Tensor:
-        """Add windows to the images at their positions; this map is the transpose of `windows`."""
+        """Add windows to the images at the windows' positions.
+
+        This map is the transpose of `windows`.
+        """
         front, (rows, channels, high, wide) = windows.shape[:-3], self.images
         down, right = self.padding
         places = windows.reshape(
@@ -133,7 +137,7 @@ class Geometry:
     def rows_of(self, results: Tensor) -> Tensor:
         """Convert the result of a convolution to one matrix for each group.
 
-        Its axes are (*, groups, rows x positions, output channels of a group).
+        The axes are (*, groups, rows x positions, output channels of a group).
         """
         front, at = results.shape[:-4], results.dim() - 4
         parts = results.reshape(*front, self.images[0], self.groups, -1, *self.size)
@@ -151,7 +155,7 @@ class Geometry:
     def columns_of(self, filters: Tensor) -> Tensor:
         """Convert filters to one matrix for each group.
 
-        Its axes are (*, groups, elements of one window, output channels of a group).
+        The axes are (*, groups, elements of one window, output channels of a group).
         """
         front = filters.shape[:-4]
         parts = filters.reshape(*front, self.groups, self.filters[0] // self.groups, -1)

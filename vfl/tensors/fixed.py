@@ -1,10 +1,11 @@
-"""Fixed-precision tensors: real numbers as local ring elements or as shares, with gradients.
+"""Fixed-precision tensors: real numbers as integers, local or as shares, with gradients.
 
-A real number x is represented by the integer round(x 2^bits). A product has the sum of both
-factors' fraction bits. Dividing it back to the tensor's precision takes a round. This division is
-delayed until the next product or `get` needs it; sums, signs and selections do not need it.
-Gradients are recorded on a separate tape of this class, because torch's tape would need floats.
-`vfl.tensors.arithmetic`, `vfl.tensors.functions` and `vfl.tensors.layers` define the operations.
+A real number x is represented by the integer round(x 2^bits). A product of two such integers has
+the sum of both factors' fraction bits. Dividing it back to the tensor's precision takes a round of
+messages between the holders. The class delays this division until the next product or `get` needs
+it; sums, signs and selections do not need it. Gradients are recorded on a separate tape of this
+class, because torch's tape would need floats. `vfl.tensors.arithmetic`, `vfl.tensors.functions` and
+`vfl.tensors.layers` define the operations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
 
 #: Operations whose operands are indices; indices are not converted to fixed precision.
 _WITH_PLACES = frozenset({"__getitem__", "gather", "index_select"})
-#: Function that maps the gradient of a result to the gradient of an operand.
+#: Function that maps the gradient of a result to the gradient of an operand (vector-Jacobian
+#: product).
 Vjp = Callable[["FixedPrecisionTensor"], "FixedPrecisionTensor"]
 
 
@@ -31,15 +33,15 @@ class FixedPrecisionTensor(ChainTensor):
     """Real numbers with a given number of fraction bits.
 
     Args:
-        child: the ring elements that represent the numbers.
-        bits: fraction bits of the elements.
-        precision: fraction bits of the original numbers; a product is divided until it has this
-            many again.
+        child: the ring elements (integers) that represent the numbers.
+        bits: number of fraction bits of the elements.
+        precision: number of fraction bits of the original numbers; a product is divided until it
+            has this number again.
     """
 
     kind = "a fixed-precision tensor"
-    #: Functions by name of the operation; `vfl.tensors.methods` adds the operations of
-    #: `vfl.tensors.layers`.
+    #: Functions of this class by name of the torch operation; `vfl.tensors.methods` adds the
+    #: operations of `vfl.tensors.layers`.
     operations: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def __init__(self, child: Ring, bits: int, precision: int) -> None:
@@ -65,7 +67,7 @@ class FixedPrecisionTensor(ChainTensor):
         }
         try:
             return operation(*taken, **named)
-        # The text of torch's error may contain values.
+        # The text of torch's own error may contain values.
         except (RuntimeError, IndexError, TypeError):
             raise UserError(
                 "these operands cannot be combined, or an option is not supported here",
@@ -75,7 +77,7 @@ class FixedPrecisionTensor(ChainTensor):
             ) from None
 
     def lifted(self, value: Any) -> Any:
-        """Convert a public torch tensor to this class; return any other value unchanged."""
+        """Convert a public torch tensor to this class; return other values unchanged."""
         if _is_list(value):
             return [self.lifted(each) for each in value]
         if isinstance(value, PointerTensor):
@@ -96,12 +98,13 @@ class FixedPrecisionTensor(ChainTensor):
             ConsentError: a holder does not allow the requester to read its share.
             LostPeerError: a holder's process has ended.
         """
-        told = self.divided()  # the lower bits of a product would disclose its factors
+        # Without this division, the lower bits of a product would disclose its factors.
+        told = self.divided()
         result = FixedPrecisionTensor(Here(told.child.reveal(requester)), told.bits, told.precision)
         return result.requires_grad_(self._wants_grad)
 
     def float_precision(self) -> Tensor:
-        """Return a torch tensor of floats, if the elements are local."""
+        """Return the values as a torch tensor of floats; the elements must be local."""
         if not isinstance(self.child, Here):
             self.refuse("float_precision before get")
         return decode(self.child.elements, self.bits).float()
@@ -110,10 +113,11 @@ class FixedPrecisionTensor(ChainTensor):
         """Split the local elements into additive shares for 2 to 8 workers.
 
         Args:
-            holders: workers, each of which receives a share.
-            dealer: worker that deals random material for products; it sees no value.
-            mac: whether shares have MACs (message authentication codes), which detect a false
-                share.
+            holders: workers that each receive one share.
+            dealer: worker that deals the correlated randomness for products; it receives no value
+                of the tensor.
+            mac: whether shares have MACs (message authentication codes), by which holders detect a
+                false share.
         """
         if not isinstance(self.child, Here):
             self.refuse("share of a shared tensor")
@@ -122,7 +126,7 @@ class FixedPrecisionTensor(ChainTensor):
         return result.requires_grad_(self._wants_grad)
 
     def pointers(self) -> Sequence[PointerTensor]:
-        """Return pointers to all tensors at workers that represent this tensor."""
+        """Return pointers to all tensors at workers that together represent this tensor."""
         return self.child.pointers if isinstance(self.child, Shares) else []
 
     @property
@@ -137,7 +141,7 @@ class FixedPrecisionTensor(ChainTensor):
 
     @property  # type: ignore[override]
     def grad(self) -> FixedPrecisionTensor | None:
-        """The gradient, in the same representation as the tensor."""
+        """The gradient of this tensor, in the same representation as the tensor."""
         return self._gradient
 
     @grad.setter
@@ -145,7 +149,10 @@ class FixedPrecisionTensor(ChainTensor):
         self._gradient = value
 
     def backward(self) -> None:  # type: ignore[override]
-        """Compute the gradients of this scalar, and add them to the leaf tensors it depends on."""
+        """Compute the gradients of this scalar.
+
+        They are added to the leaf tensors on which the scalar depends.
+        """
         if self.numel() != 1:
             raise UserError("backward needs a single value", got=axes(self._shape), want="one")
         order: list[FixedPrecisionTensor] = []
@@ -174,10 +181,10 @@ class FixedPrecisionTensor(ChainTensor):
                         grads[id(operand)] = part if before is None else before + part
 
     def divided(self, bits: int | None = None) -> FixedPrecisionTensor:
-        """Return the tensor with at most `bits` fraction bits (by default, its precision).
+        """Return the tensor divided to at most `bits` fraction bits (by default, its precision).
 
-        The division takes one round, and happens only once, because the result is cached. It
-        discloses no value.
+        The division takes one round of messages, and happens only once, because the tensor stores
+        the result. The division discloses no value.
         """
         wanted = self.precision if bits is None else bits
         if self.bits <= wanted:
@@ -186,14 +193,14 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        # Without this step, a reference cycle through the tape would keep the tensor in memory.
+        # If these references stayed, a cycle through the tape would keep the tensor in memory.
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
             found._tape = ((self, lambda g: g),)
         return found
 
     def become(self, other: FixedPrecisionTensor) -> Self:
-        """Replace this tensor's values in place by another tensor's values."""
+        """Replace this tensor's values in place by the values of another tensor."""
         self.link(other.child)
         self.bits, self._divided = other.bits, None
         return self

@@ -1,9 +1,9 @@
-"""Form (shape and type) of an operation's result, from the forms of its operands only.
+"""Form (shape and type) of an operation's result, derived from the forms of its operands alone.
 
 A worker reports to its leader the shape of a result, and whether torch could compute the result at
 all. For secret tensors, neither may depend on a value: the shape of `x[x > t]`, or an error about a
 label out of range, would disclose a comparison with a secret. So the operation runs first on
-tensors without values (torch's "meta" device), and is refused if it needs values.
+tensors without values (torch's "meta" device), and is refused if its form depends on values.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Errors that torch raises for operands that do not fit together; their texts may contain values.
+#: Errors that torch raises for operands that do not fit together; their texts may contain values of
+#: tensors.
 UNFIT = (RuntimeError, IndexError, TypeError, ValueError)
 
 
 class Form(NamedTuple):
-    """Shape, type and options of a tensor, without its values; hashable."""
+    """Shape, type and options of a tensor, without its values; a form is hashable."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -44,33 +45,34 @@ def foreseen(
     kwargs: Mapping[str, Any],
     hidden: Collection[int],
 ) -> Form:
-    """Return the form of ``call(*args, **kwargs)``, which may not depend on hidden values.
+    """Return the form of ``call(*args, **kwargs)``; it must not depend on hidden values.
 
     Args:
         call: an operation of torch.
         args: its operands.
         kwargs: keyword arguments of the operation.
-        hidden: `id` of each tensor whose values must not affect the form; values of other index
-            tensors may.
+        hidden: `id` of each tensor whose values must not affect the form; the values of other index
+            tensors may affect it.
 
     Raises:
-        ValueError: torch cannot compute the result, or its form depends on hidden values.
+        ValueError: torch cannot compute the result for these forms, or the result's form depends on
+            hidden values.
     """
     try:
         if call is Tensor.__getitem__ and not any(id(one) in hidden for one in _tensors(args[1:])):
             return Form.of(call(Form.of(args[0]).empty(), *args[1:]))
         named = tuple((key, _frozen(value)) for key, value in sorted(kwargs.items()))
         return _foreseen(call, _frozen(tuple(args)), named, torch.is_grad_enabled())
-    except Exception:  # torch raises various errors if values are missing
+    except Exception:  # torch raises various kinds of errors if values are missing
         raise ValueError("the form of this result depends on values") from None
 
 
 def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:
-    """Return a substitute, NaN or 0, for a result that torch could not compute from the values.
+    """Return a substitute, NaN or 0, for a result that torch failed to compute from the values.
 
     Args:
         form: form of the missing result.
-        operands: tensors that receive gradients from the substitute as they would from the result.
+        operands: tensors to which gradients flow from the substitute as from the missing result.
     """
     made = torch.zeros(form.shape, dtype=form.dtype)
     if not form.dtype.is_floating_point:
@@ -99,7 +101,10 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a hashable copy of a value; copies of equal values of other types differ."""
+    """Return a hashable copy of a value.
+
+    Copies of two values are equal only if the values have equal types.
+    """
     if isinstance(value, Tensor):
         return Form.of(value)
     if isinstance(value, list | tuple):

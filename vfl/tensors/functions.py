@@ -1,13 +1,14 @@
-"""Functions of fixed-precision tensors, computed by polynomials, powers of two and squarings.
+"""Functions of fixed-precision tensors, by polynomials, powers of two and repeated squaring.
 
 Each docstring states the range of arguments for which the errors in
-docs/results/tensor_operations.csv hold, and the rounds on shares of two holders without MACs. No
-function discloses a value: an argument beyond the range is not detected, and its result is wrong.
+docs/results/tensor_operations.csv hold, and the rounds of messages that two holders of shares
+without MACs need. No function discloses a value: an argument beyond the range is not detected, and
+its result is wrong.
 
 For 1 / x, log, sqrt and similar functions, the argument x is first scaled to [1/2, 1) by the
 position of its leading one; on this interval the function is computed as a polynomial. A polynomial
 of degree 7 or 15 takes three or four sequential products (Paterson and Stockmeyer 1973); its
-variable runs from -1 to 1. The polynomials interpolate the function at Chebyshev points.
+variable lies between -1 and 1. The polynomials interpolate the function at Chebyshev points.
 """
 
 from __future__ import annotations
@@ -47,23 +48,24 @@ from vfl.tensors.arithmetic import (
     with_gradient,
 )
 
-#: Fraction bits of values inside polynomials; these values are below 8.
+#: Fraction bits of values inside the evaluation of polynomials; these values are below 8.
 _INNER_BITS = 26
-#: Largest e of 2^e, the leading one of an argument that is scaled to [1/2, 1); such an argument
-#: must be from 2^-precision to 2^16.
+#: Largest e for which 2^e may be the leading one of an argument that is scaled to [1/2, 1); such an
+#: argument must be from 2^-precision to 2^16.
 _MOST_POWER = 15
-#: Number of squarings for an exponential, and fraction bits of the exponential; its result is below
-#: 2^(62 - 2 bits).
+#: Number of squarings that an exponential takes, and fraction bits of the exponential, whose result
+#: is below 2^(62 - 2 bits).
 _SQUARINGS, _EXP_BITS = 7, 22
-#: For each curve, the magnitude of the argument beyond which the limits 0 and 1 replace the curve.
+#: For each function (curve), the magnitude of the argument beyond which the function is replaced by
+#: its limits 0 and 1.
 _ENDS = {"sigmoid": 11.0, "normal": 5.0}
-#: Argument beyond which the normal density is replaced by 0.
+#: Magnitude of the argument beyond which the normal density is replaced by 0.
 _FLAT = 8.0
-#: Fraction bits of an inverse that is used as a factor, of the product with it, and of powers of
-#: two in roots.
+#: Fraction bits of an inverse that is used as a factor, of the product with this inverse, and of
+#: powers of two in roots.
 _QUOTIENT_BITS, _SCALED_BITS, _ROOT_BITS = 20, 28, 24
-#: Most fraction bits of an argument whose leading one is searched. In a root's argument, the
-#: leading one must lie above this many of the lowest bits.
+#: Largest number of fraction bits of an argument for a search of its leading one. For a root's
+#: argument, the leading one must lie above this many of the lowest bits.
 _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 
@@ -72,9 +74,10 @@ _FINEST_BITS, _BELOW_ROOTS = 40, 8
 
 @lru_cache(maxsize=32)
 def coefficients(name: str, degree: int, low: float, high: float) -> tuple[float, ...]:
-    """Return the coefficients of the polynomial in t from -1 to 1, for x from `low` to `high`.
+    """Return the coefficients of a polynomial that interpolates the function `name`.
 
-    The constant term comes first.
+    The polynomial's variable t from -1 to 1 stands for x from `low` to `high`. The coefficient of
+    the constant term comes first.
 
     >>> [round(each, 3) for each in coefficients("reciprocal", 3, 0.5, 1.0)]
     [1.331, -0.444, 0.166, -0.055]
@@ -96,16 +99,17 @@ _CURVES: dict[str, Callable[[float], float]] = {
 
 
 def polynomial(t: FP, weights: Sequence[float]) -> FP:
-    """Evaluate a polynomial with 8 or 16 coefficients; takes five or seven rounds.
+    """Evaluate a polynomial with 8 or 16 coefficients; this takes five or seven rounds of messages.
 
     Args:
-        t: shared values from -1 to 1; the powers of t have the same precision.
-        weights: coefficients; the constant term comes first.
+        t: shared values from -1 to 1; the powers of t have the same precision as t.
+        weights: coefficients; that of the constant term comes first.
     """
     power = square(t)
     parts = [_line(t, *weights[at : at + 2]) for at in range(0, len(weights), 2)]
     while len(parts) > 1:
-        odds = stack([*parts[1::2], power]).divided()  # One division serves all powers.
+        # One division back to the precision serves all powers of t.
+        odds = stack([*parts[1::2], power]).divided()
         power = picked(odds, -1)
         found = unbound(mul(odds if len(parts) > 2 else picked(odds, slice(0, -1)), power))
         parts, power = [add(*pair) for pair in zip(parts[::2], found, strict=False)], found[-1]
@@ -113,7 +117,10 @@ def polynomial(t: FP, weights: Sequence[float]) -> FP:
 
 
 def _line(t: FP, constant: float, slope: float) -> FP:
-    """Return constant + slope * t, with a product's fraction bits even if the slope is 0."""
+    """Return constant + slope * t.
+
+    The result has a product's fraction bits, even if the slope is 0.
+    """
     bits = t.bits + t.precision
     child = t.child.linear("scale", round(slope * 2.0**t.precision))
     return made(child.plus(torch.tensor(round(constant * 2.0**bits))), bits, t)
@@ -124,14 +131,14 @@ def _line(t: FP, constant: float, slope: float) -> FP:
 
 @dataclass(frozen=True)
 class Octave:
-    """A magnitude x' 2^(e + 1) with x' in [1/2, 1); x' and e are both shared.
+    """An argument of magnitude x' 2^(e + 1) with x' in [1/2, 1), where x' and e are both shared.
 
     Attributes:
-        t: 4 x' - 3, which runs from -1 to 1.
-        leading: one-hot vector of e: 1 at the argument's e, else 0; axes (powers, *axes of the
+        t: 4 x' - 3, which lies between -1 and 1.
+        leading: one-hot vector of e: 1 at the argument's e, else 0; axes (possible e, *axes of the
             argument).
-        to_one: factor by which the argument was scaled, 2^-(e + 1), with the argument's sign.
-        low: the smallest e that the argument may have.
+        to_one: factor 2^-(e + 1), with the argument's sign, by which the argument was scaled.
+        low: the smallest e that the argument is allowed to have.
     """
 
     t: FP
@@ -140,11 +147,14 @@ class Octave:
     low: int
 
     def curve(self, name: str, bits: int = _INNER_BITS) -> FP:
-        """Return a function of x', named by `name`, with an error of at most 3e-6; six rounds."""
+        """Return a function of x' (the function's `name`), with an error of at most 3e-6.
+
+        It takes six rounds of messages.
+        """
         return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
 
     def weighted(self, weight: Callable[[int], float], bits: int) -> FP:
-        """Return weight(e), where e is shared and `weight` is public; sends no message."""
+        """Return weight(e), where e is shared and the function `weight` is public; no message."""
         weights = [round(weight(self.low + at) * 2.0**bits) for at in range(len(self.leading))]
         column = torch.tensor(weights).reshape(-1, *[1] * (self.leading.dim() - 1))
         child = self.leading.child.linear("by", column, "mul", False).linear("sum", [0], False)
@@ -152,13 +162,13 @@ class Octave:
 
 
 def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool = False) -> Octave:
-    """Scale a magnitude to [1/2, 1); takes ten rounds, or eleven with a sign.
+    """Scale a magnitude to [1/2, 1); takes ten rounds of messages, or eleven with a sign.
 
     Args:
         x: values with magnitudes from 2^low to 2^(high + 1).
-        low: the smallest e; by default minus the precision of `x`.
-        high: the largest e.
-        signed: whether elements may be negative.
+        low: the smallest possible e; by default minus the precision of `x`.
+        high: the largest possible e.
+        signed: whether elements of `x` may be negative.
     """
     x = x.divided(max(2 * x.precision, _FINEST_BITS))
     low = -min(x.precision, x.bits) if low is None else low
@@ -173,7 +183,10 @@ def octave(x: FP, low: int | None = None, high: int = _MOST_POWER, signed: bool 
 
 
 def exact(a: FP, b: FP) -> FP:
-    """Multiply two values with any fraction bits, if the product surely fits; one round."""
+    """Multiply two values with any fraction bits; takes one round of messages.
+
+    The caller ensures that the product fits into the ring.
+    """
     found = times(FP(a.child, 0, a.precision), FP(b.child, 0, b.precision), "mul", neg, neg)
     return FP(found.child, a.bits + b.bits, a.precision)
 
@@ -184,7 +197,7 @@ def exact(a: FP, b: FP) -> FP:
 def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
     """Return a / b, for a below 2^24 and a quotient below 2^17.
 
-    It takes ten rounds, or four if the inverse of b is given.
+    The quotient takes ten rounds of messages, or four if the inverse of b is given.
     """
     inverse = b.curve("reciprocal", _QUOTIENT_BITS) if inverse is None else inverse
     scaled = exact(a.divided(max(a.precision, _QUOTIENT_BITS)), inverse).divided(_SCALED_BITS)
@@ -194,9 +207,9 @@ def quotient(a: FP, b: Octave, inverse: FP | None = None) -> FP:
 def div(a: Any, b: Any) -> FP:
     """Return a / b; a tensor b must be from 2^-precision to 2^16 in magnitude.
 
-    With such a tensor b, it takes 21 rounds.
+    With a tensor b, the division takes 21 rounds of messages; by a public number, it is a product.
 
-    If b is 0, the result is 0.
+    For b = 0, the result is 0.
 
     >>> from vfl.tensors import fix_precision
     >>> x, y = fix_precision(torch.tensor([3.0])), fix_precision(torch.tensor([-8.0]))
@@ -220,7 +233,10 @@ def div(a: Any, b: Any) -> FP:
 
 
 def reciprocal(a: FP) -> FP:
-    """Return 1 / a, for 2^-precision to 2^16 in magnitude; 18 rounds. For 0 the result is 0."""
+    """Return 1 / a, for a from 2^-precision to 2^16 in magnitude.
+
+    It takes 18 rounds of messages. For 0 the result is 0.
+    """
     with torch.no_grad():
         divisor = octave(a, signed=True)
         found = at_precision(exact(divisor.curve("reciprocal"), divisor.to_one), a.precision)
@@ -228,9 +244,10 @@ def reciprocal(a: FP) -> FP:
 
 
 def sqrt(a: FP) -> FP:
-    """Return the square root, for a from 2^-precision to 2^16; 17 rounds. For 0 the result is 0.
+    """Return the square root, for a from 2^-precision to 2^16.
 
-    If the tensor has more fraction bits than a product, the smallest argument is 2^(8 - bits).
+    It takes 17 rounds of messages. For 0 the result is 0. If the tensor has more fraction bits than
+    a product has, the smallest valid argument is 2^(8 - bits).
     """
     with torch.no_grad():
         fine = a.bits > 2 * a.precision
@@ -240,7 +257,10 @@ def sqrt(a: FP) -> FP:
 
 
 def rsqrt(a: FP) -> FP:
-    """Return 1 / sqrt(a), for a from 2^-precision to 2^16; 17 rounds. For 0 the result is 0."""
+    """Return 1 / sqrt(a), for a from 2^-precision to 2^16.
+
+    It takes 17 rounds of messages. For 0 the result is 0.
+    """
     with torch.no_grad():
         found = _root(octave(a), "rsqrt", -0.5, a)
 
@@ -259,7 +279,9 @@ def _root(argument: Octave, name: str, power: float, like: FP) -> FP:
 
 
 def exp(a: FP) -> FP:
-    """Return e^a for a from -115 to 12: (1 + t + t^2 / 2)^128 with t = a / 128; 16 rounds.
+    """Return e^a for a from -115 to 12.
+
+    The result is (1 + t + t^2 / 2)^128 with t = a / 128, and takes 16 rounds of messages.
 
     >>> from vfl.tensors import fix_precision
     >>> torch.exp(fix_precision(torch.tensor([-1.0]))).get().float_precision()
@@ -282,7 +304,8 @@ def _exponential(a: FP) -> FP:
 def log(a: FP) -> FP:
     """Return the natural logarithm, for a from 2^-precision to 2^16.
 
-    It takes 16 rounds. For a of 0 or less the result is arbitrary.
+    The logarithm takes 16 rounds of messages. For an argument of 0 or less, the result is
+    arbitrary.
     """
     with torch.no_grad():
         found = _logarithm(octave(a), a)
@@ -297,9 +320,10 @@ def _logarithm(argument: Octave, like: FP) -> FP:
 def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
     """Return exp(a) divided by its sum along an axis.
 
-    Elements may be at most 115 below the largest element.
+    An element may be smaller than the largest element by at most 115.
 
-    For n elements it takes the rounds of log2(n) comparisons and selections, and 36 more.
+    For n elements, the softmax takes the rounds of messages of log2(n) comparisons and selections,
+    and 36 more.
     """
     with torch.no_grad():
         found = _shares_of_sum(a, dim)[0]
@@ -311,7 +335,7 @@ def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
 
 
 def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
-    """Return the logarithm of `softmax`, with as many rounds; its gradient uses the softmax."""
+    """Return the logarithm of `softmax`, in as many rounds of messages."""
     with torch.no_grad():
         above, parts, sums = _exponentials(a, dim)
         found = sub(above, _logarithm(sums, a))
@@ -324,7 +348,7 @@ def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
 
 
 def _exponentials(a: FP, dim: int) -> tuple[FP, FP, Octave]:
-    """Return a minus its largest element, the exponentials of these differences, and their sum."""
+    """Return a minus its largest element, the exponentials of these differences, and the sum."""
     a = detached(a)
     most, _ = largest(a, dim)
     above = sub(a, unsqueezed(most, dim))
@@ -343,11 +367,11 @@ def unsqueezed(a: FP, dim: int) -> FP:
     return gathered(a, lambda at: at.unsqueeze(dim))
 
 
-# Curves from 0 to 1.
+# Functions with values from 0 to 1 (curves).
 
 
 def sigmoid(a: FP) -> FP:
-    """Return 1 / (1 + exp(-a)), for any a; takes 16 rounds."""
+    """Return 1 / (1 + exp(-a)), for any a; takes 16 rounds of messages."""
     with torch.no_grad():
         found = _step(detached(a), "sigmoid")
         slope: list[FP] = []
@@ -366,12 +390,15 @@ def tanh(a: FP) -> FP:
 
 
 def silu(a: FP, inplace: bool = False) -> FP:
-    """Return a * sigmoid(a); takes two rounds more than `sigmoid`."""
+    """Return a * sigmoid(a); takes two rounds of messages more than `sigmoid`."""
     return mul(a, sigmoid(a))
 
 
 def gelu(a: FP, approximate: str = "none") -> FP:
-    """Return a * N(a) for the normal distribution function N, for any a; takes 18 rounds."""
+    """Return a * N(a) for any a; takes 18 rounds of messages.
+
+    N is the normal distribution function.
+    """
     if approximate != "none":
         return mul(a, sigmoid(mul(add(a, mul(power(a, 3), 0.044715)), math.sqrt(8 / math.pi))))
     with torch.no_grad():
@@ -381,7 +408,10 @@ def gelu(a: FP, approximate: str = "none") -> FP:
 
 
 def erf(a: FP) -> FP:
-    """Return 2 N(a sqrt 2) - 1 for the normal distribution function N, for any a; 17 rounds."""
+    """Return 2 N(a sqrt 2) - 1 for any a; takes 17 rounds of messages.
+
+    N is the normal distribution function.
+    """
     with torch.no_grad():
         normal = _step(detached(mul(a, math.sqrt(2))), "normal")
     found = sub(mul(normal, 2), whole(torch.ones(()), a))
@@ -389,13 +419,16 @@ def erf(a: FP) -> FP:
 
 
 def _density(g: FP, a: FP) -> FP:
-    """Return the gradient g times exp(-a^2 / 2) / sqrt(2 pi)."""
+    """Return the gradient g times the normal density exp(-a^2 / 2) / sqrt(2 pi)."""
     squares = square(clamp(detached(a), -_FLAT, _FLAT))
     return mul(g, mul(exp(mul(squares, -0.5)), 1 / math.sqrt(2 * math.pi)))
 
 
 def _step(a: FP, name: str) -> FP:
-    """Return a curve with f(-x) = 1 - f(x): a polynomial near 0, and its limit 0 or 1 far away."""
+    """Return a function with f(-x) = 1 - f(x).
+
+    Near 0 it is a polynomial; far from 0 it is replaced by its limits 0 and 1.
+    """
     end = _ENDS[name]
     a = a.divided()
     flags = less(stack([a, add(a, end), sub(end, a)]), 0)

@@ -1,9 +1,9 @@
-"""Keys of workers: public keys for encryption, and proofs of which worker a key belongs to.
+"""Keys of workers: public keys for encryption, and proofs of which worker owns a key.
 
-Every worker has an X25519 key as long as its process runs; the leader forwards the public keys. A
-worker may also have an Ed25519 key in a file, which signs its X25519 key. Other workers can receive
-the fingerprint of the Ed25519 key directly, not through the leader. They then accept only X25519
-keys that this Ed25519 key has signed.
+Every worker has an X25519 key for as long as its process runs; the leader forwards the public keys
+to the other workers. A worker may also have an Ed25519 key in a file; with this key it signs its
+X25519 key. The owners of other workers can receive the fingerprint of the Ed25519 key directly, not
+through the leader. Their workers then accept only X25519 keys that this Ed25519 key has signed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ _FINGERPRINT_DIGITS, _GROUP = 32, 4
 
 
 class WorkerKeys:
-    """The keys of one worker, and the fingerprints of other workers' keys that this worker knows.
+    """The keys of one worker, and the fingerprints of other workers' signing keys that it knows.
 
     Args:
         name: name of the worker.
-        signing: the permanent Ed25519 signing key; with None, the worker signs nothing.
+        signing: the permanent Ed25519 signing key of this worker; with None, the worker signs
+            nothing.
         known: known fingerprints of other workers' signing keys, by the workers' names. If this
-            mapping has entries, the worker encrypts only for the workers in it, and joins
+            mapping has entries, the worker encrypts only for the workers that it names, and joins
             computations only with them.
 
     Raises:
-        UserError: a text is not a fingerprint.
+        UserError: a text in `known` is not a fingerprint.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class WorkerKeys:
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of the permanent key, for the owners of other workers."""
+        """Fingerprint of this worker's permanent key, for the owners of other workers."""
         return None if self._signing is None else _fingerprint(self._signing.public_key())
 
     @property
     def public(self) -> bytes:
-        """Public X25519 key of 32 bytes, followed by a signature if there is a permanent key.
+        """Public X25519 key (32 bytes), followed by a signature if there is a permanent key.
 
-        The permanent public key and its signature of the X25519 key take 96 more bytes.
+        With a permanent key, its public part and its signature of the X25519 key add 96 bytes.
         """
         own = self._key.public
         if self._signing is None:
@@ -73,7 +74,7 @@ class WorkerKeys:
         return own + self._signing.public_key().public_bytes_raw() + signed
 
     def require_of(self, name: str, key: bytes) -> None:
-        """If fingerprints are known, refuse a public key that is not the named worker's.
+        """Refuse a public key that is not the named worker's, if this worker knows fingerprints.
 
         Raises:
             AuthenticationError: the named worker is not among the known workers, or the key does
@@ -91,7 +92,7 @@ class WorkerKeys:
         """Refuse public keys unless each belongs to a different known worker.
 
         Raises:
-            AuthenticationError: a key does not match its fingerprint.
+            AuthenticationError: a key does not belong to a known worker.
         """
         if not self._known:
             return
@@ -102,12 +103,14 @@ class WorkerKeys:
             )
 
     def agreed(self, key: bytes, about: str) -> bytes:
-        """Derive the key that this worker and the owner of a public key share for one purpose."""
+        """Derive the key that this worker and a public key's owner share for one purpose."""
         own, other = self._key.public, key[:PUBLIC_BYTES]
         return self._key.key(other, _info(min(own, other), max(own, other), about))
 
     def unseal(self, parcel: bytes) -> bytes:
-        """Decrypt a message that `seal` encrypted for this worker; each message can be opened once.
+        """Decrypt a message that another worker's `seal` encrypted for this worker.
+
+        Each message can be opened only once.
 
         Raises:
             AuthenticationError: the message is for another worker, was changed, or was opened
@@ -131,7 +134,7 @@ class WorkerKeys:
         return content
 
     def _owner(self, key: bytes) -> str:
-        """Return the name of the known worker that owns a key."""
+        """Return the name of the known worker that owns a public key."""
         for name in [*self._known, self._name]:
             if self._is_of(name, key):
                 return name
@@ -157,14 +160,16 @@ class WorkerKeys:
 
 
 def seal(key: bytes, content: bytes) -> bytes:
-    """Encrypt bytes for the owner of a public key, with a new temporary key for each message."""
+    """Encrypt bytes for the owner of a public key; each message uses a new temporary key."""
     once, nonce = Agreeing(), secrets.token_bytes(NONCE_BYTES)
     cipher = AESGCM(once.key(key[:PUBLIC_BYTES], _info(once.public, key[:PUBLIC_BYTES])))
     return once.public + nonce + cipher.encrypt(nonce, content, None)
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:
-    """Read a key file, or create the file if it is missing; only its owner can read it.
+    """Read a key file; create the file if it is missing.
+
+    Only its owner can read the file.
 
     Raises:
         UserError: the file does not contain an Ed25519 key.
@@ -186,7 +191,7 @@ def _statement(name: str, key: bytes) -> bytes:
 
 
 def _info(once: bytes, key: bytes, about: str = "seal") -> bytes:
-    """Return the data on which a derived key depends."""
+    """Return the bytes to which a derived key is bound."""
     return b"vfl.tensors " + about.encode() + once + key
 
 

@@ -36,7 +36,7 @@ from vfl.tensors.arithmetic import (
 from vfl.tensors.convolution import Geometry
 from vfl.tensors.shares import Here
 
-#: Padding value of images for max pooling, below every value that can be represented.
+#: Value of the padding of images for max pooling, below every value that a tensor can represent.
 _LOWEST = -(2.0**25)
 
 
@@ -59,7 +59,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> FP:
-    """Return the convolution; images and filters are opened under masks, in one round."""
+    """Return a convolution; images and filters are opened under masks in one round of messages."""
     if isinstance(padding, str):
         FP.refuse("conv2d with a padding by name")
     geometry = Geometry(
@@ -89,7 +89,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> FP:
-    """Return the mean of each window; sends no message."""
+    """Return the mean of each pooling window; takes no message."""
     if ceil_mode or (not count_include_pad and padding):
         FP.refuse("avg_pool2d with ceil_mode or without its padding")
     size = _pair(kernel_size)
@@ -106,7 +106,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> FP:
-    """Return the largest value of each window; see `largest` for the rounds."""
+    """Return the largest value of each pooling window; see `largest` for the rounds of messages."""
     if ceil_mode or return_indices or _pair(dilation) != (1, 1):
         FP.refuse("max_pool2d with ceil_mode, dilation or indices")
     size = _pair(kernel_size)
@@ -115,7 +115,7 @@ def max_pool2d(
 
 
 def adaptive_avg_pool2d(x: FP, output_size: Any) -> FP:
-    """Return the means of windows of equal size that divide the image."""
+    """Return the means of pooling windows of equal size that divide the image."""
     wanted = [size or x.shape[at - 2] for at, size in enumerate(_pair(output_size))]
     size = [x.shape[at - 2] // each for at, each in enumerate(wanted)]
     if any(x.shape[at - 2] % each for at, each in enumerate(wanted)):
@@ -127,11 +127,11 @@ def adaptive_avg_pool2d(x: FP, output_size: Any) -> FP:
 
 
 def _normalised(x: FP, dims: Sequence[int], eps: float) -> tuple[FP, FP, FP]:
-    """Normalise along axes to mean 0 and variance 1; also return the mean and the variance."""
+    """Normalise along axes to mean 0, variance 1; return the result, the mean and the variance."""
     middle = mean(x, dims, keepdim=True)
     apart = sub(x, middle)
     variance = mean(square(apart), dims, keepdim=True)
-    # The added number keeps the variance above 0 despite rounding, so that the square root has a
+    # The added number keeps the variance above 0 despite rounding, because the square root needs a
     # positive argument.
     found = mul(apart, fn.rsqrt(add(variance, max(eps, 2.0**-x.precision))))
     return found, middle, variance
@@ -145,7 +145,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> FP:
-    """Normalise over the last axes; variances may be at most 2^16."""
+    """Normalise over the last axes; the variance of the elements may be at most 2^16."""
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     found = _normalised(x, dims, eps)[0]
     found = found if weight is None else mul(found, weight)
@@ -166,7 +166,7 @@ def batch_norm(
     """Normalise over all axes except the second; variances may be at most 2^16.
 
     In training, the function updates the running mean and the running variance, which are shared
-    like the parameters.
+    tensors like the parameters.
     """
     kept = (1, -1, *[1] * (x.dim() - 2))
     if training or running_mean is None:
@@ -193,7 +193,7 @@ def _move(running: Any, value: FP, momentum: float, factor: float) -> None:
 
 
 def dropout(x: FP, p: float = 0.5, training: bool = True, inplace: bool = False) -> FP:
-    """Set elements to zero at random positions, which are public."""
+    """Set elements to zero at random positions; the positions are public."""
     if not training or p == 0:
         return x
     kept = torch.rand(x.shape) >= p
@@ -214,7 +214,7 @@ def _reduced(values: FP, reduction: str, count: float | None = None) -> FP:
 
 
 def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Return the squared differences, reduced to a mean or a sum as in torch."""
+    """Return the squared differences, reduced to their mean or sum as in torch."""
     a, b = ar.both(a, b)
     if a.shape != b.shape:
         FP.refuse("mse_loss of unequal shapes")
@@ -222,19 +222,22 @@ def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
 
 
 def l1_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
-    """Return the absolute differences, reduced to a mean or a sum as in torch."""
+    """Return the absolute differences, reduced to their mean or sum as in torch."""
     return _reduced(ar.absolute(sub(a, b)), reduction)
 
 
 def one_hot(labels: FP, classes: int) -> FP:
-    """Convert integer labels to one-hot rows; shared labels are compared with every class."""
+    """Convert integer labels to one-hot rows.
+
+    If the labels are shared, they are compared with every class.
+    """
     places = torch.arange(classes)
     if isinstance(labels.child, Here):
         return whole(labels.child.elements[..., None] == places, labels)
     return negated(different(fn.unsqueezed(labels, labels.dim()), whole(places, labels)))
 
 
-#: The label that torch ignores by default; no valid label has this value.
+#: The index that torch ignores by default as a label; no valid label has this value.
 _IGNORED = -100
 
 
@@ -247,7 +250,7 @@ def nll_loss(
     reduce: None = None,
     reduction: str = "mean",
 ) -> FP:
-    """Return the negated scores of the labels, which are public or shared integers."""
+    """Return the negated log-probabilities at the labels, which are public or shared integers."""
     if weight is not None or ignore_index != _IGNORED:
         FP.refuse("nll_loss with weights or an ignored label")
     classes = gathered(scores, lambda at: at.movedim(1, -1))
@@ -265,9 +268,10 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> FP:
-    """Return the cross-entropy of labels: public or shared integers, or rows of probabilities.
+    """Return the cross-entropy for labels.
 
-    Labels that are shared as rows, such as one-hot rows, need no comparison.
+    The labels are public or shared integers, or rows of probabilities. Labels that are shared as
+    rows, such as one-hot rows, need no comparison of integers.
     """
     if weight is not None or label_smoothing or ignore_index != _IGNORED:
         FP.refuse("cross_entropy with weights, label smoothing or an ignored label")
@@ -390,7 +394,7 @@ def _addcdiv(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
 
 
 def _addcmul(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
-    """Return a + value b c; a small value keeps the product's fraction bits, as Adam needs."""
+    """Return a + value b c; a small `value` keeps the product's fraction bits, as Adam needs."""
     found = square(b) if b is c else mul(b, c)
     return add(a, ar.scaled_briefly(found, value) if abs(value) <= 1 / 8 else mul(found, value))
 
@@ -420,7 +424,7 @@ def _zeros(a: FP, **_: Any) -> FP:
 
 
 def _moving(name: str) -> Callable[..., FP]:
-    """Return an operation of torch that only rearranges elements."""
+    """Return an operation of torch that only moves or copies elements."""
     operation = getattr(torch.Tensor, name)
     return lambda a, *args, **kwargs: gathered(a, lambda at: operation(at, *args, **kwargs))
 

@@ -27,8 +27,9 @@ def fix_precision(tensor: Any, bits: int = BITS) -> Any:
     """Convert real numbers to fixed-precision numbers; for a pointer, see `Unshared.share`.
 
     Args:
-        tensor: a torch tensor, or a pointer to a tensor that its worker will share.
-        bits: number of fraction bits, 8 to 20.
+        tensor: a torch tensor, or a pointer to a tensor that the worker itself will split into
+            shares.
+        bits: number of fraction bits of the integers that represent the numbers, 8 to 20.
     """
     require_range("bits", bits, 8, 20)
     if isinstance(tensor, PointerTensor):
@@ -37,11 +38,11 @@ def fix_precision(tensor: Any, bits: int = BITS) -> Any:
 
 
 class Unshared:
-    """Values at a pointer's worker, which is going to split them into shares.
+    """Values at a pointer's worker; the worker itself will split them into shares.
 
     Args:
         pointer: pointer to a torch tensor.
-        bits: number of fraction bits.
+        bits: number of fraction bits of the shared integers.
     """
 
     def __init__(self, pointer: PointerTensor, bits: int) -> None:
@@ -53,7 +54,7 @@ class Unshared:
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
         """Ask the pointer's worker to split the values into shares for the holders.
 
-        The values' reading rule applies to every share.
+        The rule of who may read the values applies to every share.
         """
         session, owner = Session.of(holders, dealer, mac), self.pointer.location
         if owner.remote != dealer.remote:
@@ -69,12 +70,12 @@ class Unshared:
 
 
 class Party:
-    """Shared tensors for a program that all parties run, each in a process of its own.
+    """Shared tensors for a program that all parties run, each party in a process of its own.
 
     Args:
-        member: this party, with the keys that the parties agreed on; see
+        member: engine of this party, with the keys that the parties agreed on; see
             `vfl.mpc.many.members.Member`.
-        bits: number of fraction bits.
+        bits: number of fraction bits of the shared integers.
 
     >>> from vfl.mpc.many.members import LocalMembers
     >>> x = torch.tensor([1.5, -2.0])
@@ -92,7 +93,7 @@ class Party:
         self._session, self.bits = PartySession(member), bits
 
     def share(self, owner: int, shape: Sequence[int], values: Tensor | None) -> Any:
-        """Share the values of one holder; sends no message.
+        """Share the values of one holder among all holders; takes no message.
 
         Args:
             owner: role number of the holder that has the values.
@@ -100,7 +101,7 @@ class Party:
             values: the values at their owner; None at the other parties.
 
         Raises:
-            RingRangeError: a value does not fit.
+            RingRangeError: a value does not fit into the ring.
         """
         own = values if self._session.member.role == owner else None
         elements = None if own is None else elements_of(own, self.bits)
@@ -115,11 +116,13 @@ def share(
     """Replace a module's parameters by shares; return the module itself.
 
     Args:
-        module: module whose layers shared tensors support.
-        holders: 2 to 8 workers.
-        dealer: another worker, which deals random material and sees no value.
-        bits: number of fraction bits.
-        mac: whether shares have MACs (message authentication codes), which detect a false share.
+        module: module with only such layers as shared tensors support.
+        holders: 2 to 8 workers that each receive one share.
+        dealer: another worker, which deals the correlated randomness for products and receives no
+            value.
+        bits: number of fraction bits of the shared integers.
+        mac: whether shares have MACs (message authentication codes), by which holders detect a
+            false share.
     """
     return on_parameters(
         module, lambda each: fix_precision(each, bits).share(*holders, dealer=dealer, mac=mac)
@@ -137,7 +140,7 @@ def hook() -> None:
 
 
 def unhook() -> None:
-    """Remove the methods that `hook` added."""
+    """Remove the methods that `hook` added to torch's classes."""
     for where, methods in _METHODS.items():
         for name in methods:
             delattr(where, name)

@@ -1,8 +1,8 @@
-"""Pointers to tensors at workers, and the records that a worker keeps of its tensors.
+"""Pointers to tensors at workers, and the records that a worker stores of its tensors.
 
-The rule of a record lists the names that may read the record's tensor. A `PointerTensor` sends
-every operation to its worker. When the last pointer to a tensor is deleted, the worker deletes the
-tensor.
+The rule in a record lists the names of the parties that may read the tensor. A `PointerTensor`
+sends every operation to its worker. When the last pointer to a tensor is deleted, the worker
+deletes the tensor.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from vfl.core.errors import ConsentError
 from vfl.mpc.shares import SharedTensor
 from vfl.tensors.base import ChainTensor, axes
 
-#: Name of the requester in this process.
+#: Name by which a worker knows the requester in this process.
 ME = "me"
 _EVERYBODY: frozenset[str] | None = None
-#: Handle of a tensor at a worker: the tensor's number at this worker, and its shape.
+#: Handle of a tensor at a worker: the tensor's number at this worker, and the tensor's shape.
 Handle = tuple[int, torch.Size]
 
 
 @dataclass(slots=True)
 class Rule:
-    """The names that may read a tensor; tensors that share memory share one rule object.
+    """The names that may read a tensor; tensors that share memory also share one rule object.
 
     Attributes:
         readers: names of the parties that may read, or None if everyone may read.
@@ -37,18 +37,18 @@ class Rule:
 
     @property
     def hides(self) -> bool:
-        """Return whether some requesters may not read the tensor."""
+        """Return whether the rule excludes some requesters from reading."""
         return self.readers is not None
 
     def narrow(self, other: Rule) -> None:
-        """Remove the readers that a second rule does not allow."""
+        """Remove the readers that a second rule excludes."""
         if other.readers is not None:
             self.readers = other.readers if self.readers is None else self.readers & other.readers
 
 
 @dataclass(slots=True)
 class Held:
-    """A worker's record of a tensor or of a share.
+    """A worker's record of one tensor or of one share.
 
     Attributes:
         value: the tensor or share.
@@ -63,18 +63,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Reference by number to a tensor of the worker that receives the request."""
+    """Reference, by number, to a tensor of the worker that receives the request."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A random mask that a dealer made; another worker subtracts the mask from its values.
+    """A random mask from a dealer, for another worker.
+
+    That worker subtracts the mask from its values before it sends them.
 
     Attributes:
         elements: elements of the prime field.
-        tokens: one secret token for each holder; only the dealer, that holder and the worker that
+        tokens: one secret token for each holder; only the dealer, this holder and the worker that
             receives the mask know the token.
     """
 
@@ -102,13 +104,14 @@ class MaskShare:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Values minus a mask, as one holder receives them.
+    """Values minus a mask, in the form that one holder receives.
 
     Attributes:
         elements: elements of the prime field.
-        token: the holder's token of this mask; it proves that the sender of the masked values had
-            received the mask.
-        readers: names that may read the values; the owner of the values set them.
+        token: the holder's token of this mask; it proves that the sender of the masked values
+            received the mask from the dealer.
+        readers: names of the parties that may read the values; the owner of the values has chosen
+            them.
     """
 
     elements: Tensor
@@ -123,11 +126,11 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """A teacher's votes, and the conditions for counting them; see `private.pate`.
+    """A teacher network's votes, and the conditions for counting them; see `private.pate`.
 
     Attributes:
-        ones: one-hot votes, axes (rows, classes).
-        sigma: standard deviation of the noise that each count must get.
+        ones: one-hot vectors with the votes, axes (rows, classes).
+        sigma: standard deviation of the noise that each count of votes must get.
         name: identifier of these votes, which may be counted only once.
     """
 
@@ -137,7 +140,7 @@ class Votes:
 
     @property
     def shape(self) -> torch.Size:
-        """Numbers of rows and classes."""
+        """Number of rows and number of classes."""
         return self.ones.shape
 
 
@@ -157,7 +160,7 @@ class PointerTensor(ChainTensor):
 
     @classmethod
     def operate(cls, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation at the worker; the result is a pointer too."""
+        """Run an operation at the worker; the result is a pointer to the operation's result."""
         first = args[0]
         if not isinstance(first, PointerTensor):
             first = _pointer_in([*args, *kwargs.values()])
@@ -168,27 +171,27 @@ class PointerTensor(ChainTensor):
         return PointerTensor(first.location, number, shape)
 
     def pointers(self) -> list[PointerTensor]:
-        """Return pointers to all parts of this tensor at workers."""
+        """Return pointers to all tensors at workers that represent this tensor."""
         return [self]
 
     def get(self, requester: str = ME) -> Tensor:
         """Return the tensor, if its owner allows the requester to read it.
 
         Args:
-            requester: name of the requester; a worker in another process takes the name from the
-                connection instead.
+            requester: name of the requester; a worker in another process ignores it and takes the
+                name from the connection.
 
         Raises:
-            ConsentError: the owner does not allow the requester to read it.
+            ConsentError: the owner does not allow the requester to read the tensor.
             LostPeerError: the worker has ended.
         """
         found: Tensor = self.location.read(self.number, requester)
         return found
 
     def move(self, worker: Any) -> PointerTensor:
-        """Move the tensor and its reading rule to another worker; its gradient is not moved.
+        """Move the tensor and its rule of readers to another worker, but not its gradient.
 
-        The message is encrypted, so that the leader cannot read it.
+        The message between the workers is encrypted, so that the leader cannot read it.
 
         Raises:
             ConsentError: the owner does not allow the other worker to read the tensor.
@@ -218,7 +221,7 @@ class PointerTensor(ChainTensor):
 
     @property  # type: ignore[override]
     def grad(self) -> PointerTensor | None:
-        """A pointer to the gradient, or None."""
+        """A pointer to the gradient of the tensor, or None."""
         handle = self.location.gradient(self.number)
         return None if handle is None else PointerTensor(self.location, *handle)
 
@@ -245,10 +248,10 @@ def _pointer_in(values: Iterable[Any]) -> PointerTensor:
 
 
 def require_reader(rule: Rule, requester: str, owner: str, shape: torch.Size) -> None:
-    """Refuse a tensor to a requester that the tensor's rule does not allow.
+    """Refuse a tensor to a requester that the tensor's rule of readers excludes.
 
     Raises:
-        ConsentError: the rule does not allow the requester.
+        ConsentError: the rule excludes the requester.
     """
     if rule.readers is not None and requester not in rule.readers:
         raise ConsentError(

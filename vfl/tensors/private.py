@@ -1,10 +1,10 @@
-"""Learning from workers' rows with noise: DP-SGD at the worker, and voting teachers (PATE).
+"""Learning with noise from workers' rows: DP-SGD at the worker, and votes of teachers (PATE).
 
-The rows stay with their workers. `PrivateTraining` lets a worker draw a batch of its own rows, clip
-each row's gradient and add noise (Abadi et al. 2016), by `vfl.privacy`. Only noisy gradients leave
-the worker, and only within the budget that the worker's owner granted. `pate` labels public rows by
-teachers' votes (Papernot et al. 2018): an aggregator counts the votes, adds noise to the counts and
-reveals the class with the largest noisy count.
+The rows never leave their workers. `PrivateTraining` lets a worker draw a batch of its own rows,
+clip each row's gradient and add noise to the sum (Abadi et al. 2016), by `vfl.privacy`. Only noisy
+gradients leave the worker, and only within the privacy budget that the worker's owner granted.
+`pate` labels public rows by the votes of teacher networks (Papernot et al. 2018): an aggregator
+counts the votes, adds noise to the counts and reveals the class with the largest noisy count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from vfl.tensors.base import axes
 from vfl.tensors.budgets import MOST_KINDS
 from vfl.tensors.pointers import Held, PointerTensor, Ref, Votes
 
-#: Layers that a description of a network may contain, and the arguments of each layer.
+#: Layers that the description of a network in a request may contain, and the arguments of each
+#: layer.
 _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "linear": (nn.Linear, ("in_features", "out_features")),
     "conv2d": (nn.Conv2d, ("in_channels", "out_channels", "kernel_size", "stride", "padding")),
@@ -40,8 +41,8 @@ _LAYERS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "avg_pool2d": (nn.AvgPool2d, ("kernel_size", "stride", "padding")),
 }
 _MOST_WEIGHTS = 1 << 28
-#: Number of future steps that a budget records on disk as taken; if the worker is killed, the
-#: budget of steps that it did not take is lost.
+#: Number of future noise steps that a budget records on disk as taken in advance; if the worker is
+#: killed, the budget of the steps that it did not take is lost.
 _RESERVE = 64
 #: For each loss, a function of outputs and labels, axes (rows, width); it returns the gradient of
 #: each row's loss with respect to the output.
@@ -53,12 +54,15 @@ _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _one_hot(truth: Tensor, rows: int, width: int) -> Tensor:
-    """Return one-hot rows; an unknown class gives zeros, because an error would reveal it."""
+    """Return one-hot rows for labels.
+
+    An unknown class gives zeros, because an error would reveal it.
+    """
     return (truth.reshape(rows, 1) == torch.arange(width)).float()
 
 
 def described(module: nn.Module) -> list[Any]:
-    """Describe a network of known layers as plain data, for a request.
+    """Describe a network of known layers as plain data, for a request to a worker.
 
     Raises:
         UserError: the network has an unsupported layer, or is not an `nn.Sequential`.
@@ -102,14 +106,15 @@ def built(layers: Sequence[Any]) -> nn.Sequential:
 
 @dataclass(slots=True)
 class Budget:
-    """Privacy budget of one table for training with noise.
+    """Privacy budget of one table for trainings with noise.
 
     Attributes:
         epsilon, delta: epsilon and delta for one row of the table, over all uses of the table
             together.
-        spent: noise steps that were taken.
+        spent: noise steps that trainings have taken.
         version: torch's counter of in-place changes to the table, at the time of the grant.
-        keep: function that writes the given steps to disk; it is called before the steps are taken.
+        keep: function that writes the given noise steps to disk; it is called before the steps are
+            taken.
     """
 
     epsilon: float
@@ -121,10 +126,10 @@ class Budget:
     _reserved: int = 0
 
     def take(self, noise: float, rate: float, where: str, steps: int = 1) -> None:
-        """Count steps before they are taken; either all of them are counted, or none.
+        """Count noise steps before they are taken; count either all of them or none.
 
         Raises:
-            ConsentError: the steps would cost more than the owner's grant.
+            ConsentError: the steps would cost more epsilon than the owner granted.
         """
         last = self.spent[-1] if self.spent else None
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
@@ -149,18 +154,18 @@ class Budget:
             )
         self._left -= steps
         self.spent[-1] = replace(self.spent[-1], steps=self.spent[-1].steps + steps)
-        # Writing to disk in every step would double the time of a step.
+        # Writing to disk in every step would double the time of a training step.
         if self.spent[-1].steps > self._reserved:
             self._reserved = self.spent[-1].steps + min(_RESERVE, self._left)
             self.keep([*self.spent[:-1], replace(self.spent[-1], steps=self._reserved)])
 
     def settle(self) -> None:
-        """Write the steps that were taken to disk; drop the steps that were only reserved."""
+        """Write the noise steps that were taken to disk; drop the steps that were only reserved."""
         if self._reserved:
             self.keep(self.spent)
 
     def _affordable(self) -> int:
-        """Return how many steps of the latest noise and rate fit, after steps of earlier kinds."""
+        """Return how many more steps of the latest noise and sampling rate the budget allows."""
         *before, new = self.spent
         if not before:
             rate, noise = new.sampling_rate, new.noise
@@ -181,9 +186,9 @@ class Budget:
 
 
 def promise_of(budget: Budget) -> PrivacyStatement:
-    """Return a budget's privacy guarantee for each record, however the budget is spent.
+    """Return the privacy guarantee of a budget for each record, whatever the budget is spent on.
 
-    Removing a record changes one vote of a teacher, just as changing its value does.
+    For a teacher, removing a record changes one vote, just as changing the record's value does.
     """
     return PrivacyStatement(
         protects="records",
@@ -200,7 +205,7 @@ def promise_of(budget: Budget) -> PrivacyStatement:
 
 
 class Plan:
-    """The network of one training at a worker, with clip bound, noise and sampling rate."""
+    """The network of one training at a worker, with clip norm, noise and sampling rate."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.model = built(request["layers"])
@@ -215,25 +220,25 @@ class Plan:
 
     @property
     def law(self) -> kernel.NoisySum:
-        """Parameters of the noise that is added to the clipped sum of a batch."""
+        """The law of the noise that is added to the clipped gradient sum of a batch."""
         return kernel.NoisySum(self.clip, self.noise * self.clip, sum(self.sizes))
 
     def gradients(
         self, inputs: Tensor, labels: Tensor, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Draw a batch; return its noisy sum of clipped gradients, over the expected batch size.
+        """Draw a batch; return its noisy gradient sum divided by the expected batch size.
 
         Args:
             inputs: all rows.
             labels: labels of the rows.
-            weights: weights at which to compute the gradients; by default, the weights of the
-                plan's network.
+            weights: weights at which to compute the gradients; by default, the current weights of
+                the plan's network.
 
         Raises:
-            ValueError: the shapes of the weights differ from the network's.
+            ValueError: the shapes of the weights differ from the shapes of the network's weights.
         """
-        # Check each new shape of inputs, because torch treats an input with one axis too few as a
-        # single row.
+        # Test the network with each new shape of inputs, because torch treats an input that lacks
+        # one axis as a single row.
         if inputs.shape[1:] not in self._proved:
             prove(self.clipper, self._rows_out, [inputs.shape[1:]], "the network to train")
             self._proved.add(inputs.shape[1:])
@@ -262,11 +267,11 @@ class Plan:
         return output.flatten(1) if output.dim() > 1 else output[:, None]
 
     def _clipped_sum(self, batch: Tensor, truth: Tensor) -> Tensor:
-        """Return the clipped sum, computed row by row.
+        """Return the sum of the batch's clipped gradients, computed row by row.
 
-        Rows are not computed together, because the rounding of a row's products would then depend
-        on the row's position in the batch. An attacker who chooses the weights could make such
-        rounding decide every row's gradient.
+        Rows do not pass through the network together, because the rounding of a row's products
+        would then depend on the row's position in the batch. An attacker who chooses the weights
+        could make this rounding decide every row's gradient.
         """
         passes: list[Pass] = []
         for row, one in zip(torch.split(batch, 1), torch.split(truth, 1), strict=True):
@@ -278,16 +283,16 @@ class Plan:
 
 
 def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]:
-    """Return noisy gradients of a batch of a worker's rows; every requester may read them.
+    """Return the noisy gradients of a batch of a worker's rows; every requester may read them.
 
     Args:
-        worker: worker that holds the rows.
-        request: request of `PrivateTraining`; its weights are tensors, or numbers of tensors at
+        worker: worker that stores the rows.
+        request: request of `PrivateTraining`; its weights are tensors, or the numbers of tensors at
             this worker.
 
     Raises:
-        ConsentError: the owner granted no training with noise on these rows, or the granted budget
-            is spent.
+        ConsentError: the owner granted no training with noise on these rows, or the granted privacy
+            budget is spent.
     """
     plan: Plan | None = worker.plans.get(request["plan"])
     if plan is None:
@@ -302,7 +307,7 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
     given = [_weight(worker, each) for each in request["weights"]]
     try:
         return plan.gradients(inputs, labels, given)
-    # the text of torch's error may contain values
+    # the text of torch's own error may contain values
     except (RuntimeError, IndexError, TypeError, ValueError):
         raise UserError(
             "the network does not fit these rows",
@@ -313,7 +318,10 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
 
 
 def _weight(worker: Any, given: Any) -> Tensor:
-    """Return a weight if all parties may read it, because gradients disclose facts about it."""
+    """Return a weight that all requesters may read; refuse other weights.
+
+    The gradients that a worker returns disclose facts about the weights.
+    """
     if not isinstance(given, Ref):
         assert isinstance(given, Tensor), "a request holds tensors"
         return given
@@ -336,7 +344,7 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
             fix=f"its owner may call {worker.name}.grant(tag, epsilon=...) for a tensor with a tag",
         )
-    # A change of the table since the grant may have made every row depend on one record.
+    # A change of the table after the grant may have made every row depend on one record.
     if held.value._version != budget.version:
         raise ConsentError(
             "this table was changed after its owner granted training with noise",
@@ -351,13 +359,13 @@ class PrivateTraining:
     """DP-SGD over several workers: in each step, a random worker computes a noisy gradient.
 
     Args:
-        module: `nn.Sequential` of layers that workers know; its weights are in this process, or,
-            with a single table, at that table's worker.
-        inputs: pointers to the rows, one for each worker.
-        labels: pointers to the labels of these rows, one for each worker.
-        loss: "mse", "cross_entropy" or "bce" (of logits).
-        clip: bound of the norm of each row's gradient (2-norm).
-        noise: standard deviation of the noise, divided by `clip`.
+        module: `nn.Sequential` of layers that workers know; its weights are in this process, or, if
+            there is only one table, at the table's worker.
+        inputs: pointers to the training rows, one pointer for each worker.
+        labels: pointers to the labels of these rows, one pointer for each worker.
+        loss: loss function: "mse", "cross_entropy" or "bce" (binary cross-entropy of logits).
+        clip: clip norm (2-norm) of each row's gradient.
+        noise: standard deviation of the noise on a gradient sum, divided by `clip`.
         batch_size: expected number of rows in a batch; each row is drawn independently.
 
     >>> (alice,) = __import__("vfl").tensors.virtual("alice")
@@ -394,10 +402,10 @@ class PrivateTraining:
         self._steps = [0] * len(inputs)
 
     def step(self) -> None:
-        """Compute noisy gradients, and store one at every weight for the caller's optimiser.
+        """Compute noisy gradients, and set each weight's `grad` for the caller's optimiser.
 
         Raises:
-            ConsentError: the budget that an owner granted is spent.
+            ConsentError: the privacy budget that an owner granted is spent.
         """
         at = secrets.randbelow(len(self._tables))
         inputs, labels = self._tables[at]
@@ -421,7 +429,7 @@ class PrivateTraining:
                 weight.grad = grad
 
     def statement(self, delta: float = 1e-5) -> PrivacyStatement:
-        """Return the privacy guarantee of the steps so far, for each row of every worker."""
+        """Return the privacy guarantee of the steps taken so far, for each row of every worker."""
         kinds = [
             GaussianSteps(self._noise, steps, rate)
             for steps, rate in zip(self._steps, self._rates, strict=True)
@@ -449,12 +457,12 @@ def _ref(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A network that votes for the class of public rows.
+    """A teacher: a network that votes for the class of public rows.
 
     Attributes:
-        network: network that returns a score for each class of a row.
+        network: network that returns, for each row, a score for each class.
         aggregator: name of the only worker that may count the teacher's votes.
-        budget: privacy budget of the teacher's records for all its votes.
+        budget: privacy budget of the teacher's training records for all its votes.
     """
 
     network: nn.Module
@@ -462,10 +470,12 @@ class Teacher:
     budget: Budget
 
     def vote(self, rows: Tensor, sigma: float, where: str) -> Votes:
-        """Return one-hot votes for rows; they may be counted only once, and with noise.
+        """Return one-hot votes for rows.
+
+        The votes may be counted only once, and only with noise.
 
         Raises:
-            ConsentError: the owner's budget does not allow these votes.
+            ConsentError: the privacy budget of the owner does not allow these votes.
         """
         with torch.no_grad():
             scores = self.network(rows)
@@ -475,15 +485,17 @@ class Teacher:
 
 
 def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
-    """Return the class with the largest noisy count of votes, or -1 if that count is too small.
+    """Return the class with the largest noisy count of votes for each row.
 
-    Source: Papernot et al. 2018, section 3 (GNMax). The noise has the largest standard deviation
-    that any teacher requires. The threshold is compared with the same noisy counts, so it costs no
-    further privacy.
+    A row whose largest count is below the threshold gets the label -1.
+
+    Source: Papernot et al. 2018, section 3 (GNMax). The noise has the largest of the standard
+    deviations that the teachers require. The threshold is compared with the same noisy counts, so
+    it costs no further privacy.
 
     Raises:
-        UserError: the votes for a row are not one-hot. Without this check, huge votes could make
-            rounding remove other votes and the noise.
+        UserError: the votes of a teacher for a row are not one-hot. Without this check, the
+            rounding of huge votes could remove the other teachers' votes and the noise.
     """
     for each in votes:
         ones = each.ones
@@ -510,23 +522,23 @@ def pate(
     threshold: float = 0.0,
     delta: float = 1e-5,
 ) -> tuple[Tensor, PrivacyStatement]:
-    """Label public rows by secret votes of teachers; return labels and the privacy guarantee.
+    """Label public rows by teachers' secret votes; return the labels and the privacy guarantee.
 
-    A teacher's owner decides which worker may count the teacher's votes, and which privacy budget
-    the records have: ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Votes can be counted
-    only once. The guarantee assumes that a record is in the data of one teacher only. Changing a
-    record moves one vote to another class, so the counts change by at most sqrt(2). Gaussian noise
-    on all counts then bounds the privacy cost, whatever the votes are (proposition 8). If the
-    teachers agree, the true cost is smaller, but this smaller cost would itself have to stay
-    secret.
+    A teacher network's owner decides which worker may count the teacher's votes, and which privacy
+    budget the records have: ``worker.teach(tag, network, aggregator, epsilon=1.0)``. Each vote can
+    be counted only once. The guarantee assumes that a record is in the training data of one teacher
+    only. Changing a record moves one vote to another class, so the vector of counts changes by at
+    most sqrt(2) (2-norm). Gaussian noise on all counts then bounds the privacy cost, whatever the
+    votes are (proposition 8 of the source). If most teachers agree, the true privacy cost is
+    smaller, but this smaller cost would depend on the votes and would have to stay secret.
 
     Args:
-        teachers: workers, each with the name of its voting network.
+        teachers: pairs of a worker and the name of its voting network.
         rows: public rows, in the form that the networks accept.
-        aggregator: another worker, which counts the votes and keeps the counts secret.
-        sigma: standard deviation of the noise on each count.
-        threshold: smallest noisy count for an answer; if the largest count is below it, the label
-            of the row is -1.
+        aggregator: another worker, which counts the votes and discloses no count.
+        sigma: standard deviation of the noise on each count of votes.
+        threshold: smallest noisy count with which a class becomes the label; if the largest noisy
+            count is below it, the label of the row is -1.
         delta: delta of the privacy guarantee.
 
     Returns:

@@ -1,11 +1,12 @@
-"""Workers in other processes: the pool to which they connect, and the loop of a worker.
+"""Workers in other processes: the pool to which they connect, and a worker's request loop.
 
-The leader listens, and each worker connects with its ticket. Leader and workers use the frames, the
-handshake and the TLS of `vfl.transport`. A request consists of a name in `requests.REQUESTS` and
-plain data (see `wire`); the answer is data, or an error with its class. Messages between two
-workers in a computation pass through the leader. These messages are encrypted with keys that the
-two workers agree on, so the leader cannot read the messages. The leader also forwards the workers'
-public keys. Workers that know each other's fingerprints detect false public keys.
+The leader (the process that sends requests) listens on a port, and each worker connects with its
+ticket. Leader and workers use the frames, the handshake and the TLS of `vfl.transport`. A request
+consists of a name in `requests.REQUESTS` and plain data (see `wire`); the answer is data, or an
+error record with the error's class. Messages between two workers in a computation on shares pass
+through the leader. These messages are encrypted with keys that the two workers agree on, so the
+leader cannot read them. The leader also forwards the workers' public keys. Workers that know the
+fingerprints of each other's keys detect false public keys.
 """
 
 from __future__ import annotations
@@ -66,15 +67,17 @@ _STEP_S, _IDLE_S = 600.0, 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Data with which a worker connects; any process with the ticket is accepted as that worker.
+    """Data with which a worker connects to its leader.
+
+    The leader accepts any process with the ticket as this worker.
 
     Attributes:
         host, port: address and port on which the leader listens.
         session: identifier of the pool's session.
-        name: name of the worker.
-        token: secret token of this worker.
-        ca: CA certificate for the leader's TLS, PEM; empty without TLS, which is possible only on
-            one machine.
+        name: name of the worker for whom the ticket is.
+        token: secret token that proves the right to connect as this worker.
+        ca: certificate authority for the leader's TLS, in PEM format; empty without TLS, which is
+            possible only on one machine.
     """
 
     host: str
@@ -108,7 +111,7 @@ class Ticket:
 
 
 class PoolLink(PolledLink, Protocol):
-    """The methods of a worker's link that a pool uses."""
+    """The methods that a pool uses of its link to a worker."""
 
 
 class Pool:
@@ -118,14 +121,15 @@ class Pool:
         names: names of the workers.
         host, port: address and port to listen on; port 0 takes any free port.
         tls: whether to use TLS, with a certificate that the pool makes; without TLS, all workers
-            must be on this machine.
-        rejoin_window_s: seconds within which a broken connection may be restored.
-        store: folder in which the leader records the largest counter of every worker's store
-            (`vfl worker --store`). A smaller counter shows later that a store was restored from a
-            copy; without a folder, the leader does not detect this.
+            must run on this machine.
+        rejoin_window_s: number of seconds within which a broken connection may be restored.
+        store: folder in which the leader records the largest counter that it has seen of every
+            worker's store (`vfl worker --store`). A smaller counter later shows that a worker's
+            store was restored from an old copy; without this folder, the leader does not detect
+            this.
 
     Attributes:
-        tickets: each worker's ticket, by name of the worker.
+        tickets: each worker's ticket, by the worker's name.
 
     >>> with Pool("alice", "bob") as pool:
     ...     sorted(pool.tickets), pool.tickets["bob"].host
@@ -167,7 +171,7 @@ class Pool:
             ticket.write(Path(folder) / f"{name}.ticket")
 
     def page(self, name: str) -> str:
-        """Return the address of a page that acts as this worker in a browser on this machine."""
+        """Return the web address of a page that acts as this worker in a local browser."""
         from vfl.tensors.browser import Pages
 
         if self._browser is None:
@@ -176,11 +180,11 @@ class Pool:
         return str(address)
 
     def wait(self, timeout_s: float = 60.0) -> list[RemoteWorker]:
-        """Wait for all workers to connect, and return them.
+        """Wait until all workers have connected, and return them.
 
         Raises:
             MissingPartyError: a worker did not connect in time; the error names it.
-            RolledBackError: the store of a worker was restored from a copy.
+            RolledBackError: the store of a worker was restored from an old copy.
         """
         if self._browser is not None:
             self._browser.wait(timeout_s)
@@ -191,16 +195,16 @@ class Pool:
         return list(self._workers.values())
 
     def ask(self, what: str, asked: Sequence[tuple[RemoteWorker, Sequence[Any]]]) -> list[Any]:
-        """Send requests to several workers at once; return the answer of each worker.
+        """Send requests to several workers at the same time; return the answer of each worker.
 
         Raises:
             LostPeerError: a worker has disconnected.
-            VFLError: a worker failed; if several workers failed, the cause is raised, not its
-                consequences.
+            VFLError: a worker failed; if several workers failed, the pool raises the error that
+                caused the other errors.
         """
         for worker, _ in asked:
             worker.require_alive()
-        # all requests are packed before the first one is sent
+        # pack all requests before the first one is sent
         requests = [worker.message(what, args) for worker, args in asked]
         for (worker, _), request in zip(asked, requests, strict=True):
             self._send(worker.name, request)
@@ -221,16 +225,16 @@ class Pool:
                 waiting.discard(name)
                 answers[name] = message["answer"]
                 continue
-            for other in waiting:  # these workers may wait for a message of the failed worker
+            for other in waiting:  # these workers may be waiting for a message of the failed worker
                 self._send(other, {"drop": errors[-1].what})
         if errors:
             raise min(errors, key=_rank)
         return [answers[worker.name] for worker, _ in asked]
 
     def _compare(self) -> None:
-        """Compare the counters of the workers' stores with recorded ones; record the new ones.
+        """Compare the counters of the workers' stores with recorded counters; record the new ones.
 
-        Workers in browser pages have no stores.
+        Workers in browser pages have no stores, so they are left out.
         """
         if self._witness is None:
             return
@@ -246,8 +250,8 @@ class Pool:
                 self._witness.admit(worker.name, count)
 
     def close(self) -> None:
-        """Notify every worker that the pool ends, and stop listening."""
-        with suppress(VFLError):  # a worker that has disconnected sends no reply
+        """Notify every worker that the pool has ended, and stop listening."""
+        with suppress(VFLError):  # a worker that has already disconnected sends no reply
             self._compare()
         for name, worker in self._workers.items():
             if name in self._links and worker.lost is None:
@@ -277,7 +281,7 @@ class Pool:
     def _next(
         self, waiting: set[str], errors: list[VFLError]
     ) -> tuple[str, Mapping[str, Any] | None]:
-        """Return the next message, or None if its worker is lost."""
+        """Return the next message of a worker, or None if the worker is lost."""
         links = {name: self._links[name] for name in waiting}
         try:
             name, frame = receive_any(links)
@@ -317,7 +321,7 @@ class Pool:
         roles = [worker.name for worker in session]
         to = message["to"]
         if name not in roles or not 0 <= to < len(roles):
-            return  # sender and receiver are not in the same computation
+            return  # sender and receiver do not take part in the same computation
         self._send(
             roles[to],
             {"relay": message["relay"], "from": roles.index(name), "frame": message["frame"]},
@@ -331,14 +335,14 @@ class Pool:
 
 
 class RemoteWorker:
-    """A worker in another process, which takes the same requests as a `Worker` of this process.
+    """A worker in another process; it takes the same requests as a `Worker` of this process.
 
     Args:
         pool: pool to which the worker is connected.
-        name: the worker's name in messages and reading rules.
+        name: the worker's name in error messages and rules of readers.
 
     Attributes:
-        lost: error with which the worker disconnected; None while it is connected.
+        lost: the error with which the worker disconnected; None while it is connected.
     """
 
     remote = True
@@ -370,7 +374,10 @@ class RemoteWorker:
         return self.pool.begin_session(holders, dealer, mac)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Let the next request delete these tensors at the worker; safe to call at any time."""
+        """Delete these tensors at the worker together with the next request to it.
+
+        This method is safe at any time.
+        """
         self._forgotten.extend(numbers)
 
     def message(self, what: str, args: Sequence[Any]) -> bytes:
@@ -398,10 +405,10 @@ class RemoteWorker:
 
 
 def serve(worker: Worker, ticket: Ticket) -> None:
-    """Act as a worker of the leader that made the ticket, until that leader ends the session.
+    """Act as a worker of the leader that made the ticket, until the leader ends the session.
 
     Args:
-        worker: worker, with the tables that its owner has loaded.
+        worker: worker object, with the tables that its owner has loaded.
         ticket: the ticket of this worker.
 
     Raises:
@@ -421,10 +428,10 @@ def serve(worker: Worker, ticket: Ticket) -> None:
 
 
 class _WorkerEnd:
-    """A worker's handler of its connection to the leader.
+    """A worker's end of its connection to the leader: it receives and answers requests.
 
     Args:
-        worker: worker that executes requests.
+        worker: worker object that executes the requests.
         link: link to the leader.
     """
 
@@ -434,7 +441,7 @@ class _WorkerEnd:
         self._relayed: dict[tuple[str, int], deque[bytes]] = defaultdict(deque)
 
     def serve(self) -> None:
-        """Answer requests until the session has ended."""
+        """Answer requests until the leader has ended the session."""
         while True:
             message = self._next()
             if "end" in message:
@@ -447,7 +454,7 @@ class _WorkerEnd:
         self._link.send(Frame(Kind.PROTOCOL, 0, packed(message)))
 
     def relayed(self, session: str, role: int) -> bytes:
-        """Return the next message that another worker sent in a computation.
+        """Return the next message that another worker sent through the leader in a computation.
 
         Raises:
             PeerFailedError: another worker failed in the computation.
@@ -478,13 +485,14 @@ class _WorkerEnd:
             self._worker.forget(message.get("forget", ()))
             if what not in REQUESTS or not isinstance(args, list):
                 raise UserError("a worker has no request of this name", where=self._worker.name)
-            if what == "read":  # the connection determines who the requester is
+            # The connection, and not the request, determines who the requester is.
+            if what == "read":
                 args = [args[0], ME]
             with torch.set_grad_enabled(bool(message.get("grad", True))):
                 return {"answer": getattr(self._worker, what)(*args)}
         except VFLError as error:
             return {"error": {key: text for key, text in error.record().items() if text}}
-        except Exception as error:  # the text of the error may contain values
+        except Exception as error:  # the text of the error may contain values of tensors
             problem = ProtocolError(
                 "a worker could not execute the request",
                 where=f"{what} at {self._worker.name}",
@@ -495,11 +503,11 @@ class _WorkerEnd:
     def _join_session(
         self, session: str, role: int, holders: int, mac: bool, peers: Sequence[Sequence[Any]]
     ) -> None:
-        """Join a computation on shares, with a key for each pair of workers.
+        """Join a computation on shares, and derive a key for each pair of workers.
 
-        The keys are valid only for this computation and these roles. Otherwise, a second
-        computation with the same name or with other roles would encrypt other messages under the
-        same key and nonce.
+        Each key is valid only for this computation and the roles of the two workers in it.
+        Otherwise, a second computation of the same name or with other roles would encrypt other
+        messages under the same key and nonce.
         """
         keys = self._worker.keys
         if session in self._worker.members:
@@ -520,7 +528,7 @@ class _WorkerEnd:
 
 
 class _Sealed:
-    """A link to another worker through the leader; the leader cannot read its messages."""
+    """An encrypted link to another worker through the leader, which cannot read messages."""
 
     def __init__(self, end: _WorkerEnd, session: str, role: int, other: int, key: bytes) -> None:
         self._end, self._session, self._other = end, session, other
@@ -548,7 +556,7 @@ class _Sealed:
 
 
 def _error_of(record: object, name: str) -> VFLError:
-    """Convert a worker's error record back to an error of the same class."""
+    """Convert a worker's error record to an error of the class that the worker raised."""
     texts = read_record(record, name)
     kinds = {kind.code: kind for kind in _kinds(VFLError)}
     kind = kinds.get(texts.pop("code"), ProtocolError)
@@ -560,7 +568,7 @@ def _kinds(kind: type[VFLError]) -> list[type[VFLError]]:
 
 
 def _rank(error: VFLError) -> int:
-    """Rank an error, so that a cause sorts before the errors that it causes at other workers."""
+    """Rank an error, so that a cause sorts before the errors that it caused at other workers."""
     if isinstance(error, LostPeerError):
         return 0
     return 2 if isinstance(error, PeerFailedError) else 1

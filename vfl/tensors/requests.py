@@ -1,10 +1,10 @@
-"""Requests that a leader may send to a worker, and the range of every number in them.
+"""Requests that a leader may send to a worker, and the range of every number in a request.
 
-A request is a call of a `Worker` method; the decorator `asked` marks these methods. The arguments
-are the method's parameters, and their types are defined here: each number has a smallest and a
-largest value. Requests from this process and from other processes pass the same check. `STEPS` and
-`MAPS` define the parameters of each step on shares. Operands of torch's operations are tensors,
-numbers, slices, and nested lists of these.
+A request is a call of a method of `Worker`; the decorator `asked` marks such methods. The arguments
+of a request are the method's parameters, and their types are defined here: each number has a
+smallest and a largest value. Requests from this process and from other processes pass the same
+checks. `STEPS` and `MAPS` define the parameters of each step of a computation on shares. Operands
+of torch's operations are tensors, numbers, slices, and nested lists of such operands.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Values = Annotated[Tensor, WithJsonSchema({"type": "tensor"})]
 #: Number of a tensor at a worker.
 Number = Annotated[int, Field(strict=True, ge=1, le=_MOST_NUMBER)]
 Numbers = list[Number]
-#: Counter of a worker's store of spent budgets; see `Worker.age`.
+#: Counter of a worker's store of spent privacy budgets; see `Worker.age`.
 Count = Annotated[int, Field(strict=True, ge=0, lt=MOST_COUNT)]
 At = Annotated[Ref, AfterValidator(_numbered), WithJsonSchema({"type": "tensor"})]
 Readers = list[Text] | None
@@ -88,11 +88,11 @@ Convolution = Literal["conv2d", "conv2d_input", "conv2d_weight"]
 Axes = Annotated[list[Annotated[int, Field(strict=True, ge=0, le=1 << 20)]],
                  Field(min_length=NUMBERS, max_length=NUMBERS)]  # fmt: skip
 Place = Annotated[int, Field(strict=True, ge=0, le=ELEMENT_BITS - 2)]
-#: Role number in a computation on shares, and number of holders.
+#: Role number of a worker in a computation on shares, and number of share holders.
 Role = Annotated[int, Field(strict=True, ge=0, le=MOST_HOLDERS)]
 Holders = Annotated[int, Field(strict=True, ge=2, le=MOST_HOLDERS)]
 Peers = Annotated[list[tuple[Text, Parcel]], Field(min_length=3, max_length=MOST_HOLDERS + 1)]
-#: Standard deviations: of a training's noise, divided by the clip bound; and of the noise on a
+#: Standard deviations of noise: on a training's gradient sum, divided by the clip norm; and on a
 #: count of votes.
 Noise = Annotated[float, Field(strict=True, ge=0.01, le=1e6)]
 Clip = Annotated[float, Field(strict=True, ge=1e-6, le=1e6)]
@@ -118,15 +118,16 @@ class NoisyStep(Settings, arbitrary_types_allowed=True):
 
 
 class Contents(Settings, arbitrary_types_allowed=True):
-    """Content that one worker encrypts for another worker: a tensor and a few known fields.
+    """Content of a message that one worker encrypts for another: a tensor and a few known fields.
 
     Attributes:
         value: elements of the tensor.
-        readers: names that may read the elements.
-        share: whether the content is a share.
-        mask: tokens of the holders, if the content is a mask.
-        token: token of the mask that hides the value.
-        votes: standard deviation of the noise on each count, and the identifier of the votes.
+        readers: names of the parties that may read the tensor.
+        share: whether the tensor is an additive share.
+        mask: tokens of the holders, if the tensor is a mask.
+        token: token of the mask that hides the tensor's values.
+        votes: if the tensor contains votes: standard deviation of the noise on each count, and the
+            identifier of the votes.
     """
 
     value: Values
@@ -169,7 +170,7 @@ def _named_operands(values: Any) -> Any:
     return values
 
 
-#: Values in an operation of torch: 64-bit integers, and any float that a tensor can contain.
+#: Numbers in an operation of torch: 64-bit integers, and any float that a tensor can contain.
 Operands = Annotated[Sequence[Any], PlainValidator(_operands), WithJsonSchema({"type": "operands"})]
 NamedOperands = Annotated[
     Mapping[str, Any], PlainValidator(_named_operands), WithJsonSchema({"type": "operands"})
@@ -180,8 +181,8 @@ def _adapters(types: Mapping[str, Any]) -> Mapping[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(each, config=_ANY) for name, each in types.items()}
 
 
-#: The parameters of each step on shares, and the parameters that follow the name of each linear
-#: map.
+#: The parameters of each step of a computation on shares, and the parameters that follow the name
+#: of each linear map.
 STEPS = _adapters({
     "plus": tuple[Values], "product": tuple[Product] | tuple[Convolution, Axes],
     "divide": tuple[Shift], "negative": tuple[()], "leading": tuple[Place, Place],
@@ -198,10 +199,10 @@ MAPS = _adapters({
 
 
 def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None:
-    """Refuse parameters that a step on shares does not accept.
+    """Refuse parameters that a step of a computation on shares does not accept.
 
     Raises:
-        UserError: a parameter is out of range, or no step has this name.
+        UserError: a parameter is out of range, or no step of this name exists.
     """
     steps, (name, *rest) = STEPS, [kind, *parameters]
     if kind == "linear":
@@ -221,7 +222,10 @@ def require_parameters(kind: str, parameters: Sequence[Any], where: str) -> None
 
 
 def asked(method: F) -> F:
-    """Mark a worker's method as a request; arguments out of their ranges raise UserError."""
+    """Mark a worker's method as a request, whose arguments are checked.
+
+    An argument out of its range raises UserError.
+    """
     name, parameters = method.__name__, tuple(inspect.signature(method).parameters)
     REQUESTS[name] = adapter = TypeAdapter[Any](cast(Any, method), config=_ANY)
     check = adapter.validator.validate_python
@@ -229,7 +233,8 @@ def asked(method: F) -> F:
     @wraps(method)
     def door(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return check(ArgsKwargs((self, *args), kwargs))  # this call also runs the method
+            # This call checks the arguments and runs the method.
+            return check(ArgsKwargs((self, *args), kwargs))
         except ValidationError as error:
             raise _refused(error, f"{name} at {self.name}", parameters) from None
 
@@ -237,7 +242,10 @@ def asked(method: F) -> F:
 
 
 def _refused(error: ValidationError, where: str, parameters: tuple[str, ...]) -> UserError:
-    """Return an error for the first invalid argument; it shows the value only of a number."""
+    """Return an error for the first invalid argument.
+
+    The error shows the argument's value only if it is a number.
+    """
     first, *_ = error.errors(include_url=False)
     place = list(first["loc"])
     if parameters and isinstance(place[0], int) and place[0] < len(parameters):

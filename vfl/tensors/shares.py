@@ -1,12 +1,12 @@
 """Representations of fixed-precision values: local ring elements, or shares at workers.
 
-Both kinds represent integers of a ring or of a prime field. The protocols on shares are those of
-`vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver triples, exact
-divisions, and signs. Each holder has one share; the leader sees no share.
+Both representations consist of integers of a ring or of a prime field. The protocols on shares are
+those of `vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver triples,
+exact divisions by powers of 2, and signs. Each holder has one share; the leader, which sends the
+requests, receives no share.
 
-A step of a computation consists of a kind, operands and parameters, given as plain data that are
-equal for all workers; each worker executes it by `perform`. If all workers are in this process and
-use no MACs, one `Lockstep` object computes for all of them.
+each worker executes it by `perform`. If all workers are in this process and use no MACs, one
+`Lockstep` object computes for all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from vfl.tensors.wire import packed
 
 
 def bilinear(name: str, numbers: Sequence[int] = ()) -> Operation:
-    """Return the bilinear map that a request names; `numbers` describe a `Geometry`."""
+    """Return the bilinear map of a name; `numbers` describe the `Geometry` of a convolution."""
     if name in KINDS:
         return convolution(name, Geometry.of(numbers))
     return torch.mul if name == "mul" else matmul
@@ -82,8 +82,8 @@ def _summed(stack: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return stack.sum([each + 1 for each in dims], keepdim=keepdim) if dims else stack
 
 
-#: Linear maps that only move and add elements. Each map takes a stack of shares, its parameters,
-#: and stacks of further operands.
+#: Linear maps that only move and add elements, by name. The arguments of each map are a stack of
+#: shares, the map's parameters, and stacks of further operands.
 LINEAR: Mapping[str, Callable[..., Tensor]] = {
     "add": _added,
     "reshape": lambda stack, sizes: stack.reshape(stack.shape[0], *sizes),
@@ -102,7 +102,7 @@ LINEAR: Mapping[str, Callable[..., Tensor]] = {
 def mapped(
     numbers: Numbers, name: str, parameters: Sequence[Any], stacks: Sequence[Tensor]
 ) -> Tensor:
-    """Apply the linear map with this name to stacks of shares."""
+    """Apply the linear map of a name to stacks of shares."""
     first, *others = stacks
     if name == "scale":  # multiplies by a public number
         return numbers.mul(first, parameters[0])
@@ -119,14 +119,15 @@ def mapped(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a step at one worker.
+    """The result of one step of a computation at one worker.
 
     Attributes:
-        value: the worker's share of the result, or the opened value.
-        operands: the operands of a product; each now also has its value that was opened under a
-            mask.
-        readers: names that may read the value.
-        final: whether `readers` replaces the rules of the operands.
+        value: the worker's share of the result, or the value if the step opened it.
+        operands: the operands of a product; after the product, each operand also has its value that
+            was opened under a mask.
+        readers: names of the parties that may read the value.
+        final: whether `readers` alone determines who may read the result; otherwise, the rules of
+            the operands also apply.
     """
 
     value: Any
@@ -138,14 +139,14 @@ class Found:
 def perform(
     member: BeaverEngine, kind: str, operands: Sequence[Any], parameters: Sequence[Any]
 ) -> Found:
-    """Run one party's part of a step of a computation.
+    """Compute one party's part of one step of a computation on shares.
 
     Args:
-        member: engine of a holder or the dealer, or of all parties together.
-        kind: "linear", "plus", "product", "divide", "negative", "leading", "blank" or "transposed";
-            with MACs also "mask", "input" and "disclose".
+        member: engine of one holder or of the dealer, or of all parties together.
+        kind: kind of the step: "linear", "plus", "product", "divide", "negative", "leading",
+            "blank" or "transposed"; with MACs also "mask", "input" and "disclose".
         operands: the party's shares of the operands.
-        parameters: parameters of the step.
+        parameters: parameters of this kind of step.
     """
     if kind == "input":
         return _input(member, *operands)
@@ -183,8 +184,8 @@ def perform(
     raise UserError("no worker knows this step", got=kind)
 
 
-#: Linear maps of one tensor that only move elements. If the tensor was opened under a mask, the
-#: opened value and the mask can be moved in the same way, without another opening.
+#: Linear maps of one tensor that only move its elements. If the tensor was opened under a mask
+#: before, the opened value and the mask can be moved in the same way, so no new opening is needed.
 _MOVES = frozenset({"reshape", "expand", "gather", "pad", "clone"})
 
 
@@ -195,17 +196,20 @@ def _moved(operand: SharedTensor, name: str, parameters: Sequence[Any]) -> Opene
 
 
 def _as_share(operand: Any) -> Any:
-    """Return a mask as a share; the dealer, which has the whole mask, gets a blank share."""
+    """Return a mask as a share.
+
+    The dealer, which has the whole mask, gets a share without values.
+    """
     if isinstance(operand, Mask):
         return SharedTensor(blank((2, *operand.shape)), 0)
     return operand.shared if isinstance(operand, MaskShare) else operand
 
 
 def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None) -> Found:
-    """Share a random mask that one reader may read; None means that all readers may.
+    """Share a random mask that one reader may read; if `reader` is None, everyone may read it.
 
-    The key streams depend on the reader. If the leader names different readers to the dealer and to
-    a holder, the shares of these two workers do not match.
+    The key streams from which the mask is drawn depend on the reader's name. If the leader names
+    different readers to the dealer and to a holder, their shares therefore do not fit together.
     """
     name = "input" if reader is None else f"input of {reader}"
     (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], name)
@@ -220,10 +224,11 @@ def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None)
 
 
 def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
-    """Share a masked value; the value's owner has set who may read the share.
+    """Turn a masked value into a share; the value's owner has chosen who may read it.
 
-    The token proves that the sender of the masked value had received the mask. Without this check,
-    the leader could send a value and a reading rule of its own choice, and then read the mask.
+    The token proves that the sender of the masked value received the mask from the dealer. Without
+    this check, the leader could send a value and a rule of readers of its own choice, and then read
+    the mask.
     """
     assert isinstance(member, AuthenticatedMember), "only shares with MACs come from masks"
     if member.deals:
@@ -239,8 +244,8 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
 def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: Operation) -> Found:
     """Multiply two shared tensors.
 
-    If shares have a leading axis, the factors of an element-wise product are first given equal
-    numbers of axes.
+    If shares have a leading axis, the factors of an element-wise product first get equal numbers of
+    axes.
     """
     one, two = operands
     most = max(one.share.dim(), two.share.dim())
@@ -260,18 +265,18 @@ def _product(member: BeaverEngine, operands: Sequence[SharedTensor], operation: 
 def elements_of(
     values: Tensor, bits: int, precision: int | None = None, hidden: bool = False
 ) -> Tensor:
-    """Encode real numbers as ring elements, small enough that a product of two of them fits.
+    """Encode real numbers as ring elements that are small enough for products of two of them.
 
     Args:
         values: any float or integer tensor.
         bits: fraction bits.
-        precision: fraction bits of a factor in such a product; `bits` if not given.
-        hidden: whether to replace a value that does not fit by the nearest value that fits, and NaN
-            by 0, without an error. Secret values need this, because an error would disclose a
-            value.
+        precision: fraction bits of the other factor in such a product; by default `bits`.
+        hidden: whether a value that does not fit is replaced by the nearest value that fits, and
+            NaN by 0, without an error. Secret values need this replacement, because an error would
+            disclose a value.
 
     Raises:
-        RingRangeError: a value does not fit.
+        RingRangeError: a value does not fit, and `hidden` is false.
     """
     room = ELEMENT_BITS - 2 - 2 * (bits if precision is None else precision)
     if hidden:
@@ -282,7 +287,7 @@ def elements_of(
 
 
 def split(elements: Tensor, holders: int) -> list[Tensor]:
-    """Split ring elements into new additive shares."""
+    """Split ring elements into new additive shares, one for each holder."""
     stream = PadStream(secrets.token_bytes(KEY_BYTES))
     pads = [
         torch.from_numpy(stream.elements64(elements.numel(), "share", holder).view("i8"))
@@ -296,21 +301,24 @@ def split(elements: Tensor, holders: int) -> list[Tensor]:
 
 
 class Ring(Link, ABC):
-    """Integers modulo 2^64, or signed integers of a prime field, in some representation."""
+    """Integers modulo 2^64 or of a prime field, in a local or shared representation."""
 
     shape: torch.Size
 
     @abstractmethod
     def linear(self, name: str, *parameters: Any, others: Sequence[Any] = ()) -> Any:
-        """Apply a linear map by name: a map in `LINEAR`, "scale" or "by"; sends no message."""
+        """Apply a linear map by name: a map in `LINEAR`, "scale" or "by".
+
+        The map takes no message.
+        """
 
     @abstractmethod
     def plus(self, public: Tensor) -> Any:
-        """Return the sum with public elements; sends no message."""
+        """Return the sum with public elements; takes no message."""
 
     @abstractmethod
     def product(self, other: Any, operation: str, *numbers: Any) -> Any:
-        """Apply the bilinear map with this name (see `bilinear`) to these and other elements."""
+        """Apply the bilinear map of this name (see `bilinear`) to these elements and to `other`."""
 
     @abstractmethod
     def divide(self, shift: int) -> Any:
@@ -322,10 +330,10 @@ class Ring(Link, ABC):
 
     @abstractmethod
     def leading(self, low: int, high: int) -> Any:
-        """Return the position of a magnitude's leading one, from `low` to `high`, and the sign.
+        """Return the position of each magnitude's leading one, from `low` to `high`, and the sign.
 
-        The axes are (positions + 1, *axes of the elements). The entry at the position of the
-        leading one is 1; the last entry is 1 for elements below 0.
+        The result has the axes (positions + 1, *axes of the elements). Its entry at the position of
+        the leading one is 1; its last entry is 1 for elements below 0.
         """
 
     @abstractmethod
@@ -334,11 +342,11 @@ class Ring(Link, ABC):
 
     @abstractmethod
     def reveal(self, requester: str) -> Tensor:
-        """Return the elements."""
+        """Return the elements, opened for the requester."""
 
 
 class Here(Ring):
-    """Elements that are only in this process."""
+    """Ring elements that are local: this process knows their values."""
 
     def __init__(self, elements: Tensor) -> None:
         self.elements, self.shape = elements, elements.shape
@@ -383,11 +391,11 @@ class Here(Ring):
 
 
 class Shares(Ring):
-    """Elements of which every holder has an additive share.
+    """Ring elements that are shared: every holder has an additive share of each.
 
     Attributes:
-        session: session of the workers that compute on them.
-        parts: references by which the session finds the shares.
+        session: session of the workers that store the shares and compute on them.
+        parts: references by which the session finds the shares of these elements.
     """
 
     def __init__(self, session: Session, parts: Any, shape: Sequence[int]) -> None:
@@ -414,7 +422,7 @@ class Shares(Ring):
         return self.session.do("plus", [self], public)
 
     def product(self, other: Shares, operation: str, *numbers: Any) -> Shares:
-        """See `Ring`; values opened under masks stay valid for later products."""
+        """See `Ring`; factors opened under masks are stored for later products."""
         if operation == "matmul":
             fits = len(self.shape) == len(other.shape) >= 2 and self.shape[-1] == other.shape[-2]
             fits = fits and self.shape[:-2] == other.shape[:-2]
@@ -422,7 +430,7 @@ class Shares(Ring):
             fits = True  # the geometry was made from these shapes
         else:
             fits = _broadcast(self.shape, other.shape)
-        if not fits:  # refused before any party begins to compute
+        if not fits:  # refuse the shapes before any party begins to compute
             raise UserError(
                 "two shared tensors cannot be multiplied",
                 got=f"{axes(self.shape)} and {axes(other.shape)}",
@@ -443,7 +451,7 @@ class Shares(Ring):
         return self.session.do("leading", [self], low, high)
 
     def transposed(self) -> Shares:
-        """See `Ring`; values opened under masks stay valid."""
+        """See `Ring`; values that were opened under masks stay valid for the result."""
         if len(self.shape) < 2:
             raise UserError("only matrices can be transposed", got=axes(self.shape))
         return self.session.do("transposed", [self])
@@ -452,19 +460,22 @@ class Shares(Ring):
         """See `Ring`.
 
         Raises:
-            ConsentError: a holder does not allow this reader to read its share.
+            ConsentError: a holder does not allow the requester to read the holder's share.
             CheatingError: a holder sent a false share.
         """
         return self.session.reveal(self, requester)
 
 
 class Session(ABC):
-    """Holders and a dealer that compute together; the same workers share one session.
+    """Share holders and a dealer that compute together.
+
+    The same workers always use the same session.
 
     Args:
-        holders: 2 to 8 workers.
-        dealer: another worker, which deals random material and sees no value.
-        mac: whether shares have MACs.
+        holders: 2 to 8 workers that each hold one share.
+        dealer: another worker, which deals the correlated randomness for products and receives no
+            value.
+        mac: whether shares have MACs (message authentication codes).
     """
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool) -> None:
@@ -472,10 +483,11 @@ class Session(ABC):
 
     @staticmethod
     def of(holders: Sequence[Any], dealer: Any, mac: bool = False) -> Session:
-        """Return the session of these workers; begin it if there is none.
+        """Return the session of these workers; begin a session if there is none.
 
         Raises:
-            BadOptionError: there are too few or too many workers, or a worker is named twice.
+            BadOptionError: there are fewer than 2 or more than 8 holders, or a worker is named
+                twice.
             UserError: some workers are in this process and others are not.
         """
         require_range("holders", len(holders), 2, MOST_HOLDERS)
@@ -502,13 +514,13 @@ class Session(ABC):
         return found
 
     def forgotten(self) -> None:
-        """End the session; tensors that are shared later use a new session."""
+        """End the session; tensors that are shared later by the same workers use a new session."""
         for worker in self.workers:
             for key in [key for key, one in worker.sessions.items() if one is self]:
                 del worker.sessions[key]
 
     def require_own(self, operands: Sequence[Shares]) -> None:
-        """Refuse tensors that other workers share."""
+        """Refuse tensors that belong to the session of other workers."""
         for other in operands:
             if other.session is not self:
                 raise UserError(
@@ -519,15 +531,15 @@ class Session(ABC):
 
     @abstractmethod
     def split(self, elements: Tensor) -> Shares:
-        """Split elements of this process into new shares."""
+        """Split elements that this process knows into new shares."""
 
     @abstractmethod
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
-        """Split a worker's elements into shares, which keep the elements' reading rule."""
+        """Split elements at a worker into shares, to which the elements' reader rule applies."""
 
     @abstractmethod
     def do(self, kind: str, operands: Sequence[Shares], *parameters: Any) -> Shares:
-        """Run a step of the computation at all workers; see `perform`."""
+        """Run one step of the computation at all workers; see `perform`."""
 
     @abstractmethod
     def reveal(self, shares: Shares, requester: str) -> Tensor:
@@ -535,16 +547,22 @@ class Session(ABC):
 
     @abstractmethod
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """Return a pointer to the part of each worker."""
+        """Return a pointer to each worker's part of the shares."""
 
     def __len__(self) -> int:
-        """Return how many tensors of each worker this session stores; 0 if workers store them."""
+        """Return the number of tensors of each worker that are in this session.
+
+        It is 0 if the workers store the tensors themselves.
+        """
         return 0
 
 
 @dataclass(slots=True)
 class Stack:
-    """The shares of all holders in this process, and each worker's rule, the dealer's last."""
+    """The shares of all holders in this process, and each worker's rule of readers.
+
+    The dealer's rule is the last one.
+    """
 
     value: SharedTensor
     rules: Sequence[Rule]
@@ -555,7 +573,10 @@ class Stack:
 
 
 class LockstepSession(Session):
-    """Session of workers in this process; one `vfl.mpc.many.members.Lockstep` computes for all."""
+    """Session of workers that all run in this process.
+
+    One `vfl.mpc.many.members.Lockstep` object computes for all of them.
+    """
 
     def __init__(self, holders: Sequence[Any], dealer: Any, mac: bool = False) -> None:
         super().__init__(holders, dealer, mac)
@@ -599,7 +620,7 @@ class LockstepSession(Session):
         return total
 
     def pointers(self, shares: Shares) -> list[PointerTensor]:
-        """See `Session`; the pointers are made only when this method is called."""
+        """See `Session`; a pointer is made only when this method is called."""
         parts = [*shares.parts.value.share, blank(shares.shape)]
         return [
             worker.keep(SharedTensor(part, 0), rule)
@@ -611,7 +632,10 @@ class LockstepSession(Session):
         return Shares(self, Stack(value, rules, self), value.share.shape[1:])
 
     def _rules(self, operands: Sequence[Shares]) -> Sequence[Rule]:
-        """Return the result's reading rules at every worker; raise if a worker has stopped."""
+        """Return the rule of readers of a result at every worker.
+
+        The method raises an error if a worker has stopped.
+        """
         for worker in self.workers:
             worker.require_alive()
         owned = [each.parts.rules for each in operands if each.parts.rules is not self._open_rules]
@@ -625,13 +649,13 @@ class LockstepSession(Session):
 
 
 class PartySession(Session):
-    """Session of one party in a computation where all parties run one program, each in its process.
+    """Session of one party, if all parties run the same program, each party in its own process.
 
-    There is no leader, so a step sends only the messages of its protocol.
+    There is no leader, so a step sends only the messages of its cryptographic protocol.
 
     Args:
-        member: engine of this party; the last role is the dealer's, whose tensors have a shape but
-            no values.
+        member: engine of this party. The last role is the dealer, whose tensors have a shape but no
+            values.
     """
 
     def __init__(self, member: Member) -> None:
@@ -651,7 +675,7 @@ class PartySession(Session):
         )
 
     def of_owner(self, owner: int, shape: Sequence[int], elements: Tensor | None) -> Shares:
-        """Share the elements of one holder; sends no message.
+        """Share the elements of one holder among all holders; takes no message.
 
         Args:
             owner: role number of the holder that has the elements.
@@ -669,7 +693,7 @@ class PartySession(Session):
         return Shares(self, found.value, found.value.shape)
 
     def reveal(self, shares: Shares, requester: str) -> Tensor:
-        """Reveal the elements to all holders; the dealer receives zeros."""
+        """Open the elements to all holders; the dealer receives zeros."""
         found = self.member._revealed(self.member.next_number(), shares.parts, None)
         return torch.zeros(shares.shape, dtype=torch.int64) if found is None else found
 
@@ -682,13 +706,13 @@ class PartySession(Session):
 
 
 class PointerSession(Session):
-    """Session of workers that keep their own shares; the leader has a pointer to each share.
+    """Session of workers that store their own shares; the leader has a pointer to each share.
 
     Args:
         holders, dealer, mac: see `Session`.
-        ask: function that sends a request to several workers at once, each with its own arguments,
-            and returns their answers.
-        name: name of the session at the workers.
+        ask: function that sends one request to several workers at the same time, with different
+            arguments for each worker, and returns their answers.
+        name: name by which the workers know the session.
     """
 
     def __init__(
@@ -740,7 +764,7 @@ class PointerSession(Session):
         ]
         try:
             handles = self._ask("perform", asked)
-        # End the session, because the parties' operation numbers would differ from here on.
+        # End the session: from here on, the parties would number their operations differently.
         except BaseException:
             self.forgotten()
             raise
@@ -749,7 +773,7 @@ class PointerSession(Session):
             for worker, handle in zip(self.workers, handles, strict=True)
         ]
         shape = pointers[0].size()
-        # A value and its MAC are the two entries of the first axis.
+        # With MACs, the two entries of the first axis are a value and its MAC.
         behind = self.mac and kind != "disclose"
         return Shares(self, pointers, shape[1:] if behind else shape)
 
@@ -795,7 +819,10 @@ class PointerSession(Session):
 
 
 def begin_session(holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-    """Begin a session of workers in this process; with MACs, each worker runs in its own thread."""
+    """Begin a session of workers in this process.
+
+    With MACs, each worker computes in its own thread.
+    """
     if not mac:
         return LockstepSession(holders, dealer)
     parties = LocalParties(

@@ -1,9 +1,9 @@
-"""Requests and answers as bytes: JSON, then the elements of tensors; decoding runs no code.
+"""Requests and answers as bytes: JSON, then the elements of tensors.
 
-A message is a length (4 bytes), JSON of that length, and raw little-endian elements. JSON holds
-plain values directly. Other values are an object of one key that names their kind: a tensor, the
-number of a tensor, a slice, or bytes. A value of any other kind is refused before an object is made
-from it.
+Decoding runs no code from the message. A message consists of a length (4 bytes), JSON text of that
+length, and raw little-endian tensor elements. JSON holds plain values directly. Other values are an
+object of one key that names their kind: a tensor, the number of a tensor, a slice, or bytes. A
+value of any other kind is refused before any object is made from it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
     Args:
         message: numbers, texts, tensors, slices and bytes, or lists, tuples and dictionaries of
             them.
-        ref: function that returns the number of a tensor if an object represents a tensor at the
-            peer, and otherwise None.
+        ref: function that returns the number of a tensor at the peer if its argument represents
+            such a tensor, and otherwise None.
 
     Raises:
-        UserError: the message contains a value of another kind.
+        UserError: the message contains a value of a kind that cannot be sent.
     """
     blobs: list[bytes] = []
 
@@ -98,7 +98,7 @@ def unpacked(payload: Payload, ref: Callable[[int], Any] = lambda number: None) 
 
     Args:
         payload: bytes from another process.
-        ref: function that returns the object that represents the tensor with a given number.
+        ref: function that returns the object for the tensor with a given number.
 
     Raises:
         ProtocolError: the bytes are not a message.

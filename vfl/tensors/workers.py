@@ -1,12 +1,12 @@
-"""Workers that hold tensors, and functions that send tensors to them.
+"""Workers that store tensors, and functions that send tensors to workers.
 
-A worker keeps its tensors by number and runs operations of `vfl.tensors.base.OPERATIONS` on them.
-Only readers that may read every operand may read the result. A worker deletes a tensor when the
-last pointer to it is deleted. A request to a worker is a call of a method that the decorator
-`asked` marks, with plain data as arguments.
+A worker stores its tensors under numbers, and runs the operations of `vfl.tensors.base.OPERATIONS`
+on them. Only readers that may read every operand of an operation may read its result. A worker
+deletes a tensor when the last pointer to it is deleted. A request to a worker is a call of a method
+that the decorator `asked` marks; its arguments are plain data.
 
-A virtual worker is in this process: it protects no secret, but behaves like a worker that does.
-Workers of other processes are in `vfl.tensors.remote`.
+A virtual worker is in this process: it protects no secret from this process, but behaves like a
+worker that does. `vfl.tensors.remote` defines workers of other processes.
 """
 
 from __future__ import annotations
@@ -82,22 +82,23 @@ _DEEP = (Tensor, list, tuple, Ref)
 
 
 class Worker:
-    """A worker of this process.
+    """A worker that runs in the leader's process, or the core of a worker process.
 
     Args:
-        name: the worker's name in messages and reading rules.
-        keys: the worker's keys, and the fingerprints of other workers that it knows; with None, the
-            worker makes new keys and knows no fingerprint.
-        ledger: ledger on disk of the spent budgets; without it, the record of spending ends with
-            this process.
+        name: the worker's name in error messages and rules of readers.
+        keys: the worker's keys, and the fingerprints of other workers' keys that it knows; with
+            None, the worker makes new keys and knows no fingerprint.
+        ledger: ledger on disk of the spent privacy budgets; without it, the record of spending ends
+            with this process.
 
     Attributes:
         keys: keys with which other workers encrypt messages for this worker.
-        budgets: budgets that the worker's owner grants for training with noise, by number of the
-            tensor.
-        members: the worker's engine in each computation on shares, by name of the session.
+        budgets: privacy budgets that the worker's owner granted for trainings with noise, by number
+            of the tensor.
+        members: the worker's engine in each computation on shares, by name of the computation's
+            session.
         plans: networks that are trained with noise at this worker, by identifier of the training.
-        teachers: networks that vote, by name of the network.
+        teachers: teacher networks that vote, by name of the network.
         join: function by which a worker process joins a computation on shares with other worker
             processes; None if the worker runs in the leader's process.
     """
@@ -134,13 +135,13 @@ class Worker:
     def load(
         self, tensor: Tensor, readers: Iterable[str] | None = (), tag: str = ""
     ) -> PointerTensor:
-        """Store a tensor that only `readers` may read; by default, no reader is allowed.
+        """Store a tensor that only `readers` may read; by default, no requester may read it.
 
         Args:
-            tensor: tensor whose copy is stored.
-            readers: names of permitted readers; None means everyone.
-            tag: name under which `find` returns the tensor, also in other processes; with a name,
-                the tensor is kept until the worker ends.
+            tensor: tensor to copy and store.
+            readers: names of the parties that may read the tensor; None means everyone.
+            tag: name under which `find` returns the tensor, also in other processes; a tensor with
+                a name stays until the worker ends.
         """
         rule = Rule(None if readers is None else frozenset(readers))
         pointer = self.keep(tensor.detach().clone().requires_grad_(tensor.requires_grad), rule)
@@ -149,7 +150,7 @@ class Worker:
         return pointer
 
     def allow(self, tensor: Any, reader: str = ME) -> None:
-        """Allow a reader to read a tensor, or this worker's share of a tensor."""
+        """Allow a reader to read a tensor, or to read this worker's share of a tensor."""
         for pointer in tensor.pointers():
             if pointer.location is self:
                 held = self.held(pointer)
@@ -161,10 +162,10 @@ class Worker:
         """Allow trainings to compute noisy gradients from a tensor that was loaded under a name.
 
         Args:
-            tag: name of the rows or of their labels; a training needs a grant for both.
-            epsilon: privacy budget of all trainings together, including spending that the ledger
-                recorded earlier.
-            delta: delta of this budget.
+            tag: name of a tensor of rows or of labels; a training needs a grant for both tensors.
+            epsilon: epsilon that all trainings together may spend; it includes spending that the
+                ledger recorded earlier.
+            delta: delta that belongs to this epsilon.
         """
         number, _ = self.find(tag)
         budget = Budget(epsilon, delta, version=self._tensor(number)._version)
@@ -183,14 +184,14 @@ class Worker:
         epsilon: float,
         delta: float = 1e-5,
     ) -> None:
-        """Let a network vote for the classes of public rows; see `private.pate`.
+        """Let a teacher network vote for the classes of public rows; see `private.pate`.
 
         Args:
-            tag: name of the network in requests.
+            tag: name by which requests name the network.
             network: network that was trained on rows of the worker's owner.
             aggregator: name of the worker that may count the votes.
-            epsilon: privacy budget of all votes together.
-            delta: delta of this budget.
+            epsilon: epsilon that all votes together may spend.
+            delta: delta that belongs to this epsilon.
         """
         budget = Budget(epsilon, delta)
         self.teachers[tag] = Teacher(network, aggregator, budget)
@@ -199,8 +200,8 @@ class Worker:
     def granted(self) -> PrivacyStatement:
         """Return the privacy guarantee of one record over all tables, under all grants so far.
 
-        Tables, teachers and repeated grants are accounted separately, so their epsilons and deltas
-        are added.
+        The guarantee counts tables, teachers and repeated grants separately, so it adds their
+        epsilons and deltas.
 
         Raises:
             PrivacyError: the owner has granted no budget.
@@ -220,7 +221,7 @@ class Worker:
 
     @asked
     def store(self, value: Values, readers: Readers = None) -> Handle:
-        """Store a tensor that a requester sends."""
+        """Store a tensor that a requester sent."""
         rule = Rule(None if readers is None else frozenset(readers))
         kept = value.detach().clone().requires_grad_(value.requires_grad)
         return self._kept(kept, rule)
@@ -244,7 +245,7 @@ class Worker:
 
     @asked
     def run(self, name: Text, args: Operands, kwargs: NamedOperands) -> Handle:
-        """Run an operation on tensors at this worker.
+        """Run an operation of torch on tensors at this worker.
 
         Raises:
             UserError: the operation is not allowed, or an operand belongs to another worker.
@@ -252,8 +253,8 @@ class Worker:
         call = OPERATIONS.get(name)
         if call is None:
             PointerTensor.refuse(name)
-        # Refuse to write a result into the memory of another tensor, because that tensor's readers
-        # could read the result.
+        # Refuse to write a result into the memory of another tensor, because the readers of that
+        # tensor could then read the result.
         if kwargs and ("out" in kwargs or kwargs.get("inplace")):
             PointerTensor.refuse(f"{name} into another tensor, or in place")
         if name.endswith("batch_norm") and (kwargs.get("training") or any(args[5:6])):
@@ -273,7 +274,8 @@ class Worker:
             PointerTensor.refuse(f"{name} with several results")
         rule = used[0].rule if name in VIEWS else Rule()
         for each in used:
-            # If the result is a stored tensor itself, return a view of it under the same rule.
+            # If torch returns a stored tensor itself as the result, return a view of it under the
+            # same rule of readers.
             if each.value is result:
                 rule, result = each.rule, result.view_as(result)
         if hidden:
@@ -290,7 +292,9 @@ class Worker:
         used: Sequence[Held],
         hidden: Collection[int],
     ) -> Any:
-        """Compute a result; its shape and errors may depend on values of public operands only.
+        """Compute the result of an operation.
+
+        The result's shape and errors may depend on values of public operands only.
 
         Raises:
             UserError: torch cannot compute this operation.
@@ -300,7 +304,7 @@ class Worker:
             if hidden:
                 form = foreseen(call, args, kwargs, hidden)
             result = call(*args, **kwargs)
-        except UNFIT:  # the text of torch's error may contain values
+        except UNFIT:  # the text of torch's own error may contain values
             if form is None:
                 raise UserError(
                     "torch cannot do this with these operands",
@@ -318,10 +322,10 @@ class Worker:
 
     @asked
     def read(self, number: Number, requester: Text = ME) -> Tensor:
-        """Return a tensor, or this worker's share of it, to a reader that its rule allows.
+        """Return a tensor, or this worker's share of a tensor, to a requester that may read it.
 
         Raises:
-            ConsentError: the rule does not allow this reader.
+            ConsentError: the tensor's rule of readers excludes this requester.
         """
         held = self._of(number)
         require_reader(held.rule, requester, self.name, held.value.shape)
@@ -354,26 +358,29 @@ class Worker:
 
     @asked
     def set_gradient(self, number: Number, other: Number | None) -> None:
-        """Set a tensor's gradient to a copy of another tensor, or remove it."""
+        """Set a tensor's gradient to a copy of another tensor, or remove the gradient."""
         held = self._of(number)
-        # The gradient is a copy, because later gradients are added to it and must not reach other
-        # readers.
+        # The gradient is a copy, because later gradients are added to it, and the readers of the
+        # other tensor must not read these.
         held.value.grad = None if other is None else self._tensor(other).detach().clone()
         held.grad_rule = Rule(None if other is None else self._of(other).rule.readers)
 
     @asked
     def backward(self, number: Number) -> None:
-        """Compute a scalar's gradients for all tensors it depends on, under the scalar's rule."""
+        """Compute a scalar's gradients with respect to all tensors on which it depends.
+
+        The scalar's rule of readers then also applies to the gradients.
+        """
         loss = self._of(number)
-        # Only tensors that still exist get gradients, because no rule would protect the gradient of
-        # a deleted tensor.
+        # Only tensors that still exist get gradients, because no rule of readers would protect the
+        # gradient of a deleted tensor.
         leaves = [
             each
             for each in self._held.values()
             if isinstance(each.value, Tensor) and each.value.requires_grad and each.value.is_leaf
         ]
-        # Restrict the rules first: if torch fails midway, some tensors already have their
-        # gradients.
+        # Restrict the rules of readers first: if torch fails midway, some tensors already have
+        # their gradients.
         for each in leaves:
             each.grad_rule.narrow(loss.rule)
         try:
@@ -389,22 +396,23 @@ class Worker:
 
     @asked
     def forget(self, numbers: Numbers) -> None:
-        """Delete tensors that no pointer refers to any more."""
+        """Delete tensors to which no pointer refers any more."""
         for number in numbers:
             if number not in self._tags.values():
                 self._held.pop(number, None)
 
-    # Tensors for another worker, encrypted so that the leader cannot read them.
+    # Tensors that this worker sends to another worker, encrypted so that the leader cannot read
+    # them.
 
     @asked
     def age(self, known: Count) -> int:
-        """Return the counter of the store, which only increases.
+        """Return the counter of the worker's store, which only increases.
 
-        The counter is 0 if there is no store. See `vfl.session.store.witness`.
+        Without a store, the counter is 0. See `vfl.session.store.witness`.
 
         Raises:
-            RolledBackError: the leader knows a larger counter, so the store was restored from a
-                copy.
+            RolledBackError: the leader knows a larger counter, so the store was restored from an
+                old copy.
         """
         if self._ledger is None:
             return 0
@@ -413,26 +421,29 @@ class Worker:
 
     @asked
     def count(self) -> int:
-        """Return the number of tensors at this worker."""
+        """Return the number of tensors that this worker stores."""
         return len(self)
 
     @asked
     def public_key(self) -> bytes:
-        """Return the public key for encryption to this worker; see `WorkerKeys.public`."""
+        """Return the public key with which other workers encrypt messages for this worker.
+
+        See `WorkerKeys.public`.
+        """
         return self.keys.public
 
     @asked
     def pack(self, number: Number, reader: Text, key: Parcel) -> bytes:
-        """Encrypt a tensor and its rule for another worker.
+        """Encrypt a tensor and its rule of readers for another worker.
 
         Args:
             number: number of the tensor.
-            reader: name of the other worker, which the rule must allow.
+            reader: name of the other worker; the tensor's rule of readers must include it.
             key: the other worker's public key.
 
         Raises:
             ConsentError: the owner does not allow the other worker to read the tensor.
-            AuthenticationError: the key does not belong to that worker.
+            AuthenticationError: the key does not belong to the other worker.
         """
         held = self._of(number)
         require_reader(held.rule, reader, self.name, held.value.shape)
@@ -454,7 +465,9 @@ class Worker:
 
     @asked
     def accept(self, parcel: Parcel) -> Handle:
-        """Store a tensor that another worker encrypted for this one; each message opens once.
+        """Store a tensor that another worker encrypted for this worker.
+
+        Each encrypted message can be opened only once.
 
         Raises:
             AuthenticationError: the message is for another worker, was changed, or was opened
@@ -478,7 +491,10 @@ class Worker:
 
     @asked
     def split(self, number: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """Split elements into new shares; encrypt each share and the reading rule for a holder."""
+        """Split elements into new shares, and encrypt each share for its holder.
+
+        Each message also contains the rule of readers.
+        """
         self.keys.require_known(keys)
         held = self._of(number)
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
@@ -491,9 +507,9 @@ class Worker:
 
     @asked
     def masked(self, number: Number, mask: Number, bits: Bits, keys: Keys) -> list[bytes]:
-        """Return a tensor minus a dealer's mask, with its reading rule, encrypted for each holder.
+        """Return a tensor minus a dealer's mask, with its rule of readers.
 
-        Each mask can be used only once.
+        The result is encrypted for each holder. Each mask can be used only once.
 
         Args:
             number: number of the tensor.
@@ -502,7 +518,7 @@ class Worker:
             keys: public keys of the holders.
 
         Returns:
-            An encrypted message for each holder.
+            Encrypted messages, one for each holder.
         """
         self.keys.require_known(keys)
         held, pad = self._of(number), self._held.pop(mask, None)
@@ -518,7 +534,7 @@ class Worker:
 
     @asked
     def sit(self, session: Text, role: Role, holders: Holders, mac: Flag, peers: Peers) -> None:
-        """Join a computation on shares; only workers in other processes can do so."""
+        """Join a computation on shares; only workers in processes of their own can do so."""
         if self.join is None:
             raise UserError(
                 "a worker of this process cannot join workers of other processes", where=self.name
@@ -533,7 +549,7 @@ class Worker:
 
     @asked
     def perform(self, session: Text, kind: Text, numbers: Numbers, parameters: Operands) -> Handle:
-        """Do this worker's part of one step of a computation on shares."""
+        """Compute this worker's part of one step of a computation on shares."""
         require_parameters(kind, parameters, f"perform at {self.name}")
         member = self.members.get(session)
         if member is None:
@@ -553,15 +569,17 @@ class Worker:
 
     @asked
     def private_step(self, request: NoisyStep) -> list[Tensor]:
-        """Return noisy gradients of rows at this worker; each row's gradient is clipped."""
+        """Return noisy gradients of rows at this worker; the gradient of each row is clipped."""
         return sanitised_gradients(self, dict(request))
 
     @asked
     def vote(self, tag: Text, rows: Values, sigma: Sigma) -> Handle:
-        """Return a network's votes for rows; only an aggregator that adds noise may count them.
+        """Return a teacher network's votes for rows.
+
+        Only an aggregator that adds noise may count the votes.
 
         Raises:
-            ConsentError: the owner's budget does not allow these votes.
+            ConsentError: the privacy budget of the owner does not allow these votes.
         """
         if tag not in self.teachers:
             raise UnknownNameError(
@@ -574,7 +592,7 @@ class Worker:
         teacher = self.teachers[tag]
         try:
             votes = teacher.vote(rows, sigma, self.name)
-        # The text of torch's error may contain values.
+        # The text of torch's own error may contain values.
         except (RuntimeError, IndexError, TypeError):
             raise UserError(
                 "the network does not accept these rows", where=self.name, got=axes(rows.shape)
@@ -583,7 +601,7 @@ class Worker:
 
     @asked
     def tally(self, numbers: Numbers, threshold: Threshold) -> Tensor:
-        """Label rows by teachers' votes at this worker, with noise; see `private.tally`.
+        """Label rows with noise, by teachers' votes at this worker; see `private.tally`.
 
         Raises:
             ConsentError: a teacher allows only another aggregator, or its votes were counted
@@ -620,7 +638,7 @@ class Worker:
         return self._of(pointer.number)
 
     def held_at(self, number: int) -> Held:
-        """Return the record with a number."""
+        """Return the record of the tensor with a number."""
         return self._of(number)
 
     def require_alive(self) -> None:
@@ -697,7 +715,10 @@ def find(worker: Any, tag: str) -> PointerTensor:
 
 
 def send(tensor: Any, worker: Any) -> Any:
-    """Send a tensor to a worker; for a module, replace its parameters by tensors at the worker."""
+    """Send a tensor to a worker; for a module, send its parameters and buffers.
+
+    In a module, pointers replace the parameters and buffers.
+    """
     if isinstance(tensor, torch.nn.Module):
         return on_parameters(tensor, lambda each: send(each, worker))
     if isinstance(tensor, ChainTensor):
@@ -721,7 +742,7 @@ def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torc
 
 
 def get(module: torch.nn.Module) -> torch.nn.Module:
-    """Bring a module's parameters back to this process; return the same module."""
+    """Bring a module's parameters from workers back to this process; return the same module."""
 
     def here(value: Any) -> Any:
         got: Tensor = value.get() if isinstance(value, ChainTensor) else value  # type: ignore[attr-defined]
