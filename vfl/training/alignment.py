@@ -1,4 +1,4 @@
-"""Private alignment, with all parties in one process; each has its own file, keys and positions."""
+"""Private alignment of ids in one process; each party has a separate file, keys and positions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _ANY = Bounds(min_ids=0, min_common=0)
 
 @dataclass(frozen=True)
 class Aligned:
-    """Result of an alignment, as counts.
+    """Result of an alignment of the parties' rows, as counts.
 
     Attributes:
         common: number of rows that all parties have.
         ids: number of rows of each party, by party.
-        reused: whether the last alignment is still valid, so that no message was sent.
+        reused: whether the parties' last alignment is still valid, so that no message was sent.
         versions: version of each party's alignment, by party.
-        traffic: messages of the protocol; None if no messages were needed.
+        traffic: messages of the alignment protocol; None if no messages were needed.
     """
 
     common: int
@@ -52,13 +52,13 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Gain:
-    """Number of common ids that an id rule adds, with related counts.
+    """Number of common ids that an id rule adds, with the counts of changed and repeated ids.
 
     Attributes:
-        rules: spec of this rule together with the rules before it.
+        rules: spec of this id rule together with the id rules before it.
         common: number of distinct ids that all parties have.
-        gained: number of common ids that this rule adds.
-        changed: number of ids that the rules change, by party.
+        gained: number of common ids that this id rule adds.
+        changed: number of ids that the id rules change, by party.
         repeated: number of rows that share their id with another row, by party.
     """
 
@@ -77,12 +77,12 @@ def align(
     Args:
         experiment: experiment whose parties have separate files; the settings `data.id` and
             `data.id_rules` are used.
-        protocol: spec of an alignment protocol from `vfl.datasets.alignment.protocols.PROTOCOLS`.
+        protocol: spec of an alignment protocol; see `vfl.datasets.alignment.protocols.PROTOCOLS`.
         folder: folder that gets one subfolder per party.
         tell: callback that receives the number of bytes sent so far.
 
     Raises:
-        ConfigError: a party has no file of its own.
+        ConfigError: a party has no separate file.
         MisalignedError: ids are missing or repeated, or very few ids are common; the error contains
             only counts.
         DataError, SpecError: see `vfl.datasets` and `Registry.make`.
@@ -132,7 +132,7 @@ def align(
 
 
 def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
-    """Return, for each id rule, how many common ids it adds; the counts come from the protocol.
+    """Return, for each id rule, how many common ids it adds; the protocol computes the counts.
 
     Raises:
         ConfigError, MisalignedError, DataError, SpecError: see `align`.
@@ -164,7 +164,7 @@ def preview(experiment: Experiment, protocol: str, rules: str) -> list[Gain]:
 
 
 def _tables(experiment: Experiment) -> dict[str, OwnTable]:
-    """Return each party's own table; feature parties in merge order, then label parties."""
+    """Return each party's table; feature parties in the merger's order, then label parties."""
     check_one_process(experiment)
     tables = own_tables(experiment)
     if not tables:
@@ -176,7 +176,7 @@ def _tables(experiment: Experiment) -> dict[str, OwnTable]:
 
 
 def _still_good(ids: Mapping[str, OwnIds], agreed: Agreed, folder: Path) -> dict[str, Alignment]:
-    """Return each party's last alignment, if all belong together and no ids have changed."""
+    """Return each party's last alignment, if these belong together and no ids have changed."""
     try:
         kept = {party: Alignment.newest(folder / party, party) for party in ids}
     except (MissingDataError, RunFolderError):

@@ -1,9 +1,9 @@
-"""`vfl.split`: split an existing model into parts of several parties.
+"""`vfl.split`: splits an existing model into parts that belong to several parties.
 
-The model stays one module, and runs as its author wrote it. At a named cut layer, a hook sends the
-layer's output through frames, and the model continues with the received values. One run on an
-example input shows which operations each party computes, and which values other than the cuts would
-cross between parties.
+The model stays one module, and runs as its author wrote it. At a named layer (the cut layer), a
+hook sends the layer's output in frames, and the model continues with the values that the receiver
+decodes. One forward pass on an example input shows which operations each party computes, and which
+values other than the cuts would cross between parties.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vfl.core.torch_internals import TorchDispatchMode
 from vfl.training.split import Addition, Crossings, arguments_of, taking
 
 _FEATURE, _LABEL, _SERVER = "feature", "label", "server"
-#: Hooks of defenses that build their own bottom or top model.
+#: Hooks of defenses that replace the bottom or top model.
 _ON_MODELS = ("wrap_bottom", "wrap_top")
 
 
@@ -52,32 +52,33 @@ def split(
     """Split a model at named layers; forward and backward passes then send real frames.
 
     Weights, dropout and the model's own code do not change. Without codec and defense, a training
-    ends with bitwise the same weights as the same loop without a cut.
+    ends with bitwise the same weights as a training of the unsplit model in the same loop.
 
     Args:
-        model: any module; it is used itself, not copied.
-        at: name of the cut layer in `model.named_modules`. Alternatives: one layer per feature
-            party, as a dict by party; or two layers if the cut goes up at the first and comes back
-            at the second (U-shape: Vepakomma et al. 2018, section 3).
-        example: the arguments of one forward pass: a tensor, a tuple, or a dict by name.
-        label_inputs: names of inputs that the label party has as well, such as a mask.
+        model: any module; `split` adds hooks to this module, and makes no copy.
+        at: name of the cut layer in `model.named_modules`. Alternatives: a dict with one layer per
+            feature party; or two layers if the feature party sends a cut at the first, and the
+            label party sends a cut back at the second (U-shape: Vepakomma et al. 2018, section 3).
+        example: the arguments of one forward pass: a tensor, a tuple, or a dict by argument name.
+        label_inputs: names of model inputs that the label party has as well as the feature party,
+            such as a mask.
         row_axes: number of leading axes of a cut that a codec counts as rows: 1 for (rows, ...), 2
             for tokens with axes (rows, tokens, width).
-        untie: whether to give the label party separate weights if both sides of the cut use the
-            same weights.
+        untie: whether to give the label party separate weights where layers before and after the
+            cut use the same weights.
         codec: spec of a codec, used for every cut.
         defense: spec of a defense that acts on cuts, gradients or outputs.
         task: "classification", or "regression" for numeric labels.
-        seed: seed from which the parties' secrets are derived; secrets within one process would
-            give no protection.
+        seed: seed from which the parties' secrets are derived; real secrets would protect nothing,
+            because one process holds all of them.
         observers: objects that receive every frame in addition to the ledger, for example a
             `Trace`.
 
     Raises:
         ConfigError: the layer does not exist, or the example's forward pass does not reach it.
-        SpecError: `SplitModule` rejects the settings, a defense builds its own models, values other
-            than the cuts cross between parties, or two parties use the same weights.
-        DataError: a tensor at a cut has integers.
+        SpecError: `SplitModule` rejects the settings, a defense replaces models, values other than
+            the cuts cross between parties, or two parties use the same weights.
+        DataError: a tensor at a cut contains integers.
 
     >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> cut = split(model, at="1", example=torch.ones(2, 6), codec="topk:k=2")
@@ -124,15 +125,15 @@ def split(
 
 @dataclass(frozen=True)
 class _Cut:
-    """One tensor that crosses between two parties.
+    """One tensor that crosses between two parties in a forward pass.
 
     Attributes:
-        name: name in the ledger, which is also the key of the cut's codec.
+        name: name of the tensor in the ledger, which is also the key of its codec.
         layer: name of the layer whose output contains the cut.
-        position: position among the tensors in this output.
-        row_axes: number of leading axes that count as rows.
+        position: position of the tensor among the tensors in this output.
+        row_axes: number of leading axes that a codec counts as rows.
         width: number of values per row.
-        back: whether the cut goes back to the feature party (U-shape).
+        back: whether the label party sends the tensor back to the feature party (U-shape).
     """
 
     name: str
@@ -144,14 +145,17 @@ class _Cut:
 
 
 class CutModel(Crossings):
-    """A model whose named layers send their outputs through frames; the result of `split`.
+    """A model that sends the outputs of named layers in frames; the result of `split`.
 
     Attributes:
-        model: the model that is split.
+        model: the model that was split.
         parts: names of the weights of each party, by party.
-        label_inputs: names of the model's arguments that the label party has as well.
-        by_row: whether a row of a cut is an input row of the model, and not a token.
-        server: name of the party that returns a cut in a U-shape; None if the model has no U-shape.
+        label_inputs: names of the model's arguments that the label party has as well as the feature
+            party.
+        by_row: whether each row of a cut belongs to one input row of the model, instead of one
+            token.
+        server: name of the party that sends a cut back in a U-shape; None if the model has no
+            U-shape.
         ledger: ledger of all frames that were sent.
     """
 
@@ -220,13 +224,13 @@ class CutModel(Crossings):
             labels: labels of the rows. Defenses that read labels need them in training. The model
                 receives the labels only if its `forward` has an argument with this name.
             rows: position of each row in your table, integers with axes (rows,). Codecs with state
-                for each row need it in training. If the model itself has an argument `rows`, only
-                the model receives the value.
+                for each row need these positions in training. If the model itself has an argument
+                `rows`, only the model receives the value.
 
         Raises:
             SpecError: see `SplitModule.forward`.
-            DataError: this forward pass does not reach a cut layer, or there are no inputs.
-            WidthError: a cut has a different number of rows per input row than in the example.
+            DataError: this forward pass does not reach a cut layer, or the call has no inputs.
+            WidthError: the number of a cut's rows per input row differs from the example.
         """
         if not inputs and not named:
             raise DataError(
@@ -283,7 +287,7 @@ class CutModel(Crossings):
         return outputs
 
     def _called(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Run the model; if its arguments do not fit, the error names the model's arguments."""
+        """Run the model; if its arguments do not fit, raise an error that names them."""
         try:
             return self.model(*inputs, **named)
         except TypeError:
@@ -303,11 +307,11 @@ class CutModel(Crossings):
         return next(cut.layer for cut in self._cuts if cut.name == party)
 
     def inputs_of(self, party: str) -> Sequence[str]:
-        """Return the names of the model's arguments that a party's cut is computed from."""
+        """Return the names of those arguments of the model from which a party's cut is computed."""
         return self._rows_of[party]
 
     def arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's arguments by name; labels and rows only if the model accepts them."""
+        """Return the model's arguments by name; labels and rows only if the model has them."""
         left_out = {"labels": not self._takes_labels, "rows": not self._takes_rows}
         named = {name: one for name, one in named.items() if not left_out.get(name)}
         return dict(_named(self._signature, inputs, named))
@@ -322,7 +326,7 @@ class CutModel(Crossings):
         addition: Addition,
         kept: list[Tensor],
     ) -> Tensor:
-        """Send one tensor; return it as the receiver decodes it, with its original axes.
+        """Send one tensor; return the values that the receiver decodes, with the tensor's axes.
 
         Args:
             cut: the cut.
@@ -331,8 +335,8 @@ class CutModel(Crossings):
             labels: see `_send`.
             context: step context of the forward pass.
             addition: collector of the additional loss terms of the forward pass.
-            kept: receives the cut before and after the defense, for use with the cut that comes
-                back.
+            kept: dict that stores the cut before and after the defense, for the cut that comes back
+                in a U-shape.
         """
         axes = values.shape
         if prod(axes[cut.row_axes :]) != cut.width:
@@ -345,8 +349,8 @@ class CutModel(Crossings):
             )
         is_flat = len(axes) == 2 and cut.row_axes == 1
         flat = values if is_flat else values.reshape(prod(axes[: cut.row_axes]), cut.width)
-        # In a U-shape the feature party has the labels, and sends gradients of the cut that comes
-        # back.
+        # In a U-shape the feature party has the labels, and sends gradients of the cut that the
+        # label party sent back.
         own = labels if cut.back or self.server is None else None
         if not cut.back:
             guarded = self._guarded(cut.name, flat, context)
@@ -358,7 +362,7 @@ class CutModel(Crossings):
         return sent if is_flat else sent.reshape(axes)
 
     def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
-        """Return the party's inputs as one tensor, for defenses that use them."""
+        """Return a party's inputs as one tensor, for defenses that use inputs."""
         if cut.back or not self._gives_rows:
             return None
         (name,) = self._rows_of[cut.name]
@@ -395,19 +399,19 @@ class CutModel(Crossings):
             raise SpecError("this defense cannot act on this model", got=spec, want=lacking)
 
 
-# Tracing of the example: which values each operation reads and creates.
+# Recording of the forward pass on the example: which values each operation reads and creates.
 
 
 class _Given:
-    """The arguments of the example input.
+    """The arguments of the example, with which `split` runs the model once.
 
     Args:
         example: see `split`.
-        label_inputs: names of the arguments that the label party has as well.
+        label_inputs: names of the arguments that the label party has as well as the feature party.
     """
 
     def __init__(self, example: Any, label_inputs: frozenset[str]) -> None:
-        # The tensors are copied, because one tensor that is passed as two arguments would count as
+        # The tensors are copied, because a tensor that is passed as two arguments would count as
         # one value.
         self.args, self.named = mapped(arguments_of(example), torch.clone)
         self.label_inputs = label_inputs
@@ -416,8 +420,8 @@ class _Given:
         """Return every argument with the name that the model gives it.
 
         Raises:
-            ConfigError: the model does not accept these arguments, or has no argument in
-                `label_inputs`.
+            ConfigError: the model does not accept these arguments, or `label_inputs` contains a
+                name that is no argument.
         """
         try:
             found = list(_named(inspect.signature(model.forward), self.args, self.named))
@@ -438,14 +442,15 @@ class _Given:
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A record of the values that each operation reads and creates.
 
-    A value is represented by a number. Views of a tensor have the number of the tensor; an in-place
-    operation gives the tensor a new number, which depends on all values that the operation reads.
+    A number represents each value. All views of a tensor have the number of this tensor; an
+    in-place operation gives the tensor a new number, which depends on all values that the operation
+    reads.
 
     Attributes:
-        events: for each computed value in order: the value, the values that it was computed from,
-            and the layer.
-        axes: axes of the tensor of each value.
-        layers: names of the layers that are running, the innermost layer last.
+        events: for each computed value in order: the value's number, the values from which it was
+            computed, and the layer.
+        axes: axes of the tensor of each value, by the value's number.
+        layers: names of the layers that are running at this point, the innermost layer last.
     """
 
     def __init__(self) -> None:
@@ -467,13 +472,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def value(self, tensor: Tensor) -> int:
-        """Return the number of the value that a tensor contains."""
+        """Return the number of the value in a tensor."""
         found = self._value_at.get(self._memory(tensor))
         return self.new_value(tensor) if found is None else found
 
     def new_value(self, tensor: Tensor) -> int:
         """Assign a new number to a tensor's value."""
-        self._alive.append(tensor)  # kept alive, so that no other tensor reuses this memory
+        self._alive.append(tensor)  # kept, so that no other tensor gets the same memory
         self.axes.append(tuple(tensor.shape))
         found = self._value_at[self._memory(tensor)] = len(self.axes) - 1
         return found
@@ -486,13 +491,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class _TracedCut:
-    """One cut, as seen when the example ran.
+    """One cut in the recorded forward pass on the example.
 
     Attributes:
         owner: party that sends the cut.
         layer: layer whose output is the cut.
-        left, arrived: values of the cut's tensors before and after they cross.
-        axes: axes of each of these tensors.
+        left, arrived: numbers of the values of the cut's tensors before and after they cross.
+        axes: axes of each of the cut's tensors.
     """
 
     owner: str
@@ -529,15 +534,15 @@ class _TracedCut:
 
 @dataclass
 class _Traced:
-    """The operations of one forward pass, with the party that computes each operation.
+    """The operations of the forward pass on the example, with each operation's party.
 
     Attributes:
         tape: its operations.
         cuts: cuts in the order in which they cross.
         inputs, weights: names of the model's inputs and of its weights (parameters and buffers), by
-            value.
-        parameters: values of those weights that are parameters.
-        shared: names of inputs that the label party has as well.
+            the value's number.
+        parameters: value numbers of those weights that are parameters.
+        shared: names of inputs that the label party has as well as the feature party.
         outputs: outputs of the model for the example.
     """
 
@@ -559,8 +564,8 @@ class _Traced:
         self._arrived = {value: cut.owner for cut in self.cuts for value in cut.arrived}
         self._private = {value for value, name in self.inputs.items() if name not in self.shared}
         last = _FEATURE if any(cut.owner == _SERVER for cut in self.cuts) else _LABEL
-        # For each cut and for the outputs: the party that computes it, and all values that it
-        # depends on.
+        # For each cut, and then for the model's outputs: the party that computes it, and all values
+        # on which it depends.
         self._stages = [(cut.owner, self._before(cut.left)) for cut in self.cuts]
         ends = list(map(self.tape.value, tensors_of(self.outputs)))
         self._stages.append((last, self._before(ends)))
@@ -568,8 +573,8 @@ class _Traced:
     def parts(self) -> dict[str, list[str]]:
         """Return the names of each party's weights.
 
-        A weight that the example does not use belongs to the party that has its layer's other
-        weights, or else to the party that computes the last operations.
+        A weight that the example does not use belongs to the party that has other weights of the
+        same layer, or else to the party that computes the last operations.
         """
         owners: dict[str, list[str]] = {}
         for value, names in self.weights.items():
@@ -584,14 +589,14 @@ class _Traced:
         return parts
 
     def inputs_of_cuts(self) -> dict[str, list[str]]:
-        """Return the names of the inputs that each party's cut is computed from."""
+        """Return the names of the inputs from which each party's cut is computed."""
         return {
             owner: [self.inputs[value] for value in self.inputs if value in stage]
             for owner, stage in self._stages[:-1]
         }
 
     def tied(self) -> dict[int, list[str]]:
-        """Return parameters that several parties use, with the layers of their last user."""
+        """Return parameters that several parties use, with the layers of the last such party."""
         found = {}
         for value in self.parameters:
             users = [owner for owner, stage in self._stages if value in stage]
@@ -632,7 +637,7 @@ class _Traced:
                 self._refuse(owner, _FEATURE, stage, set(held))
 
     def _refuse(self, owner: str, other: str, stage: set[int], common: set[int]) -> NoReturn:
-        """Raise an error that names the layer which reads another party's value."""
+        """Raise an error that names a layer of one party which reads a value of another party."""
         for value in common:
             for child, layer in self._children[value]:
                 if child in stage and child not in common:
@@ -654,7 +659,7 @@ class _Traced:
         )
 
     def _before(self, keys: Iterable[int]) -> set[int]:
-        """Return some values and all values that they depend on, back to the received cuts."""
+        """Return the given values and all values that they depend on, back to the received cuts."""
         found: set[int] = set()
         todo = list(keys)
         while todo:
@@ -665,7 +670,7 @@ class _Traced:
         return found
 
     def _behind_inputs(self) -> set[int]:
-        """Return the values that depend on a cut, or on an input that only one party has."""
+        """Return all values that depend on a cut, or on an input that only one party has."""
         found = self._private | set(self._arrived)
         for made, read, _ in self.tape.events:
             if found & read:
@@ -674,7 +679,7 @@ class _Traced:
 
 
 def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the name of each cut layer, by the party that sends the cut."""
+    """Return the name of each cut layer, by the feature party that sends the cut."""
     if isinstance(at, str):
         return {_FEATURE: at}
     if isinstance(at, Mapping):
@@ -697,12 +702,12 @@ def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Traced:
-    """Run the example in evaluation mode, and record every operation.
+    """Run the model on the example in evaluation mode, and record every operation.
 
     Raises:
         ConfigError: a layer does not exist, or the example's forward pass does not reach it exactly
             once.
-        DataError: a tensor at a cut has integers.
+        DataError: a tensor at a cut contains integers.
     """
     layers = dict(model.named_modules(remove_duplicate=False))
     for layer in owners.values():
@@ -778,7 +783,7 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
 
 
 def _untie(model: nn.Module, traced: _Traced) -> None:
-    """Give layers after a cut separate weights where both sides of the cut share weights."""
+    """Give layers after a cut separate weights where layers before the cut use the same weights."""
     for key, users in traced.tied().items():
         for name in traced.weights[key]:
             layer, _, own = name.rpartition(".")
@@ -795,7 +800,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _named(
     signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Return arguments by the names that a function signature gives them."""
+    """Return the arguments of a call by name, with the names from a function's signature."""
     for name, value in signature.bind(*args, **named).arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             yield from value.items()
@@ -815,7 +820,7 @@ def entry_of(outputs: Any, name: str) -> Tensor | None:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield all tensors in an argument or an output, in order."""
+    """Yield all tensors in an argument or an output, including nested ones, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The demo: a real federation with digit images' halves at two parties, and labels at a third."""
+"""The demo: a real federation; two parties hold halves of digit images, a third the labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
-    """Write the demo's project: a folder for every party, with its data and its own file.
+    """Write the demo's project: a folder for every party, with the party's data and party file.
 
     Each party's table has the rows in a different order; rows are matched by id.
     """
@@ -67,7 +67,7 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
     label = write_project(folder, experiment, parties, "127.0.0.1")
     for name, table in _tables().items():
         write_bytes(folder / name / "digits.parquet", table.to_parquet(index=False))
-        # The secret is derived from the seed, which makes the demo repeatable; real parties let vfl
+        # The seed determines the secret, so that the demo is repeatable; real parties let vfl
         # generate their secrets.
         Secret.of_simulation(experiment.seed, name).keep_at(
             folder / name / "store" / INJECTED_SECRET
@@ -76,7 +76,7 @@ def write_demo(folder: Path, overrides: Sequence[str] = ()) -> LabelFolder:
 
 
 def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> Path:
-    """Start SuperLink and SuperNodes, train, and stop all processes that were started."""
+    """Start SuperLink and SuperNodes, train, and then stop these processes."""
     with ExitStack() as services:
         say("starting the SuperLink (TLS, node authentication, database file)")
         services.callback(deployment.start_superlink(label).stop)

@@ -1,9 +1,10 @@
 """Export of one party's part of a model for other programs, as ONNX or with `torch.export`.
 
-Models other than neural networks have their own export formats, see `SecureMode.exports`.
+Models other than neural networks have their own export formats, which `SecureMode.exports` lists.
 
-The export needs no files of other parties. The exported file computes what the party computes at
-inference. For a feature party, the file leaves out the codec, which would convert the cut to bytes.
+The export of a party's part needs no files of other parties. The exported file computes the same
+function as the party's part of the model in predictions. The file of a feature party does not
+contain the codec, which would convert the cut to bytes.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from vfl.transport.link import local_pair
 # ONNX Runtime 1.29 and later send telemetry unless this variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-#: Largest accepted difference of an exported file's outputs from torch's, because float32 sums have
-#: another order.
+#: Largest accepted difference between the outputs of an exported file and of torch; the two sum
+#: float32 values in different orders.
 TOLERANCE = 1e-4
 _ROWS = 7
 _FORMS = ("onnx", "torch")  # of networks
@@ -65,11 +66,12 @@ def export_half(
         party: party that owns the exported part.
         to: "onnx" or "torch" for a neural network; other models have other formats.
         out: destination folder; None uses a folder next to the weights.
-        bottom: name of the party's own bottom model, if the party's file names one.
+        bottom: spec of the party's own bottom model, if the party file sets one.
 
     Returns:
-        The written path, and the largest difference from torch's outputs on random inputs, relative
-        to the largest output. The difference is None if the runtime is not installed.
+        The path of the written file, and the largest difference of its outputs from torch's outputs
+        on random inputs, relative to the largest output. The difference is None if the runtime that
+        would compute the file is not installed.
 
     Raises:
         RunFolderError: the party's part is missing or damaged, or belongs to another run.
@@ -93,7 +95,7 @@ def export_half(
         expected = half(*sample)
         program = _program(half, sample)
         found = program.module()(*sample) if to == "torch" else None
-    with tempfile.TemporaryDirectory() as aside:  # temporary files, readable only by their owner
+    with tempfile.TemporaryDirectory() as aside:  # files readable only by their owner
         draft = Path(aside) / path.name
         if to == "onnx":
             _to_onnx(program, half, sample, draft)
@@ -126,7 +128,7 @@ def _in_own_form(run: Path, own: PartyFolder, to: str, out: Path | None) -> dict
     """Export a model other than a neural network in its own format; None for a neural network.
 
     Raises:
-        SpecError: the model cannot be exported in this format.
+        SpecError: the party's part of the model cannot be exported in this format.
     """
     terms = own.terms()
     forms = make(terms.secure).exports
@@ -165,8 +167,8 @@ class _Half(nn.Module):
 
     Attributes:
         inputs: axes of one row of each input, by name of the input.
-        output: name of the output.
-        stem: name of the file without its ending.
+        output: name of the module's output.
+        stem: name of the exported file without its ending.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -174,7 +176,7 @@ class _Half(nn.Module):
     stem: str
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Draw random rows for every input; they are no rows of any party."""
+        """Draw random rows for every input; the rows belong to no party."""
         drawn = generator(0, "export")
         return tuple(torch.randn(_ROWS, *x, generator=drawn) for x in self.inputs.values())
 
@@ -190,11 +192,11 @@ class _FeatureHalf(_Half):
         self.model, self._defense = end.model, end.defense
 
     def sample(self) -> tuple[Tensor, ...]:
-        """Draw random rows: numbers, or zeros and ones for a bottom of tokens or items."""
+        """Draw random rows: numbers, or zeros and ones for bottoms of tokens or items."""
         (rows,) = super().sample()
         try:
             self.model["bottom"](rows)
-        except SpecError:  # 0 and 1 are valid for every bottom of tokens or items
+        except SpecError:  # valid for every bottom model of tokens or items
             rows = (rows > 0).float()
         return (rows,)
 
@@ -209,7 +211,7 @@ class _FeatureHalf(_Half):
 
 
 class _LabelHalf(_Half):
-    """Module that maps decoded cuts, and the party's own columns if any, to predictions."""
+    """Module that maps decoded cuts, and the label party's own columns if any, to predictions."""
 
     stem = "top"
 
@@ -253,7 +255,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
     """Return a party's part of the model, with its weights from the end of training.
 
     Raises:
-        RunFolderError: the weights are missing, or belong to another run.
+        RunFolderError: the weights of this party are missing, or belong to another run.
         SpecError: this party has no part of a network, or its outputs depend on the party's secret.
     """
     terms, weights = own.terms(), own.weights()
@@ -281,7 +283,7 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
             else own_bottom(bottom).build(shape or (), terms.parties[name].width)
         )
         end = FeatureParty(data, terms, local_pair()[1], mine, bottom=asked, weights=weights).end
-    # torch's error is replaced, because it would list all names and shapes of weights
+    # torch's error is replaced, because it would list the names and shapes of all weights
     except RuntimeError:
         raise RunFolderError(
             "these weights belong to another model than the run's",
@@ -311,7 +313,7 @@ def _label_half(
 
 
 def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
-    """Raise an error if a feature party's outputs depend on a secret of that party.
+    """Raise an error if a feature party's outputs depend on the secret of this party.
 
     Raises:
         SpecError: they do.
@@ -327,7 +329,7 @@ def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
 
 
 def _check_run(run: Path, terms: Terms, own: PartyFolder, weights: Mapping[str, Tensor]) -> None:
-    """Reject weights of another run, if this host has all parts and their joint digest."""
+    """Reject weights of another run, if this host has all weights and their joint digest."""
     middle = [] if terms.middle is None else [terms.middle.party]
     everybody = list(dict.fromkeys([*terms.parties, *label_parties(terms), *middle]))
     folders = {name: PartyFolder(own.path.parent / name) for name in everybody}
@@ -344,7 +346,7 @@ def _program(half: _Half, sample: Sequence[Tensor]) -> torch.export.ExportedProg
     shapes = tuple(axes) if isinstance(half, _FeatureHalf) else (tuple(axes),)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about a list of weights in its GRU
+            warnings.simplefilter("ignore")  # torch's GRU warns about a list of weights
             return torch.export.export(half, tuple(sample), dynamic_shapes=shapes, strict=False)
     except Exception as problem:
         raise SpecError(
@@ -359,7 +361,7 @@ def _to_onnx(
 ) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about parts of the exporter itself
+            warnings.simplefilter("ignore")  # warnings about internal parts of torch's exporter
             torch.onnx.export(
                 program,
                 tuple(sample),

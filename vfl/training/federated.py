@@ -1,4 +1,4 @@
-"""Session over Flower from the label party's command: submits and follows the session."""
+"""A session on Flower from the label party's command: submits the session and follows it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from vfl.session.progress import ProgressReport, Tell
 _TICK_S = 0.1
 _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
-#: Pattern of the line in a traceback that names the error.
+#: Pattern of the line in a Python traceback that contains the error's class and text.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
-#: For each mode, the file that exists once a session has ended well; products add modes.
+#: For each mode, the name of the file that exists once a session of this mode has ended well;
+#: products add modes.
 OUTCOMES = {
     "train": "summary.json",
     "predict": "predictions.csv",
@@ -61,7 +62,8 @@ def simulation(folder: LabelFolder) -> Iterator[None]:
     """Run a SuperLink with Flower's simulation engine, which runs all parties of a project.
 
     Args:
-        folder: folder of the label party. The folders of the other parties must be next to it.
+        folder: folder of the label party of the project. The folders of the other parties must be
+            next to it.
 
     Raises:
         MissingDataError: the folder of a party does not exist.
@@ -91,10 +93,10 @@ def _folder_of_all(folder: LabelFolder) -> Path:
 
 
 def _a_node_each(count: int) -> str:
-    """Return Flower's configuration for a simulation in which all nodes run at once.
+    """Return Flower's configuration for a simulation in which all parties' nodes run at once.
 
-    Ray lets a node wait while other nodes occupy all CPUs, so the configuration declares one CPU
-    per node.
+    Ray lets a node wait while other nodes occupy all CPUs, so the configuration declares as many
+    CPUs as nodes.
     """
     return f"num-supernodes={count} init-args-num-cpus={count} client-resources-num-cpus=1"
 
@@ -119,17 +121,17 @@ def run_session(
         run: name of the run.
         overrides: overrides of the experiment's settings, as ``key=value``.
         on_epoch: callback that receives the record of each epoch.
-        on_note: callback that receives one line of text when parties join or leave, with the
-            reaction.
+        on_note: callback that receives one line of text when parties join or leave the session,
+            with vfl's reaction.
         on_progress: callback that receives the session's progress, about once a second.
-        resume: whether the run continues from its last checkpoint.
-        simulated: whether the SuperLink was started by `simulation`.
+        resume: whether this session continues the run from its last checkpoint.
+        simulated: whether `simulation` started the SuperLink.
 
     Returns:
-        The folder of the run.
+        The path of the run's folder.
 
     Raises:
-        VFLError: the session failed; the error is the error that the failing party reported.
+        VFLError: the session failed; the error is the one that the failing party reported.
     """
     path = read_party_file(folder.party_file).run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
@@ -138,7 +140,7 @@ def run_session(
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
     if path.exists():
-        # another session is using the run, so nothing is changed
+        # another session is using the run, so this function changes nothing
         with locked(locked_for(path, mode)):
             for stale in (outcome, failure):
                 stale.unlink(missing_ok=True)
@@ -180,7 +182,7 @@ def _follow(
     """Report the progress of a session until its outcome is known.
 
     Raises:
-        PeerError: the session's process has ended without an outcome.
+        PeerError: the session's process has ended without a result or an error.
     """
     asked = time.monotonic()
     while not any(path.exists() for path in outcomes):
@@ -203,7 +205,7 @@ class _FollowedFile:
         self._reported = len(self._lines())
 
     def look(self) -> None:
-        """Report the new lines; a file may have lost lines after a restart."""
+        """Report the new lines; the file may have lost lines if the session was restarted."""
         lines = self._lines()
         for line in lines[self._reported :]:
             self._on_line(line)
@@ -223,7 +225,7 @@ class _FollowedProgress:
         self._seen = self._written()
 
     def look(self) -> None:
-        """Report the file's content if it has changed."""
+        """Report the progress file's content if it has changed."""
         if (written := self._written()) != self._seen:
             self._seen = written
             if (report := read_progress(self._path)) is not None:
@@ -255,7 +257,7 @@ def _record(line: str, run: Path) -> Any:
 
 
 def _wait_for_flower(folder: LabelFolder, run_id: int) -> None:
-    """Wait until Flower has ended the run's own process, before vfl stops the SuperLink."""
+    """Wait until Flower has ended the run's process; only then vfl may stop the SuperLink."""
     for _ in looks(_END_S, _TICK_S):
         if deployment.run_state(folder, run_id).startswith("finished"):
             return
@@ -291,12 +293,12 @@ def _resume(run: Path) -> str:
 
 
 def _failure(file: Path) -> VFLError:
-    """Return the error that another process recorded, with its error code and exit code."""
+    """Return an error that another process recorded, with the same error code and exit code."""
     record = read_json(file)
     texts = read_record(record, str(file), printable_lines)
     code, exit_code = texts.pop("code"), record.get("exit")
     error = PeerError(texts.pop("what"), **texts)
-    # The error has the class that it has in the other process, so that the exit code does not
+    # The error gets the class that it has in the other process, so that the exit code does not
     # depend on which process reports the error.
     error.code = code  # type: ignore[misc]
     error.exit_code = exit_code if exit_code in range(1, 256) else 1  # type: ignore[misc]

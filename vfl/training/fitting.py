@@ -1,4 +1,4 @@
-"""Batches of a caller's loader, and a plain training loop for split modules.
+"""Batches of a caller's data loader, and an ordinary training loop for split modules.
 
 A batch is `(inputs, labels)`, `(image, table, labels)`, or a dict with `labels`.
 """
@@ -29,7 +29,7 @@ from vfl.training.split import Crossings, SplitModule, arguments_of, crossings_o
 
 
 def labelled(batch: Any) -> tuple[Any, Tensor]:
-    """Return a batch's inputs and labels: a tuple's last entry, or the `labels` of a dict.
+    """Return a batch's inputs and labels (a tuple's last entry, or a dict's `labels`).
 
     Raises:
         DataError: the batch has no labels.
@@ -52,7 +52,7 @@ def one_a_row(labels: Tensor) -> Tensor:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return the same value with all of its tensors on a device."""
+    """Return the device of a model's weights."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -71,10 +71,10 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
     """Return a module's outputs for the inputs of a batch.
 
     Args:
-        model: the module, compiled or not.
+        model: the split module, compiled or not.
         inputs: the module's inputs; a tuple has one entry per party of a `SplitModule`, in the
-            module's order. In a dict, `rows` stands for positions of the rows in a table, unless
-            the model has an argument with this name.
+            module's order. In a dict, the entry `rows` contains positions of the rows in a table,
+            unless the model has an argument with this name.
         labels: labels of the rows.
     """
     (inputs, rows), core = apart(inputs), crossings_of(model)
@@ -85,7 +85,7 @@ def answered(model: nn.Module, inputs: Any, labels: Tensor | None = None) -> Any
 
 
 def apart(inputs: Any) -> tuple[Any, Any]:
-    """Return inputs without their entry `rows`, and this entry or None."""
+    """Return a batch's inputs without their entry `rows`, and this entry or None."""
     if not isinstance(inputs, Mapping) or "rows" not in inputs:
         return inputs, None
     return {name: one for name, one in inputs.items() if name != "rows"}, inputs["rows"]
@@ -102,16 +102,17 @@ def by_party(model: Crossings, inputs: Any) -> Any:
 def columns_of(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[dict[str | int, Tensor], dict[str, Tensor], bool]:
-    """Return one party's tensors of a batch by argument, and other parties' tensors.
+    """Return one party's tensors of a batch by argument, and the other parties' tensors.
 
     Args:
         model: the module.
         party: the feature party.
-        inputs: inputs of the module.
+        inputs: inputs of the split module.
 
     Returns:
         The party's tensors with one row per input row; other parties' arguments, if the whole model
-        must run; and whether the party also gets inputs without rows, such as a graph's edges.
+        must run; and whether the party also gets inputs without a row axis, such as a graph's
+        edges.
     """
     inputs, _ = apart(inputs)
     if isinstance(model, CutModel):
@@ -124,7 +125,7 @@ def columns_of(
         own, others = dict(enumerate(args)), {}
         own.update(named.items())
     tensors = {name: one for name, one in own.items() if isinstance(one, Tensor)}
-    if not tensors:  # a server of a U-shape has no columns
+    if not tensors:  # the party that computes the middle of a U-shape has no columns
         return {}, {}, True
     rows = len(next(iter(tensors.values())))
     by_row = {name: one for name, one in tensors.items() if len(one) == rows and not one.is_sparse}
@@ -134,14 +135,14 @@ def columns_of(
 
 
 def row_digests(tensors: Iterable[Tensor]) -> Iterator[int]:
-    """Yield a 63-bit digest of each row of several tensors; it depends only on the row's bytes."""
+    """Yield a 63-bit digest of each row of several tensors, from only the row's bytes."""
     joined = np.concatenate([_bytes_of(one) for one in tensors], 1)
     for row in joined:
         yield int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big") >> 1
 
 
 def _bytes_of(values: Tensor) -> np.ndarray:
-    """Return the bytes of each row, axes (rows, bytes)."""
+    """Return the bytes of each row of a tensor, axes (rows, bytes)."""
     dense = values.to_dense() if values.layout is not torch.strided else values
     flat = dense.detach().cpu().reshape(len(dense), -1).contiguous()
     return flat.view(torch.uint8).numpy()
@@ -152,10 +153,10 @@ def loss_of(outputs: Any, labels: Tensor, task: str) -> Tensor:
 
     Args:
         outputs: logits with axes (rows, classes) or (rows, tokens, classes), or numbers with axes
-            (rows,) or (rows, 1). Also an object or dict with `logits` and its own `loss`, like the
-            outputs of Hugging Face models.
-        labels: labels with the axes of the outputs except the last axis; 0 or 1 if there is a
-            single logit per row.
+            (rows,) or (rows, 1). Alternatively an object or dict with `logits` and its own `loss`,
+            like the outputs of Hugging Face models.
+        labels: labels with the axes of the outputs except the last axis; labels are 0 or 1 if the
+            outputs have a single logit per row.
         task: "classification" or "regression".
 
     Raises:
@@ -191,10 +192,11 @@ def logits_in(outputs: Any) -> Tensor:
 
 
 def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
-    """Return outputs, axes (labels, outputs), and labels, as quality metrics need them.
+    """Return outputs, axes (labels, outputs), and labels, axes (labels,), for quality metrics.
 
     Args:
-        logits: outputs for rows or tokens; a single output is a logit relative to 0.
+        logits: outputs for rows or tokens; a single output per label is the logit of class 1
+            relative to 0.
         labels: labels of rows, of tokens, or of classes.
         task: "classification" or "regression".
 
@@ -210,17 +212,17 @@ def judged(logits: Tensor, labels: Tensor, task: str) -> tuple[Tensor, Tensor]:
 
 
 def _like(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return outputs reshaped to the axes of the labels."""
+    """Return outputs, reshaped to the axes of the labels."""
     if logits.numel() != labels.numel():
         raise _other_axes(logits, labels, f"axes {tuple(labels.shape)}")
     return logits.reshape(labels.shape)
 
 
 def _by_label(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return outputs with axes (labels, outputs), one output per class."""
+    """Return outputs with axes (labels, outputs), with one output per class for each label."""
     axes = labels.shape[:-1] if labels.dim() == logits.dim() > 1 else labels.shape
     if logits.shape[:-1] != axes and logits.shape[:1] + logits.shape[2:] == axes:
-        # the class axis is the second one, as in torch's cross-entropy
+        # the class axis of the outputs is the second one, as in torch's cross-entropy
         logits = logits.movedim(1, -1)
     if logits.shape[:-1] != axes or labels.is_floating_point() or axes.numel() != labels.numel():
         raise _other_axes(logits, labels, "labels int64 of axes (rows,), outputs (rows, classes)")
@@ -238,8 +240,8 @@ def _other_axes(logits: Tensor, labels: Tensor, want: str) -> DataError:
     )
 
 
-#: Settings of [train] that the training of a module has; other settings belong to parties and
-#: sessions.
+#: Names of the settings of [train] that the training of a module has; other settings concern
+#: parties and sessions.
 RECIPE = (
     "epochs", "optimizer", "schedule", "warmup_steps", "clip_norm", "learning_rate", "momentum",
     "weight_decay", "precision", "patience", "keep", "measure",
@@ -248,7 +250,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSettings:
-    """Return the [train] settings for the training of a module.
+    """Return the [train] settings for the training of a module, from keyword arguments.
 
     Args:
         settings: by name.
@@ -267,7 +269,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
                 fix=nearest(name, RECIPE),
             )
     found = check(settings, TrainSettings, where="the training of a module")
-    _ = Optimization(found).copies  # the constructor raises if a value is invalid
+    _ = Optimization(found).copies  # the constructor raises an error if a value is invalid
     if judges(found) and not validated:
         raise ConfigError(
             "patience and keep = 'best' need validation rows",
@@ -278,7 +280,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
 
 
 def judges(train: TrainSettings) -> bool:
-    """Return whether a training selects its best epoch by validation rows."""
+    """Return whether a training selects its best epoch by metrics of validation rows."""
     return train.patience > 0 or train.keep == "best"
 
 
@@ -291,23 +293,23 @@ def fit(
     on_epoch: Callable[[dict[str, float]], None] = lambda record: None,
     **settings: Any,
 ) -> list[dict[str, float]]:
-    """Train a module with given settings; the loss includes the terms of codec and defense.
+    """Train a module with given settings; the loss includes the codec's and the defense's terms.
 
     Args:
         model: a `SplitModule` or the result of `vfl.split`, which may be compiled by
             `torch.compile`.
-        loader: batches of the training rows, which every epoch iterates over again.
+        loader: data loader with batches of the training rows; every epoch iterates over it once.
         validation: batches of validation rows, which are evaluated at the end of each epoch.
-        loss: spec such as "cross_entropy:smoothing=0.1", or a function of outputs and labels. None
-            selects the model's own loss, cross-entropy, or the mean squared error.
+        loss: spec of a loss, such as "cross_entropy:smoothing=0.1", or a function of outputs and
+            labels. None selects the model's own loss, cross-entropy, or the mean squared error.
         on_epoch: callback that receives the record of each epoch.
         settings: [train] settings as in an experiment file: epochs, optimizer, schedule,
             warmup_steps, clip_norm (for each party's own weights), learning_rate, momentum,
             weight_decay, precision; with `validation` also patience, keep and measure.
 
     Returns:
-        One record per epoch, with `epoch`, `seconds`, `train_loss`, metrics of validation rows,
-        and the bytes of both directions so far.
+        One record per epoch, with `epoch`, `seconds`, `train_loss`, metrics of validation rows, and
+        the bytes sent so far in both directions.
 
     Raises:
         ConfigError: the training of a module has no such setting, or the setting needs
@@ -369,7 +371,7 @@ def fit(
 def validated(
     model: nn.Module, rows: Iterable[Any], loss: Loss, precision: str = "float32"
 ) -> dict[str, float]:
-    """Return loss and metrics of validation rows, named for example `validation_accuracy`."""
+    """Return loss and metrics of validation rows; names begin with `validation_`."""
     model.eval()
     task, losses, answers, truths = crossings_of(model).task, 0.0, [], []
     for inputs, labels in _moved(rows, model):
@@ -415,7 +417,7 @@ def _autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
-    """Return each party's weights for separate clip norms; the label party gets all others."""
+    """Return each party's weights, to clip them separately; the label party gets all others."""
     if isinstance(model, CutModel):
         owners = {f"model.{one}": party for party, own in model.parts.items() for one in own}
         parties = [*model.parts]
@@ -432,7 +434,7 @@ def _weights_of_parties(model: Crossings) -> list[list[nn.Parameter]]:
 
 
 def _weights(model: Crossings) -> dict[str, Tensor]:
-    """Return weights and buffers, without the step and random state."""
+    """Return a module's weights and buffers, without its step and random state."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

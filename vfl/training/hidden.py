@@ -1,7 +1,8 @@
 """Statistics over the common rows of two tables; no party learns which rows are common.
 
-The label party learns only the number of common rows and sums of products of inputs over these rows
-(`vfl.mpc.three_party.intersection`). From these sums it computes linear regressions of the label.
+The label party learns only the number of common rows, and sums of products of inputs over the
+common rows (`vfl.mpc.three_party.intersection`). From these sums the label party computes linear
+regressions of the label.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.trio import Trio
 from vfl.training.run import own_tables
 
-#: Smallest number of common rows per input; with fewer rows, sums would disclose values of single
-#: rows.
+#: Smallest number of common rows per input; with fewer common rows, the sums would disclose values
+#: of single rows.
 ROWS_AN_INPUT = 10
 _WAIT_S = 600.0
 _RCOND = 1e-6
@@ -42,12 +43,13 @@ class HiddenStatistics:
 
     Attributes:
         common: number of rows that both parties have; the feature party learns this number as well.
-        inputs: number of each party's inputs that the regression uses.
+        inputs: number of each party's inputs that were left out, because too few of the party's
+            rows have a value other than the most frequent one.
         left_out: number of each party's inputs that were left out, because too few of its rows
             differ in them.
-        explained: share of the label's variance that a linear regression explains, adjusted for the
-            number of inputs and averaged over classes; keys are the parties whose inputs the
-            regression uses.
+        explained: share of the label's variance that a linear regression explains (R2), adjusted
+            for the number of inputs and averaged over classes; keys are the parties whose inputs
+            the regression uses.
         payload_bytes: number of bytes that were sent, by sender and receiver.
     """
 
@@ -69,15 +71,16 @@ class _Brought:
 
 
 def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
-    """Compute regressions of the label over hidden common rows, all parties in this process.
+    """Compute regressions of the label over hidden common rows; all parties run in this process.
 
     Args:
         experiment: experiment with a label party and one feature party, which have separate files.
-        pad: number of rows to which both tables are padded.
+        pad: number of rows to which both tables are padded, so that their sizes stay hidden.
 
     Raises:
         ConfigError: the experiment has other parties.
-        ConsentError: too few rows are common, in general or for this number of inputs.
+        ConsentError: too few rows are common: fewer than a party accepts, or too few for the number
+            of inputs.
         UserError: see `vfl.datasets`; the error contains only counts.
     """
     refuse(of_own_sources(experiment))
@@ -128,13 +131,13 @@ def hidden_statistics(experiment: Experiment, pad: int) -> HiddenStatistics:
 
 
 def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
-    """Return the adjusted R2 of least squares on some inputs and a constant; mean over targets.
+    """Return the adjusted R2 of a least-squares fit with constant; the mean over several targets.
 
     Args:
-        sums: sums of the products of each two columns, axes (columns, columns); column 0 is the
+        sums: sums of the products of each pair of columns, axes (columns, columns); column 0 is the
             constant 1.
-        inputs: positions of the columns that explain.
-        targets: positions of the columns to be explained.
+        inputs: positions of the columns that explain the targets.
+        targets: positions of the columns that the regression explains.
 
     >>> x = np.array([[1.0, 0, 1], [1, 1, 3], [1, 2, 5], [1, 3, 7]])
     >>> round(explained(x.T @ x, [1], [2]), 6)
@@ -150,7 +153,7 @@ def explained(sums: np.ndarray, inputs: list[int], targets: list[int]) -> float:
 
 
 def min_common(experiment: Experiment, party: str) -> int:
-    """Return the smallest number of common rows that a party's file accepts, or the default."""
+    """Return the smallest number of common rows that a party file accepts, or else the default."""
     source = experiment.parties[party].source or ""
     consent = read_party_file(Path(source)).consent if is_file_of_party(source) else Consent()
     return consent.min_common
@@ -195,9 +198,10 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
 
 
 def _common_enough(inputs: np.ndarray, least: int) -> tuple[np.ndarray, int]:
-    """Standardise inputs without nearly constant columns; also return how many were dropped.
+    """Standardise inputs, without nearly constant columns; also return the number of those.
 
-    If few rows have an input, its sums would disclose which of these rows are common.
+    If few rows have another value than the rest in an input, sums of this input would disclose
+    which of these rows are common.
     """
     inputs = inputs.astype(np.float64)
     alike = [np.unique(each, return_counts=True)[1].max(initial=0) for each in inputs.T]

@@ -1,6 +1,6 @@
-"""All parties in one process, with the code and frames of a federation; links are function calls.
+"""All parties in one process, with a federation's code and frames; links are function calls.
 
-`vfl.training.whole_network` runs the parties of a secret-shared network in threads.
+`vfl.training.whole_network` runs the parties of a secret-shared network in separate threads.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ if TYPE_CHECKING:
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 States = Mapping[str, Mapping[str, Any]]
-#: Function that connects the feature party with a given name; it returns the label party's end and
-#: the feature party's end of the new link.
+#: Function that connects the feature party with a given name; it returns the two ends of the new
+#: link, the label party's end and the feature party's end.
 Connect = Callable[[str], tuple[TransportLink, TransportLink]]
 
 
 class Options(TypedDict, total=False):
-    """Options of a session in one process: the parties' inputs, and destinations of results.
+    """Options of a session in one process: the parties' private inputs, and callbacks for results.
 
     Attributes:
-        secrets: secret of each party, by party; a missing secret is replaced by a repeatable secret
-            from the seed.
+        secrets: secret of each party, by party; the seed determines a repeatable secret for parties
+            without an entry.
         bottoms: bottom modules that replace the experiment's specs, by party.
         top: top module that replaces the experiment's spec.
         weights: trained weights, by party.
-        adversaries: dishonest parties, by party name.
+        adversaries: dishonest parties (`vfl.attacks.active`), by party name.
         device: device on which all parties' models run.
         checkpoints: folder with one subfolder per party for checkpoints, and for a trace if
-            requested. Training continues from the last committed checkpoint in it. None saves no
-            checkpoints.
+            requested. A training continues from the last committed checkpoint in this folder. None
+            stores no checkpoints.
         observers: objects that receive every frame in addition to the ledger, for example a
             `Trace`.
         on_epoch: callback that receives one record per epoch.
@@ -79,10 +79,10 @@ class Options(TypedDict, total=False):
             immediately.
         carry: function that wraps the streams of a session with a secret-shared network, for
             example in simulated network connections.
-        say: callback that receives a line of text: the largest size of a trace, before it starts,
-            or a warning about a damaged checkpoint.
-        serving: additional label parties whose tasks a service answers.
-        explained: parties that learn the Shapley values of their columns; see `Terms`.
+        say: callback that receives a line of text: the largest possible size of a trace, before the
+            training starts, or a warning about a damaged checkpoint.
+        serving: names of additional label parties whose tasks a service answers.
+        explained: names of parties that learn the Shapley values of their columns; see `Terms`.
     """
 
     secrets: Mapping[str, Secret] | None
@@ -108,7 +108,8 @@ class PartiesSession:
     Args:
         experiment: the experiment to run.
         mode: train, evaluate or predict.
-        parties: private values of each party, such as a secret, a model, or checkpoints.
+        parties: private inputs of each party, such as a secret, a model, or a checkpoint folder, by
+            party.
         options: options of the session; see `Options`.
     """
 
@@ -171,7 +172,7 @@ class PartiesSession:
         return Checkpoints(folder / party / CHECKPOINTS, party, terms.run, terms.digest())
 
     def _start(self) -> int:
-        """Return the first exchange after the newest checkpoint that is intact at all parties."""
+        """Return the exchange after the newest checkpoint that all parties have intact."""
         committed = self._own[self.terms.label_party].checkpoints
         if committed is None:
             return 0
@@ -194,7 +195,7 @@ class PartiesSession:
         return {one.name: one.weights() for one in (*self.beside, self.label)}
 
     def weights_digest(self) -> str:
-        """Return one digest, made from the parties' own digests in order of names."""
+        """Return one joint digest of all parties' weights, from the parties' digests by name."""
         return joint_digest(
             [(one.name, one.weights_digest()) for one in (*self.beside, self.label)]
         )
@@ -209,27 +210,30 @@ class PartiesSession:
 
 
 class LocalSession(PartiesSession):
-    """One session of an experiment in this process, with every party in its role.
+    """One session of an experiment in this process; every party runs in its role.
 
-    A feature party sends the same frame to all receivers of cuts, and uses the weighted sum of the
-    gradients that come back. Receivers are one or more label parties, or the party in the middle.
+    A feature party sends the same frame to all receivers of its cuts, and uses the weighted sum of
+    the gradients that the receivers return. The receivers are one or more label parties, or the
+    party in the middle.
 
     Args:
         experiment: experiment of the session.
         data: aligned rows of each party, by party, including label parties.
         mode: train, evaluate or predict.
         outputs: number of classes of [label], or 1 for a regression.
-        options: options of the session; see `Options`. Its entry `bottoms` may also contain the
-            middle party's model, and the tops of additional label parties.
+        options: options of the session; see `Options`. The option `bottoms` may also contain the
+            middle party's model, and the top models of additional label parties.
 
     Raises:
-        SpecError: a plug-in cannot be built, does not fit, or has no effect in this session.
+        SpecError: a plug-in cannot be built, does not fit the data or the cut, or has no effect in
+            this session.
 
     Attributes:
         clients: the feature parties.
         middle: the party between bottom models and label party; None if there is no such party.
         label: the label party that leads the session.
-        others: additional label parties by name; in a service, those whose tasks are served.
+        others: additional label parties by name; in a service, only those whose tasks the service
+            answers.
         helper: a helper party without columns; None if there is no helper.
     """
 
@@ -311,18 +315,19 @@ class LocalSession(PartiesSession):
 
     @property
     def next_step(self) -> int:
-        """Return the number of the exchange that would come next."""
+        """Return the number of the next exchange."""
         return self.label.next_step
 
     def run(self) -> LocalSession:
-        """Run the whole session, or the part of it that is left."""
+        """Run the whole session, or the exchanges that a resumed session still has to run."""
         self.begin()
         start, split = self._start(), self.label.split
         if self.middle is not None:
             self.middle.resume(start)
         for party in self.others.values():
             party.resume(start)
-        # the ledger is read only now, so that it includes what was just sent again
+        # the ledger is read only here, so that it includes frames that the parties have just sent
+        # again
         self.label.resume(start)
         for client in self.clients:
             client.resume(start, rules.in_flight_at(self.terms, split, start))
@@ -339,7 +344,7 @@ class LocalSession(PartiesSession):
         return self
 
     def begin(self) -> None:
-        """Begin an attempt; if the mode needs keys, the parties agree on new keys."""
+        """Begin an attempt of the session; in modes with keys, parties agree on new keys."""
         if not self._mode.needs_keys:
             return
         keys = self._mode.simulated_keys(self._secrets, self.terms, self._session, self._attempt)
@@ -358,7 +363,8 @@ class LocalSession(PartiesSession):
         Args:
             states: training states of an earlier session, which may have had other rows; None
                 starts with new weights.
-            schedule: exchanges, whose numbers continue from `next_step` of the earlier session.
+            schedule: exchanges to run; their numbers continue from `next_step` of the earlier
+                session.
         """
         assert not self.terms.takers, "only if the label party alone receives cuts"
         self.begin()
@@ -373,17 +379,17 @@ class LocalSession(PartiesSession):
         return self
 
     def training_states(self) -> dict[str, dict[str, Any]]:
-        """Return the state from which each party resumes: weights, optimiser, counters."""
+        """Return the state from which each party resumes: weights, optimiser and counters."""
         return {one.name: one.training_state() for one in (*self.beside, self.label)}
 
     def leads(self, name: str) -> LabelParty:
-        """Return a label party; after this call the feature parties answer only to this party."""
+        """Return a label party; feature parties then answer only this party's requests."""
         for client in self.clients:
             client.end.link = self._ends[name][client.name]
         return self.label if name == self.label.name else self.others[name]
 
     def whole_ledger(self) -> Ledger:
-        """Return the ledger of all links; links to further label parties have their own names."""
+        """Return the ledger of all links; links to additional label parties have own names."""
         rows: list[Mapping[str, Any]] = [*self.ledger.state()]
         for name, own in self._ledgers.items():
             rows += [row | {"party": f"{row['party']} to {name}"} for row in own.state()]
@@ -394,7 +400,7 @@ class LocalSession(PartiesSession):
     def _recorders_of(
         self, experiment: Experiment, data: Mapping[str, PartyData], folder: Path | None
     ) -> dict[str, list[Recorder]]:
-        """Return trace recorders by party; there is no trace with several label parties."""
+        """Return trace recorders by party; a session with several label parties has no trace."""
         if self.terms.takers:
             return {}
         return {
@@ -427,7 +433,7 @@ class LocalSession(PartiesSession):
         return links
 
     def _link_of(self, party: str) -> Link:
-        """Return a feature party's own link end, which sends to all receivers of its cuts."""
+        """Return a feature party's link end, which sends to all receivers of this party's cuts."""
         ends = [own[party] for own in self._ends.values()]
         return ends[0] if len(ends) == 1 else FanOut(ends)
 
@@ -445,14 +451,14 @@ class LocalSession(PartiesSession):
         )
 
     def _players(self) -> list[Beside]:
-        """Return the parties other than the label party, in the order in which they send."""
+        """Return all parties other than the label party, in the order in which they send."""
         helping = [] if self.helper is None else [_Helper(self.helper)]
         between = [] if self.middle is None else [self.middle]
         return [*helping, *self.clients, *between]
 
 
 class _Helper:
-    """A helper party without columns, which serves requests when it is its turn."""
+    """A helper party without columns, which serves other parties' requests in each exchange."""
 
     def __init__(self, end: HelperRound) -> None:
         self._end = end
@@ -465,11 +471,11 @@ class _Helper:
         self._end.serve()
 
     def finish(self, exchange: Exchange) -> None:
-        """Do nothing, because the helper has served already."""
+        """Do nothing, because the helper has already served the request."""
 
 
 class _Follower:
-    """An additional label party, which runs the same exchanges."""
+    """An additional label party, which takes part in the same exchanges."""
 
     def __init__(self, label: LabelParty, start: int) -> None:
         self._steps = label.steps(rules.schedule(label.terms, label.split, start))

@@ -1,10 +1,10 @@
-"""Privacy audit: train with canary rows, each included by a coin flip, and guess the coins.
+"""Privacy audit: train with canary rows, each included by a coin flip, and guess the coin flips.
 
 The auditor sees everything that a DP-SGD privacy statement covers: the noisy gradients of every
-party's model, and the models. The auditor made the canaries, so it knows the gradient of each
-canary. The inner product of this gradient with a noisy sum of gradients measures how much the
-canary is part of the sum. A single forward pass with weights moved along the sum computes this
-product for all canaries.
+party's model, and the models. The auditor made the canaries (inserted rows), so the auditor knows
+the gradient of each canary. The inner product of a canary's gradient with a noisy sum of gradients
+measures how much the canary contributes to the sum. One forward pass, with weights that were moved
+along the noisy sum, computes this product for all canaries.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.session.exchange import FeatureEnd
 from vfl.training.local import LocalSession
 
-#: Bottom models that accept any number of columns.
+#: Specs of bottom models that accept any number of columns.
 _OF_COLUMNS = ("mlp", "periodic")
-#: Value of a canary's inputs, in standard deviations of the inputs of training rows.
+#: Value of a canary's inputs, in units of the standard deviation of training rows' inputs.
 _SPREAD = 3.0
-#: Length of the step along a noisy gradient, relative to the norm of the weights.
+#: Length of the weights' step along a noisy gradient, relative to the norm of the weights.
 _ALONG = 1e-3
-#: Smallest number of canaries, or of trainings if there are several, for a meaningful audit.
+#: Smallest number of canaries, or of trainings if an audit has several, for a meaningful audit.
 FEWEST = 20
 
 
@@ -45,9 +45,9 @@ class AuditReport:
     """Epsilon that a training claims, and the lower bound that an audit proved.
 
     Attributes:
-        claimed: privacy statement of the training.
-        proved: lower bound on epsilon that the audit proved.
-        refuted: whether the lower bound is above the claimed epsilon.
+        claimed: privacy statement of the training, with the claimed epsilon.
+        proved: lower bound of epsilon that the audit proved.
+        refuted: whether the proved lower bound is above the claimed epsilon.
     """
 
     claimed: PrivacyStatement
@@ -55,7 +55,7 @@ class AuditReport:
 
     @property
     def refuted(self) -> bool:
-        """Return whether the claim is refuted, at the confidence level of the bound."""
+        """Return whether the audit refutes the claim, at the bound's confidence level."""
         return self.proved.epsilon > (self.claimed.epsilon or 0.0)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class AuditReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as a record for JSON; the entry `text` is for people."""
+        """Return the report as a record for JSON; the entry `text` is a sentence for people."""
         return {
             "claimed": self.claimed.as_dict(),
             "proved": self.proved.as_dict(),
@@ -92,12 +92,14 @@ def audit(
 
     Args:
         experiment: experiment with a [dp] table.
-        data: aligned rows of every party; canaries replace some training rows.
-        canaries: number of canaries; with several trainings, each training has one canary.
-        confidence: confidence level of the lower bound.
+        data: aligned rows of every party; the canaries replace some training rows.
+        canaries: number of canaries in one training; with several trainings, each training has one
+            canary.
+        confidence: confidence level of the lower bound, between 0 and 1.
         trainings: 1 audits with a single training (Steinke et al. 2023); a larger number audits
             with that many trainings.
-        seed: seed of the canaries and of the coin flips. Noise always comes from new secrets.
+        seed: seed of the canaries and of the coin flips. The noise always comes from new secrets,
+            which do not depend on the seed.
         say: callback that receives one line of text per training.
 
     Raises:
@@ -177,7 +179,7 @@ def _with_canaries(
     """Return a party's data in which canaries have unique inputs, or wrong labels.
 
     A bottom model that accepts any number of columns gets one additional column per canary. This
-    column is zero in all other rows, so only the canary and the noise change its weights.
+    column is zero in all other rows, so only the canary and the noise change the column's weights.
     """
     inputs, labels, at = own.inputs, own.labels, torch.from_numpy(places)
     draw = generator(seed, "canaries", own.name)
@@ -188,7 +190,7 @@ def _with_canaries(
         size = _SPREAD * (inputs.shape[1] + len(at)) ** 0.5  # as small as the initial weights
         columns[at, torch.arange(len(at))] = size
         inputs = torch.cat([inputs, columns], 1)
-    # only for numbers, not for tokens
+    # only for real numbers, not for tokens
     elif inputs is not None and not bool((inputs == inputs.round()).all()):
         inputs = inputs.clone()
         spread = inputs[torch.from_numpy(split.train)].std(0)
@@ -201,12 +203,12 @@ def _with_canaries(
 
 
 class _Auditor:
-    """Observes all noisy gradients, and sums up how strongly each canary contributes to these.
+    """Observes all noisy gradients, and adds up how strongly each canary contributes to them.
 
     Args:
-        session: session that has not been run yet.
-        data: data of every party, with canaries.
-        places: positions of the canaries.
+        session: session that the auditor observes, before its `run`.
+        data: data of every party, including the canaries.
+        places: positions of the canaries among the rows.
     """
 
     def __init__(
@@ -222,11 +224,12 @@ class _Auditor:
         self._label, self._truth = label, truth[at]
         ends = {client.name: client.end for client in session.clients}
         self._ends = {name: end for name, end in ends.items() if isinstance(end, FeatureEnd)}
-        # For each step and party, axes (canaries,): the measured part of each canary in the noisy
-        # sum, and the part that the canary would have if it were included.
+        # For each step and party, axes (canaries,): each canary's measured contribution to the
+        # noisy sum, and the contribution that the canary would have if it were included.
         self._parts: dict[str, list[Tensor]] = {}
         self._whole: dict[str, Tensor] = {}
-        # The same for the difference of consecutive sums, in which repeated noise cancels.
+        # The same two values for the difference of consecutive noisy sums, in which repeated noise
+        # cancels.
         self._jumps: dict[str, list[Tensor]] = {}
         self._before: dict[str, list[Tensor]] = {}
         self._waiting: dict[str, Callable[[Sequence[Tensor]], None]] = {}
@@ -235,7 +238,7 @@ class _Auditor:
             _private(end).watch = self._of_feature_party(name)
 
     def scores(self) -> dict[str, np.ndarray]:
-        """Return scores by name, axes (canaries,); a higher score means "more likely included"."""
+        """Return scores by name, axes (canaries,); a higher score makes inclusion more likely."""
         label = self._label.data.name
         parts = {name: torch.stack(each).double() for name, each in self._parts.items()}
         senders = torch.stack([each for name, each in parts.items() if name != label]).sum(0)
@@ -271,7 +274,7 @@ class _Auditor:
         return outputs
 
     def _of_label(self, step: int, noisy: Sequence[Tensor]) -> None:
-        """Score canaries by the label party's noisy sum, before feature parties change weights."""
+        """Score canaries by the label party's noisy sum, before feature parties' weights change."""
         label, cuts, calls = self._label, dict[str, Tensor](), {}
         for name, end in self._ends.items():
             with _private(end).recording() as calls[name]:
@@ -316,7 +319,7 @@ class _Auditor:
         calls: Any,
         again: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> Callable[[Sequence[Tensor]], None]:
-        """Return a callback that records each canary's part in a noisy sum, in clipping norms."""
+        """Return a callback that records each canary's part of a noisy sum, in clipping norms."""
         named = {key: one for key, one in model.named_parameters() if one.requires_grad}
         weights = list(named.values())
         clipper = half.clipper
@@ -359,14 +362,14 @@ def _private(end: Any) -> PrivateHalf:
 
 
 class _Whole(nn.Module):
-    """The label party's model as a function of cuts, which can run with other weights."""
+    """The label party's model as a function of cuts, which can run with changed weights."""
 
     def __init__(self, owned: nn.ModuleDict, parties: Sequence[str]) -> None:
         super().__init__()
         self.owned, self._parties = owned, parties
 
     def forward(self, sent: Mapping[str, Tensor], name: str, own: Tensor | None) -> Tensor:
-        """Compute outputs from cuts, and from the label party's own columns if it has any."""
+        """Compute outputs from cuts, and from the label party's own columns if any."""
         cuts = dict(sent)
         if own is not None:
             cuts[name] = self.owned["bottom"](own)

@@ -1,9 +1,9 @@
-"""Promotion of runs: services answer with a folder's promoted run, now and later.
+"""Promotion of runs: all services of a folder of runs answer with the promoted run, now and later.
 
-The file `promoted.json` next to the runs lists the promoted runs in order. A service writes its
-address and its current run to `serving.json`, in the folder of the run with which the service
-started. The file `serving.next` in that folder requests a switch to another run, without
-interruption (`vfl.session.label.front.serve_in_turn`).
+The file `promoted.json` in the folder of runs lists the promoted runs in order of promotion. A
+service writes its address and the run with which it currently answers to `serving.json`, in the
+folder of the run with which the service started. The file `serving.next` in the same folder
+requests a switch to another run, without interruption (`vfl.session.label.front.serve_in_turn`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class RunningService:
     Attributes:
         began: folder of the run with which the service started.
         address: address at which the service listens.
-        run: name of the run that answers; None before the first run answers.
-        refused: the last run to which the service could not switch, with the reason; empty if there
-            is none.
+        run: name of the run with which the service answers; None before the service can answer.
+        refused: the last run to which the service could not switch, with the reason; empty if every
+            switch succeeded.
     """
 
     began: Path
@@ -56,7 +56,7 @@ class RunningService:
 
 
 def running_service(began: Path) -> RunningService | None:
-    """Return the service that started with a folder's run; None if its process has ended."""
+    """Return the service that started with a run; None if the service's process has ended."""
     try:
         told = read_json(began / STATE_FILE)
         lives = _lives(int(told["process"]))
@@ -70,16 +70,16 @@ def running_service(began: Path) -> RunningService | None:
 
 
 def services_of(runs: Path) -> list[RunningService]:
-    """Return all services that started with a run in this folder."""
+    """Return all services that started with a run in this folder of runs."""
     found = [running_service(state.parent) for state in sorted(runs.glob(f"*/{STATE_FILE}"))]
     return [service for service in found if service is not None]
 
 
 def promoted_runs(runs: Path) -> list[str]:
-    """Return the names of a folder's promoted runs in order; the current run is last.
+    """Return the names of promoted runs in a folder of runs, in order; the current run is last.
 
     Raises:
-        RunFolderError: the record is damaged.
+        RunFolderError: the record of the promoted runs is damaged.
     """
     path = runs / _PROMOTED_FILE
     if not path.exists():
@@ -88,7 +88,7 @@ def promoted_runs(runs: Path) -> list[str]:
 
 
 def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
-    """Make all services of a folder answer with a run, now and later; return the services.
+    """Make all services of a folder of runs answer with one run, now and later; return them.
 
     Args:
         run: folder of a training that ended well.
@@ -97,7 +97,7 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
     Raises:
         RunFolderError: the run did not end well, or its record is damaged.
         UserError: a service cannot open the run; all services continue with the earlier run.
-        LostPeerError: a service does not report in time whether it can open the run.
+        LostPeerError: a service does not report within `wait_s` whether it can open the run.
         StorageError: the disk is full; no service has switched.
     """
     folder = RunFolder.open(run.resolve())
@@ -112,7 +112,7 @@ def promote(run: Path, wait_s: float = 300.0) -> list[RunningService]:
 
 
 def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningService]]:
-    """Switch back to the previously promoted run; return its folder and the services.
+    """Switch back to the previously promoted run; return this run's folder and the services.
 
     Args:
         runs: folder that contains the runs.
@@ -121,7 +121,7 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
     Raises:
         UserError: no run was promoted before, or a service cannot open the earlier run.
         RunFolderError: the earlier run's folder does not exist, or the record is damaged.
-        LostPeerError: a service does not report in time whether it can open the run.
+        LostPeerError: a service does not report within `wait_s` whether it can open the run.
     """
     with locked(runs):
         promoted = promoted_runs(runs)
@@ -141,7 +141,7 @@ def runs_of(path: Path) -> Path:
     """Return the folder of runs: the given folder, or the store of a project's label party.
 
     Raises:
-        RunFolderError: the folder is neither a folder of runs nor a project.
+        RunFolderError: the path is neither a folder of runs nor a project.
     """
     if any(path.glob("*/run.json")):
         return path.resolve()
@@ -150,7 +150,7 @@ def runs_of(path: Path) -> Path:
 
 @contextmanager
 def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
-    """Record the promoted runs, if the block that switches the services succeeds."""
+    """Store a list of promoted runs, if the block, in which services switch, succeeds."""
     path, now = folder.path.parent / _PROMOTED_FILE, datetime.now(UTC).isoformat(timespec="seconds")
     known = {}
     if path.exists():
@@ -165,7 +165,7 @@ def _kept(folder: RunFolder, promoted: Sequence[str]) -> Iterator[None]:
 
 
 def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
-    """Switch all services of the folder to a run; if a service fails, switch all back."""
+    """Switch all services of the folder to a run; if one service fails, switch all of them back."""
     changed = list[RunningService]()
     for service in services_of(run.parent):
         if service.run == run.name:
@@ -182,12 +182,12 @@ def _go_on_with(run: Path, wait_s: float) -> list[RunningService]:
 
 
 def _ask(service: RunningService, run: Path, wait_s: float) -> None:
-    """Request one service to switch to a run; wait until it has switched or reports an error."""
+    """Request one service to switch to a run; wait until the service has switched or failed."""
     write_text(service.began / NEXT_FILE, f"{run}\n")
     for _ in looks(wait_s):
         now = running_service(service.began)
         if now is None or now.run == run.name:
-            return  # a service that has ended sends no answers
+            return  # a service whose process has ended sends no answers
         if now.refused.get("run") == run.name and now.refused != service.refused:
             told = read_record(now.refused, str(service.began / STATE_FILE))
             raise UserError(
@@ -208,7 +208,7 @@ def _ask(service: RunningService, run: Path, wait_s: float) -> None:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except PermissionError:  # the process exists, and belongs to another user
+    except PermissionError:  # the service's process exists, and belongs to another user
         return True
     except ProcessLookupError:
         return False

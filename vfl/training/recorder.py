@@ -1,8 +1,9 @@
-"""`vfl.record`: recording of the training of a module in the caller's own loop.
+"""`vfl.record`: recording of a module's training in the caller's own training loop.
 
-Frames are stored as the sent bytes, as in the trace of a run. A row is identified by a digest of
-its party's inputs, so the order of batches does not matter. If inputs change in each pass, as with
-augmented images, the caller's positions `rows` identify a row. A new epoch begins when rows repeat.
+Frames are stored as the bytes that were sent, as in the trace of a run. A digest of a party's
+inputs identifies a row, so the order of batches does not matter. If the inputs of a row change in
+each pass, as with augmented images, the caller's argument `rows` (positions in a table) identifies
+a row. A new epoch begins when a row occurs again.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from vfl.training.cutting import CutModel
 from vfl.training.fitting import columns_of, row_digests
 from vfl.training.split import Crossings, crossings_of
 
-#: Position that stands for every row outside the rows of interest; it is larger than all other
-#: positions.
+#: Position that stands for every row outside of the caller's rows; this number is larger than all
+#: other positions.
 _ELSEWHERE = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """The rows of one forward pass.
+    """The rows of one forward pass of the module.
 
     Attributes:
         inputs: digest of each row of each party's inputs, by party.
@@ -47,7 +48,7 @@ class _Step:
 
 
 class ModuleTrace:
-    """Frames of a module's training, for attacks on a recorded training; see `record`.
+    """Recorded frames of a module's training, for attacks on this training; see `record`.
 
     Args:
         model: the module.
@@ -55,7 +56,7 @@ class ModuleTrace:
             before memory is full.
 
     Attributes:
-        frames: all frames of the training, as the bytes that were sent.
+        frames: all frames of the recorded training, as the bytes that were sent.
     """
 
     def __init__(self, model: nn.Module, limit_bytes: int = 2**31) -> None:
@@ -82,7 +83,7 @@ class ModuleTrace:
         self._open = ExitStack()
 
         def note(called: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if called is model and model.training:  # copies of the module have this hook as well
+            if called is model and model.training:  # copies of the module have the same hook
                 self._note(args, named)
 
         hook = model.register_forward_pre_hook(note, with_kwargs=True)
@@ -91,13 +92,13 @@ class ModuleTrace:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop recording, and store the digest of the weights at the end of training."""
+        """Stop recording, and store a digest of the module's weights at the end of the training."""
         if self._open is not None:
             self._open.close()
         self._ended_with = _weights_of(self._model)
 
     def require_of(self, model: Crossings) -> None:
-        """Reject a module, unless it is the recorded module, its copy, or has the same weights.
+        """Reject a module that is not the recorded module, its copy, or a module with its weights.
 
         Raises:
             DataError: the trace belongs to another module's training.
@@ -126,15 +127,16 @@ class ModuleTrace:
     def decoded(
         self, party: str, inputs: Sequence[int], rows: Sequence[int] | None = None
     ) -> list[tuple[Replayed, Tensor]]:
-        """Return the frames of one party's cuts, with rows and decoded values.
+        """Return the frames of one party's cuts, with each frame's rows and decoded values.
 
         Forward passes without a backward pass are left out.
 
         Args:
             party: the feature party.
-            inputs: digests of the party's inputs for the rows of interest; the position in this
-                list becomes the row's number in the result. All other rows get a larger number.
-            rows: positions of the same rows in the caller's table.
+            inputs: digests of the party's inputs for the rows of interest; a row's number in the
+                result is its position in this list. All rows outside of this list get a larger
+                number.
+            rows: positions of the same rows (of interest) in the caller's table.
 
         Raises:
             DataError: the training used none of these rows.
@@ -155,14 +157,14 @@ class ModuleTrace:
         return found
 
     def _note(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Store which rows a forward pass uses."""
+        """Store the rows that a forward pass uses."""
         model = self._model
         inputs, rows = _given(model, args, named)
         own: dict[str, list[int]] = {}
         for party in model.experiment.parties:
             columns = columns_of(model, party, inputs)[0]
-            # For the server of a U-shape, the rows are those of the feature party, which comes
-            # first.
+            # For the party in the middle of a U-shape, the rows are the feature party's rows; the
+            # feature party comes first.
             own[party] = list(row_digests(columns.values())) if columns else own[next(iter(own))]
         positions = None if rows is None else torch.as_tensor(rows).long().cpu().numpy()
         self._steps[model.step] = _Step(own, positions)
@@ -170,7 +172,7 @@ class ModuleTrace:
     def _places(
         self, party: str, steps: Iterable[int], inputs: Sequence[int], rows: Sequence[int] | None
     ) -> dict[int, tuple[int, np.ndarray]]:
-        """Return the epoch and the positions of the rows of each step, by step."""
+        """Return the epoch and the rows' positions of each training step, by step."""
         keys = {step: self._steps[step].inputs[party] for step in steps}
         known = _positions(inputs)
         by_rows = all(self._steps[step].rows is not None for step in keys) and rows is not None
@@ -220,7 +222,7 @@ def _positions(keys: Iterable[int]) -> dict[int, list[int]]:
 
 
 def _given(model: Crossings, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the inputs and the rows with which the module was called."""
+    """Return the inputs and the positions of rows with which the caller called the module."""
     if isinstance(model, CutModel):
         return model.arguments(args, named), named.get("rows")
     inputs, _, rows = (*args, None, None, None)[:3]
@@ -228,7 +230,7 @@ def _given(model: Crossings, args: tuple[Any, ...], named: Mapping[str, Any]) ->
 
 
 class _Replay:
-    """Decodes the frames of one cut in their original order, as the module did.
+    """Decodes the frames of one cut in their original order, with the states that the codec had.
 
     Args:
         codec: codec with its state at the start of the recording.
@@ -256,8 +258,8 @@ class _Replay:
 def record(model: nn.Module, limit_bytes: int = 2**31) -> ModuleTrace:
     """Record the frames between parties while a module is trained in a `with` block.
 
-    With the trace, `vfl.attack(model, loader, trace=trace, pack=...)` runs attacks; each attacker
-    sees the part of the training that its threat model grants.
+    With this trace, `vfl.attack(model, loader, trace=trace, pack=...)` runs attacks; each attacker
+    receives the part of the training that the attacker's threat model grants.
 
     Args:
         model: a `SplitModule` or the result of `vfl.split`, possibly inside a torch wrapper.

@@ -58,12 +58,13 @@ from vfl.training.specs import mistakes_here
 from vfl.training.whole_network import WholeNetworkSession
 
 AnySession = LocalSession | WholeNetworkSession
-#: Subfolder with what a dishonest party learned in a training, within this party's part of the run.
+#: Name of a subfolder in a dishonest party's part of a run, which contains what this party learned
+#: in the training.
 _ADVERSARY = "adversary"
 
 
 def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, PartyData]:
-    """Load the aligned rows of every party from the experiment's data sources.
+    """Load the aligned rows of every party from the data sources in the experiment.
 
     Args:
         experiment: experiment with `data.source`, or with a `source` for each party.
@@ -78,7 +79,7 @@ def load_data(experiment: Experiment, *, download: bool = False) -> dict[str, Pa
 
 
 def load_again(folder: RunFolder) -> dict[str, PartyData]:
-    """Load every party's current rows, encoded as in a finished run.
+    """Load every party's current rows, encoded as in the training of a finished run.
 
     Raises:
         DataError: see `vfl.datasets`.
@@ -160,10 +161,11 @@ def load_rows(folder: RunFolder) -> dict[str, PartyData]:
 
 
 def training_rows(folder: RunFolder) -> dict[str, PartyData]:
-    """Load the rows of a finished run for every party, with the split of its training.
+    """Load the rows of a finished run for every party, with the split of the run's training.
 
     Raises:
-        TrainedRowsError: the tables contain different rows now.
+        TrainedRowsError: the parties' tables have changed since the training, and contain different
+            rows now.
         DataError: see `load_rows`.
     """
     data = load_rows(folder)
@@ -180,12 +182,12 @@ def training_rows(folder: RunFolder) -> dict[str, PartyData]:
 def _rows_apart(
     experiment: Experiment, encoders: Mapping[str, Encoder], *, download: bool
 ) -> dict[str, PartyData]:
-    """Return different rows for each party, from its own table or as a share of one table.
+    """Return separate rows for each party, from the party's table or as a share of one table.
 
-    The test rows belong to the label party.
+    All test rows belong to the label party.
 
     Raises:
-        ExposedCutError: the mode rejects the rows, for example if the label party has none.
+        ExposedCutError: the secure mode rejects the rows, for example if the label party has none.
         DataError: see `load_data`.
     """
     label = experiment.label
@@ -255,9 +257,9 @@ def own_tables(experiment: Experiment) -> dict[str, OwnTable]:
 
 
 def sources_read(experiment: Experiment) -> dict[str, str]:
-    """Return the tables that `load_data` reads, by party, or one entry for all parties.
+    """Return the paths of tables that `load_data` reads, by party, or one entry for all parties.
 
-    Settings that the parties' own tables replace are left out.
+    Settings of [data] that the parties' own tables replace are left out.
     """
     tables = own_tables(experiment) if experiment.is_table else {}
     found = {name: str(table.source) for name, table in tables.items()}
@@ -306,14 +308,15 @@ def trained(
     explained: Sequence[str] = (),
     adversaries: Mapping[str, Adversary] | None = None,
 ) -> AnySession:
-    """Build a session with the weights of a finished run, ready to evaluate or predict.
+    """Build a session with the final weights of a finished run, ready to evaluate or predict.
 
     Args:
         folder: folder of the run.
         data: data of every party.
         mode: evaluate, predict or serve.
         device: device on which the models run.
-        tell: callback that receives the progress; the run's folder receives it too.
+        tell: callback that receives the session's progress, which is also stored in the run's
+            folder.
         serving: see `Options`.
         explained: see `Options`.
         adversaries: see `Options`.
@@ -333,7 +336,7 @@ def trained(
 
 
 def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
-    """Return a callback that stores the progress of a session, and passes it on."""
+    """Return a callback that stores a session's progress in the run's folder and passes it on."""
 
     def note(report: ProgressReport) -> None:
         folder.progress(report.record())
@@ -344,7 +347,7 @@ def _noted(folder: RunFolder, tell: Tell | None) -> Tell:
 
 
 def _with_middle(experiment: Experiment, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return data of all parties with weights, including a middle party, which has no rows."""
+    """Return data of all parties with weights; the middle party, if any, gets data without rows."""
     if experiment.middle is None:
         return dict(data)
     name, split = experiment.middle.party, data[experiment.label.party].split
@@ -362,24 +365,25 @@ def train(
     data: Mapping[str, PartyData] | None = None,
     **options: Unpack[Options],
 ) -> dict[str, Any]:
-    """Train in one process; return the run's summary, in which `run` is the run's folder.
+    """Train in one process; return the run's summary, whose entry `run` is the run's folder.
 
     Args:
         experiment: the experiment to train.
         root: parent folder of the run's folder.
         name: name of the run's folder.
         command: command that repeats the run, to be stored in the record.
-        resume: whether to continue this run from its last committed checkpoint.
+        resume: whether to continue the run with this name from its last committed checkpoint.
         download: whether to download a bundled data set that is not on this machine.
-        data: result of `load_data` for this experiment; None loads the data.
-        options: options of `LocalSession`; what an adversary learned is stored with its weights.
+        data: the parties' data, as `load_data` returns them; None loads the data here.
+        options: options of `LocalSession`; what an adversary learned is stored with the adversary's
+            weights.
 
     Raises:
-        VFLError: the training failed; the file failure.json in the run folder contains the same
+        VFLError: the training failed; the file failure.json in the run's folder contains the same
             error.
     """
     begun = experiment.train.warm_start
-    if begun is not None:  # data encoded as in the earlier run
+    if begun is not None:  # the data are encoded as in the earlier run
         data, options["weights"] = _as_left_by(RunFolder.open(root / begun), experiment)
     data = load_data(experiment, download=download) if data is None else data
     found: list[str] = []
@@ -449,7 +453,7 @@ def _as_left_by(
 
     Raises:
         ConfigError, DataError: see `load_data`.
-        DisagreementError: the earlier run had a different network or other parties.
+        DisagreementError: the earlier run had another network or other parties.
     """
     refuse(mistakes_here(experiment))
     require_same_top(earlier.experiment(), experiment)
@@ -469,7 +473,7 @@ def _as_left_by(
 
 
 def accounts_of(session: AnySession) -> dict[str, Any]:
-    """Return metrics that only a process which runs all parties can collect."""
+    """Return metrics that only a process that runs all parties can collect."""
     if tasks := _tasks(session):
         return {"tasks": tasks}
     if not isinstance(session, WholeNetworkSession):
@@ -482,7 +486,7 @@ def accounts_of(session: AnySession) -> dict[str, Any]:
 
 
 def _figures_of(session: AnySession, party: str) -> dict[str, Any]:
-    """Return the training metrics of one party's part of the model."""
+    """Return the metrics, from the training, of one party's part of the model."""
     if not isinstance(session, WholeNetworkSession):
         return {}
     everybody = {one.name: one.figures() for one in session.clients}
@@ -502,7 +506,7 @@ def _tasks(session: AnySession) -> dict[str, dict[str, Any]]:
 
 
 def load_adversary(folder: RunFolder, party: str, adversary: Adversary) -> None:
-    """Restore a started adversary to the state that it had at the end of this run.
+    """Restore an adversary, after its `begin`, to the state it had at the end of this run.
 
     Raises:
         RunFolderError: the party had no adversary, or another version of vfl wrote the run.
@@ -521,10 +525,10 @@ def evaluate(
     tell: Tell | None = None,
     explained: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Evaluate a run on its test rows, and on rows that the run has never used.
+    """Evaluate a run on its test rows, and on rows that neither trained nor validated the run.
 
     Raises:
-        TrainedRowsError: no such row is left, or the rows of the training are not known.
+        TrainedRowsError: no row is left for a test, or the rows of the training are not known.
     """
     data = load_rows(folder)
     with locked(folder.path):
@@ -540,10 +544,10 @@ def evaluate(
 def evaluate_together(
     folders: Sequence[RunFolder], device: str = "cpu", tell: Tell | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate several runs on common rows that none of them trained or validated on.
+    """Evaluate several runs on common rows that none of these runs trained or validated on.
 
-    Each run stores its metrics as one more evaluation; `common_rows` is the number of rows, and
-    `beside` lists the other runs.
+    Each run stores its metrics as one more evaluation, in which `common_rows` is the number of
+    rows, and `beside` lists the other runs.
 
     Args:
         folders: folders of runs that were trained in one process.
@@ -551,8 +555,8 @@ def evaluate_together(
         tell: callback that receives the progress.
 
     Raises:
-        TrainedRowsError: no such row is left, or the rows of a training are not known.
-        DisagreementError: the runs read different data.
+        TrainedRowsError: no common row is left for a test, or the rows of a training are not known.
+        DisagreementError: the runs read different data, so rows cannot be compared.
     """
     loaded = [load_again(folder) for folder in folders]
     labels = [
@@ -594,7 +598,7 @@ def evaluate_together(
 
 
 def _keep_explained(folder: RunFolder, session: AnySession, data: Mapping[str, PartyData]) -> None:
-    """Store the Shapley values of columns in the folders of their owners."""
+    """Store Shapley values of columns in the run folders of the columns' owners."""
     if not isinstance(session, WholeNetworkSession):
         return
     everybody: list[WholeNetworkParty | WholeNetworkLabel] = [*session.clients, session.label]
@@ -609,7 +613,7 @@ def predict(
     tell: Tell | None = None,
     explained: Sequence[str] = (),
 ) -> Path:
-    """Predict the rows that `evaluate` tests; return the CSV file's path."""
+    """Predict the rows on which `evaluate` would test a run; return the path of the CSV file."""
     experiment = folder.experiment()
     data = load_rows(folder)
     path = folder.path / "predictions.csv"

@@ -1,6 +1,6 @@
-"""Checks of the plug-ins that an experiment names, before anything runs.
+"""Checks of the plug-ins in an experiment's settings, before anything runs.
 
-`vfl.config.validate` has all other rules, and maps settings to plug-in families.
+`vfl.config.validate` has all other rules of a configuration, and maps settings to plug-in families.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from vfl.session.trace import trace_of_masked_cuts
 
 
 def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
-    """Read an experiment file that one process can train, with the position of each setting.
+    """Read an experiment file that one process can train; also return the line of each setting.
 
     Raises:
         ConfigError, SpecError: the experiment has mistakes; the error lists all mistakes.
@@ -60,11 +60,11 @@ def read_checked(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment,
 
 
 def checked(content: Mapping[str, Any], where: str) -> Experiment:
-    """Return an experiment from Python arguments, with the same checks as for a file.
+    """Return an experiment from Python arguments, after the same checks as for a file.
 
     Args:
         content: the settings.
-        where: name of the arguments for error messages.
+        where: noun for the arguments in error messages.
 
     Raises:
         ConfigError, SpecError: see `read_checked`.
@@ -75,7 +75,7 @@ def checked(content: Mapping[str, Any], where: str) -> Experiment:
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> None:
-    """Build every plug-in that an experiment names, to report wrong specs before a run.
+    """Build every plug-in in an experiment's settings, to report wrong specs before a run.
 
     Args:
         experiment: the experiment to check.
@@ -91,12 +91,12 @@ def check_specs(experiment: Experiment, locations: Locations | None = None) -> N
 
 
 def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
-    """Build every codec for a cut of this width, to report all wrong specs at once.
+    """Build every codec for a cut of this width, and report all wrong specs at once.
 
     Args:
         specs: the codecs.
         width: width of the cut.
-        setting: name of the setting for error messages.
+        setting: name of the setting in error messages.
 
     Raises:
         SpecError, ConfigError: see `check_specs`.
@@ -111,7 +111,7 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
 
 
 def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistake]:
-    """Yield the wrong specs of an experiment, each with the name of the setting in the file."""
+    """Yield the wrong specs of an experiment, each with the name of its setting in the file."""
     content, written = experiment.model_dump(), locations.lines
     if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
         content["model"] = content.pop("secure")
@@ -129,7 +129,7 @@ def mistakes_here(experiment: Experiment) -> Iterator[ConfigError]:
 
 
 def spec_mistakes(content: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield the wrong specs among unchecked settings; see `vfl.config.read_toml`."""
+    """Yield the wrong specs among settings that are not yet checked; see `vfl.config.read_toml`."""
     for named in named_plugins(content):
         try:
             _ASKED[named.family](named.spec, named.beside)
@@ -147,23 +147,23 @@ def _check_codec(spec: str, widths: Sequence[object]) -> None:
 
 
 def _check_merger(spec: str, widths: Sequence[object]) -> None:
-    """Check that a merger exists, and that it can merge cuts of the known widths."""
+    """Check that a merger exists, and that it can merge cuts of the widths that are known."""
     merger, known = models.make_merger(spec), [one for one in widths if isinstance(one, int)]
     if known == [*widths] and known:
         merger.width(known)
 
 
 def _check_steps(content: Mapping[str, Any], **changed: str) -> None:
-    """Build the optimiser with the settings; other checks report single invalid values."""
+    """Build the optimiser with all its settings; other checks report invalid single values."""
     try:
         settings = TrainSettings.model_validate({**table_in(content, "train"), **changed})
     except ValueError:
         return
-    _ = Optimization(settings).copies  # the optimiser is built to detect mistakes
+    _ = Optimization(settings).copies  # the optimiser is built only to detect mistakes
 
 
 def _check_schedule(content: Mapping[str, Any]) -> None:
-    """Build the learning-rate schedule; `_check_steps` reports a wrong optimiser."""
+    """Build the learning-rate schedule; `_check_steps` reports a wrong optimiser spec."""
     try:
         _check_steps(content, schedule=NO_SCHEDULE)
     except SpecError:
@@ -172,7 +172,7 @@ def _check_schedule(content: Mapping[str, Any]) -> None:
 
 
 def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
-    """Check a secure mode together with the other settings; "none" fits all settings."""
+    """Check a secure mode in combination with other settings; "none" fits all settings."""
     if spec == "none":
         return
     from vfl.session import secure_mode
@@ -217,7 +217,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
 
 
 def _check_model(spec: str, content: Mapping[str, Any]) -> None:
-    """Check a model that replaces the neural network; secure modes apply to neural networks."""
+    """Check a model that replaces the neural network; only neural networks have secure modes."""
     from vfl.session.secure_mode import SECURE
 
     name, _ = parse(spec)
@@ -237,7 +237,7 @@ def _check_model(spec: str, content: Mapping[str, Any]) -> None:
 
 
 def _check_linear(party: str, bottom: str) -> None:
-    """Check a bottom model that feature parties share."""
+    """Check a bottom model whose weights feature parties secret-share."""
     recipe = models.make_bottom(bottom)
     if not isinstance(recipe, MLPBottom) or recipe.hidden or recipe.last != "none":
         raise ExposedCutError(
@@ -275,20 +275,20 @@ def _check_augmentation(spec: str) -> None:
 
 def _check_defense(spec: str, numbers: bool) -> None:
     defense = defenses.make(spec)
-    if numbers:  # the number of classes is unknown until labels are read
+    if numbers:  # the number of classes is unknown before the labels are read
         defense.prepare(defenses.LabelKind(classes=None))
 
 
-#: Defense hooks that need cuts and labels, or agreed values, at parties without a link to each
-#: other.
+#: Defense hooks that need both cuts and labels, or a value that two parties without a common link
+#: agree on.
 _JOINING = ("batch", "fit", "loss")
 
 
 def check_beside_middle(spec: str) -> None:
-    """Raise an error for a defense that would need data from both sides of a middle party.
+    """Raise an error for a defense that needs data from both neighbours of a middle party.
 
     Raises:
-        SpecError: the defense cannot be built, or needs a hook that a party in the middle makes
+        SpecError: the defense cannot be built, or needs a hook that a middle party makes
             impossible.
     """
     if found := defenses.uses(defenses.make(spec), *_JOINING):
@@ -302,13 +302,13 @@ def check_beside_middle(spec: str) -> None:
 
 
 def _check_known_beside_middle(spec: str) -> None:
-    """Check a defense with a middle party; another check reports specs that cannot be built."""
+    """Check a defense beside a middle party; another check reports specs that cannot be built."""
     with suppress(UnknownNameError, UnknownOptionError, BadOptionError):
         check_beside_middle(spec)
 
 
 def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> None:
-    """Report only errors due to [dp]; other checks report specs that cannot be built."""
+    """Report only errors that [dp] causes; other checks report specs that cannot be built."""
     try:
         refuse(spec, beside)
     except PrivacyError:
@@ -317,11 +317,11 @@ def _beside_dp(refuse: Callable[[str, Any], object], spec: str, beside: Any) -> 
         return
 
 
-#: Checks of a plug-in, by family; each check gets the spec and the values that the plug-in must
-#: fit.
+#: Check function of a plug-in, by family; the arguments are the spec and the values that the
+#: plug-in must fit.
 _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "codec": _check_codec,
-    # The number 1 replaces a number that is found later.
+    # The number 1 stands for an integer that vfl finds later, in place of `?`.
     "wanted codec": lambda spec, widths: _check_codec(spec.replace(WANTED, "1"), widths),
     "defense": _check_defense,
     "defense beside a middle": lambda spec, _: _check_known_beside_middle(spec),

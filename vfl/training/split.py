@@ -1,8 +1,8 @@
 """A split network as one torch module, for your own training loop.
 
-`SplitModule` joins bottom models and a top model to one module. `vfl.split` splits an existing
-model (`vfl.training.cutting`). Both modules send cuts and gradients as frames, by the class
-`Crossings`.
+`SplitModule` combines bottom models and a top model in one module. `vfl.split` instead splits an
+existing model (`vfl.training.cutting`). Both kinds of modules send cuts and gradients as frames;
+the class `Crossings` does this.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ from vfl.training.specs import checked
 _LABEL = "label"
 #: Hooks in which a defense reads the labels of a batch.
 _ON_LABELS = ("loss", "gradient")
-#: Hooks that act outside of this module, such as in the training loop.
+#: Hooks of defenses that act outside of this module, such as in the training loop.
 _ELSEWHERE = ("labels", "counts", "batch", "fit", "targets", "received")
 #: Beginning of the error message that torch's batch normalisation raises in training.
 _ONE_ROW = "Expected more than 1 value per channel"
-#: Directions of a cut and of its gradient, and directions of a cut that comes back (U-shape).
+#: Directions of a cut and of its gradient, and directions for a cut that the label party sends back
+#: (U-shape).
 _FORTH, _BACK = ("up", "down"), ("down", "up")
 
 
 class Crossings(nn.Module):
-    """Codecs, defenses and frames at every cut, for a module that runs all parties.
+    """Codecs, defenses and frames at every cut of a module that runs all parties.
 
-    A subclass runs the models in its `forward`. `state_dict` contains all weights, the step, and
-    the state of codecs and defense, so that a training can resume. The state does not contain the
-    ledger and the observers.
+    A subclass runs the parties' models in its method `forward`. `state_dict` contains all weights,
+    the step, and the state of codecs and defense, so that a training can resume. The state does not
+    contain the ledger and the observers.
 
     Attributes:
-        experiment: the settings as in an experiment file; the codec is left out if parties have
-            different codecs.
+        experiment: the settings in the form of an experiment file; the codec is left out if parties
+            have different codecs.
         step: number of forward passes in training so far.
         ledger: ledger of all frames that were sent.
 
@@ -92,7 +93,7 @@ class Crossings(nn.Module):
         self._defense = _reachable(defense, elsewhere)
         self._codecs = {name: compression.make(codecs[name]) for name in widths}
         self._specs = {name: codecs[name] for name in widths}
-        # the same value in copies, for example in an average of weights
+        # this value is the same in copies of the module, for example in an average of weights
         self._lineage = token_hex(8)
         self._secrets = {name: Secret.of_simulation(seed, name) for name in widths}
         self._label_secret = Secret.of_simulation(seed, _LABEL)
@@ -110,7 +111,7 @@ class Crossings(nn.Module):
 
     @property
     def codec_specs(self) -> frozenset[str]:
-        """Specs of the codecs, as given."""
+        """Specs of the codecs, as the caller gave them."""
         return frozenset(self._specs.values())
 
     @property
@@ -122,7 +123,7 @@ class Crossings(nn.Module):
 
     @property
     def lineage(self) -> str:
-        """Random name of this module; copies of the module have the same name."""
+        """Random identifier of this module; copies of the module have the same identifier."""
         return self._lineage
 
     @contextmanager
@@ -149,12 +150,12 @@ class Crossings(nn.Module):
         return sum(terms[1:], terms[0]) if terms else torch.zeros(())
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the step and the state of codecs and defense, which `state_dict` stores."""
+        """Return the step, and the states of codecs and defense, for `state_dict`."""
         codecs = {name: dict(codec.state_dict()) for name, codec in self._codecs.items()}
         return {"step": self.step, "codecs": codecs, "defense": dict(self._defense.state_dict())}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `get_extra_state`."""
+        """Restore the step and the states that `get_extra_state` returned."""
         if set(state) != {"step", "codecs", "defense"} or set(state["codecs"]) != set(self._codecs):
             raise DataError(
                 "this state belongs to another module",
@@ -173,7 +174,7 @@ class Crossings(nn.Module):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return an independent copy; forward passes that wait for gradients are not copied."""
+        """Return an independent copy, without forward passes that wait for gradients."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         fresh: dict[str, Any] = {"_additions": [], "_observers": (), "_watching": ()}
@@ -184,7 +185,7 @@ class Crossings(nn.Module):
     # Methods that subclasses use.
 
     def _add_ends(self, name: str, width: int) -> None:
-        """Add a codec's modules for both sides of one cut; the caller seeds the random draws."""
+        """Add a codec's modules for both parties of one cut; the caller seeds the random draws."""
         self.encoders[name] = self._codecs[name].client_module(width) or nn.Identity()
         self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
 
@@ -216,17 +217,17 @@ class Crossings(nn.Module):
         *,
         back: bool = False,
     ) -> Tensor:
-        """Send a cut; return it as the receiver decodes it.
+        """Send a cut; return the cut as the receiver decodes it.
 
         Args:
-            name: name of the party to which the cut belongs.
+            name: name of the party that owns the cut.
             cut: result of `_guarded`, after the codec's module.
-            rows: the party's inputs, for defenses that use them.
+            rows: the party's inputs, for defenses that use inputs.
             labels: labels of the rows.
             context: step context of the forward pass.
             addition: collector of the additional loss terms of the forward pass.
-            back: whether the cut goes back to the feature party (U-shape), and its gradient to the
-                other party.
+            back: whether the label party sends the cut back to the feature party (U-shape), which
+                then returns its gradient.
         """
         codec, own = self._codecs[name], self._context(context, self._secrets[name])
         check_finite(cut.detach(), "cut", name, context.step)
@@ -251,7 +252,7 @@ class Crossings(nn.Module):
         context: StepContext,
         addition: Addition,
     ) -> Tensor:
-        """Return the outputs after the defense, for the caller."""
+        """Return the module's outputs after the defense, for the caller."""
         if self.training:
             self._check_labels(labels, outputs)
         here = self._context(context, self._label_secret)
@@ -261,7 +262,7 @@ class Crossings(nn.Module):
         return outputs
 
     def _count(self, addition: Addition) -> None:
-        """Count a finished forward pass in training."""
+        """Count a finished forward pass in training as one step."""
         if self.training:
             self.step += 1
             if addition.total is not None:
@@ -271,7 +272,7 @@ class Crossings(nn.Module):
         return _with_secret(context, secret if context.training else None)
 
     def _check_labels(self, labels: Tensor | None, outputs: Tensor) -> None:
-        """Check labels as an experiment with this task does; give their kind to the defense."""
+        """Check labels as an experiment with this task does; pass their kind to the defense."""
         if self._prepared and not self._on_labels:
             return
         classes = None
@@ -288,26 +289,29 @@ class SplitModule(Crossings):
     """Bottom models, cut and top model in one module; each pass sends real frames.
 
     The top's inputs and the bottoms' gradients are decoded from real frames, so a loop around this
-    module trains the same model as a federation. `ledger` counts the frames. A defense acts as in a
-    federation; if it cannot, the step raises an error. A defense that reads labels needs them in
-    the forward pass of a training, and the loss must include `extra_loss`. The caller computes the
-    loss; defenses expect the gradient of a mean over the batch in which all rows have the same
-    weight.
+    module trains the same model as a federation. The attribute `ledger` counts the frames. A
+    defense acts as in a federation; if the module cannot apply the defense, a training step raises
+    an error. A defense that reads labels needs the labels in every forward pass of a training, and
+    the loss must include `extra_loss`. The caller computes the loss; a defense expects the gradient
+    of a mean over the batch in which all rows have the same weight.
 
-    Frames carry float32. A cut of another floating-point type is converted before sending, and
-    converted back after receiving.
+    Frames contain float32 values. A cut of another floating-point type is converted before sending,
+    and converted back after receiving.
 
     Args:
-        bottoms: model of each feature party, by party; maps inputs to axes (rows, width).
-        top: the label party's model, which maps merged cuts to outputs, one per class.
-        widths: width of each party's cut, or the axes of one row, such as (64, 8, 8); merger and
-            top receive cuts with several axes unchanged.
+        bottoms: model of each feature party, by party, which maps inputs to a cut with axes (rows,
+            width).
+        top: the label party's model, which maps merged cuts to outputs; a classification has one
+            output per class.
+        widths: width of each party's cut, or the axes of one row of the cut, such as (64, 8, 8);
+            merger and top model receive cuts with several axes unchanged.
         codec: spec of a codec, or one spec per party.
         defense: spec of a defense.
         merge: spec of a merger.
         task: "classification", or "regression" if labels are numbers.
-        seed: seed from which the parties' secrets are derived; secrets within one process would
-            give no protection. Dropout and random layers of a defense depend on the seed too.
+        seed: seed from which the parties' secrets are derived; real secrets would protect nothing,
+            because one process holds all of them. The seed also determines dropout and the random
+            layers of a defense.
         observers: objects that receive every frame in addition to the ledger, for example a
             `Trace`.
 
@@ -370,15 +374,16 @@ class SplitModule(Crossings):
 
         Args:
             inputs: rows of each party in the same order: a tensor with axes (rows, ...), or a tuple
-                or dict of arguments of the bottom, the first of which has axes (rows, ...).
+                or dict of arguments for the party's bottom model, of which the first has axes
+                (rows, ...).
             labels: labels, axes (rows,); defenses that read labels need them in training.
             rows: position of each row in your table, integers with axes (rows,); codecs with state
                 for each row need it in training.
 
         Raises:
-            SpecError: the defense reads labels and there are none, or labels of this kind have no
-                meaning for it; or the codec needs `rows`.
-            DataError: a party's rows are missing; or labels are no classes of the outputs, or have
+            SpecError: the defense reads labels and the call has none, or the defense does not
+                support labels of this kind; or the codec needs `rows`.
+            DataError: a party's rows are missing; or labels are not classes of the outputs, or have
                 a different number of rows.
         """
         _check_inputs(inputs, self.widths)
@@ -396,7 +401,7 @@ class SplitModule(Crossings):
         return outputs
 
     def is_flat(self, party: str) -> bool:
-        """Return whether a party's cut has exactly one axis besides its rows."""
+        """Return whether a party's cut has exactly one axis besides the row axis."""
         return len(self._shapes[party]) == 1
 
     def _cut(
@@ -407,7 +412,7 @@ class SplitModule(Crossings):
         context: StepContext,
         addition: Addition,
     ) -> Tensor:
-        """Return the cut of one party as the receiver decodes it."""
+        """Compute the cut of one party; return the cut as the receiver decodes it."""
         args, named = arguments_of(inputs)
         rows = next(iter((*args, *named.values())))
         with self._draws[name].at(context.step) if self.training else nullcontext():
@@ -429,7 +434,7 @@ class SplitModule(Crossings):
 
 
 def _with_secret(context: StepContext, secret: Secret | None) -> StepContext:
-    """Return the context with a secret; much faster than `dataclasses.replace`."""
+    """Return a step context with a secret; this is much faster than `dataclasses.replace`."""
     return StepContext(context.step, context.training, secret, context.rows)
 
 
@@ -437,8 +442,9 @@ class Addition:
     """Terms that codec and defense add to the loss of one forward pass.
 
     Attributes:
-        total: sum of the terms; None if there are none.
-        arrived: whether a backward pass has passed through these terms.
+        total: sum of the additional terms; None if there are none.
+        arrived: whether a backward pass has passed through these terms, so that the loss included
+            them.
     """
 
     def __init__(self) -> None:
@@ -453,7 +459,7 @@ class Addition:
     def taken(self) -> Tensor | None:
         """Return the sum of the terms, for the caller's loss.
 
-        The result is an autograd node that was created after the forward pass, so the backward pass
+        The sum is an autograd node that was created after the forward pass, so the backward pass
         visits it before any cut.
         """
         if self.total is None or not self.total.requires_grad:
@@ -466,7 +472,7 @@ class Addition:
         self.arrived = True
 
     def require(self, party: str, step: int) -> None:
-        """Reject a gradient if the loss did not include these terms."""
+        """Reject a gradient if the caller's loss did not include these terms."""
         if self.total is not None and self.total.requires_grad and not self.arrived:
             raise SpecError(
                 "codec or defense add a term to the loss, which the given loss lacks",
@@ -477,7 +483,7 @@ class Addition:
 
 @dataclass(eq=False)
 class _Crossing:
-    """Transfer of one cut to the other party, and of its gradient back."""
+    """Transfer of one cut to the other party, and of the cut's gradient back."""
 
     party: str
     codec: Codec
@@ -492,7 +498,7 @@ class _Crossing:
     went_back: bool = False
 
     def forth(self, cut: Tensor) -> tuple[Tensor, Any, Any]:
-        """Return the decoded cut, and for the gradient the codec states of sender and receiver."""
+        """Return the decoded cut, and the codec states of sender and receiver for the gradient."""
         payload, kept = self.codec.encode(self._for_codec(cut), self.here)
         kind = Kind.CUT if self.here.training else Kind.QUERY
         self._report(self.ways[0], Frame(kind, self.here.step, payload))
@@ -501,7 +507,7 @@ class _Crossing:
         return decoded if _alike(decoded, cut) else decoded.to(cut), kept, saved
 
     def back(self, grad: Tensor, kept: Any, saved: Any) -> Tensor:
-        """Return the gradient as its receiver decodes it."""
+        """Return a gradient as its receiver decodes it."""
         self._require_first()
         self.addition.require(self.party, self.there.step)
         sent = self._defended(self._for_codec(grad))
@@ -521,7 +527,7 @@ class _Crossing:
         return values if self.codec.on_card else values.cpu()
 
     def _require_first(self) -> None:
-        """Reject a gradient of a gradient, or a second gradient; no party can request them."""
+        """Reject a gradient of a gradient, or a second gradient; a federation can send neither."""
         where = f"step {self.there.step}, at the gradient of party '{self.party}'"
         if torch.is_grad_enabled():
             raise SpecError(
@@ -547,7 +553,7 @@ class _Crossing:
                 got=f"model.eval() before it, where '{self.acting[0]}' does not act",
                 fix="model.train() before the forward pass; single layers may be in eval()",
             )
-        if self.labels is None:  # an evaluation's hooks read no labels
+        if self.labels is None:  # hooks in an evaluation read no labels
             return grad
         return self.defense.gradient(grad, self.labels, self.there)
 
@@ -581,7 +587,8 @@ def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
 
     Args:
         module: a split module, or a wrapper of a split module.
-        averaged: whether averages of weights, and replicas of several processes, are allowed.
+        averaged: whether a wrapper that averages weights, or that has replicas in several
+            processes, is allowed.
 
     Raises:
         DataError: the module contains no split module.
@@ -602,13 +609,13 @@ def crossings_of(module: object, *, averaged: bool = True) -> Crossings:
 
 
 def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
-    """Build a defense; raise an error if it acts outside of this module."""
+    """Build a defense; raise an error if the defense acts outside of this module."""
     defense = defenses.make(spec)
     missed = defenses.uses(defense, *_ELSEWHERE, *elsewhere)
     members = defense.members if isinstance(defense, defenses.Chain) else (defense,)
     for member in members:
-        # Such a defense adds noise to the loss in proportion to a row's part of the task's loss,
-        # which this module does not compute.
+        # A defense of this kind adds noise to the loss in proportion to a row's part of the task's
+        # loss, which this module does not compute.
         if defenses.uses(member, "loss") and any(
             one.epsilon is not None for one in member.privacy()
         ):
@@ -631,10 +638,10 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
 
 
 class taking:
-    """Context whose errors name the model that rejected its inputs, and the inputs' axes and types.
+    """Context whose errors name the model that rejected inputs, with the inputs' axes.
 
     Args:
-        whose: text that names the model.
+        whose: text that names the model in error messages.
         given: inputs of the model: a tensor, or a sequence or dict that contains tensors.
 
     Raises:
@@ -647,13 +654,13 @@ class taking:
         self.whose, self.given = whose, given
 
     def __enter__(self) -> None:
-        """Do nothing; this class is faster than a generator, and is used three times per step."""
+        """Do nothing; a class is faster than a generator, and each step uses this three times."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Replace the model's error by an error that names the model."""
         if error is None or isinstance(error, VFLError | torch.OutOfMemoryError):
             return
-        # the error's text contains the index, which is a value of a row
+        # torch's error text contains the index, which is a value of a row
         if isinstance(error, IndexError):
             raise DataError(
                 f"{self.whose} received an index for which it has no entry",
@@ -673,7 +680,7 @@ class taking:
 
 
 def _described(given: Any) -> str:
-    """Return axes and types of inputs as text."""
+    """Return a text with the axes and types of inputs."""
     if isinstance(given, Tensor):
         return f"axes {tuple(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
     values = given.values() if isinstance(given, Mapping) else given
@@ -719,10 +726,10 @@ def _require_labels(labels: Tensor, rows: int, classes: int | None) -> None:
 
 
 def _positions(rows: Any) -> np.ndarray:
-    """Return the positions of a batch's rows as an array for codecs.
+    """Return the positions of a batch's rows in the table, as an array for codecs.
 
     Raises:
-        DataError: the values are no positions.
+        DataError: the values are not positions of rows.
     """
     found = torch.as_tensor(rows)
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.lt(0).any():
@@ -770,7 +777,7 @@ def _check_inputs(inputs: Any, parties: Collection[str]) -> None:
 
 
 def _require_names(what: str, given: Collection[str], parties: Collection[str]) -> None:
-    """Raise an error if an argument lacks a party, or names an unknown party."""
+    """Raise an error if an argument has no entry for a party, or an entry for an unknown party."""
     if set(given) != set(parties):
         raise DataError(
             "an argument names parties that the module does not have, or lacks some",

@@ -1,4 +1,4 @@
-"""Status of a run or of a project, from its folder and its SuperLink."""
+"""Status of a run, a project or a party, from its folder and the SuperLink."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vfl.session.terms import AlignTerms
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
 from vfl.training.promotion import promoted_runs, services_of
 
-#: Exit codes of `vfl status`, in addition to the codes of errors that end a run.
+#: Exit codes of `vfl status`, in addition to the exit codes of errors that end a run.
 AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
 _STATES = {
     "train": "training",
@@ -41,9 +41,10 @@ _STATES = {
     "align": "aligning",
     "serve": "serving",
 }
-#: Largest number of a project's runs that are shown.
+#: Largest number of a project's runs that `vfl status` shows.
 _RUNS = 5
-#: Error codes of trainings that failed because of their settings, which a resumed run keeps.
+#: Error codes of trainings that failed because of their settings; a resumed run has the same
+#: settings and would fail again.
 _REFUSED = (DisagreementError.code, RunFolderError.code)
 
 
@@ -56,17 +57,18 @@ class RunStatus:
         state: one of: waiting, starting, training, evaluating, predicting, aligning, serving,
             ended, failed, interrupted.
         created: time at which the run was started.
-        progress: progress of the session; None if no session is running, or it has not reported
-            yet.
+        progress: progress of the run's session; None if no session is running, or the session has
+            not reported yet.
         silent_s: seconds since the session last reported its progress.
         epochs: number of finished epochs.
-        figures: metrics of the last epoch, or of the whole run if it has ended.
-        bytes: bytes in both directions by party; while the run is going on, only their sum under
-            "all".
-        erased: number of rows of training, validation and test that were erased after their use.
+        figures: metrics of the last epoch, or the final metrics if the run has ended.
+        bytes: bytes in both directions by party; while the run continues, only their sum under the
+            key "all".
+        erased: number of rows of each split (training, validation, test) that were erased after the
+            run used them.
         failure: error record of the last session that failed, in the format of `VFLError.record`.
-        address: address of the service that answers with this run.
-        promoted: whether services answer with this run.
+        address: address of the prediction service that answers with this run.
+        promoted: whether the run is promoted, so that services answer with it.
         then: commands with which the user can continue.
         exit_code: exit code that `vfl status` returns.
     """
@@ -99,8 +101,9 @@ class ProjectStatus:
     Attributes:
         project: folder of the label party.
         superlink: address of the SuperLink; None if no SuperLink is running.
-        parties: whether each party that runs a node is connected; empty without a SuperLink.
-        runs: the last runs, and all runs that are promoted or answer, newest first.
+        parties: whether each party's SuperNode is connected, by party; empty without a SuperLink.
+        runs: the project's last runs, and all runs that are promoted or that a service answers
+            with, newest first.
         then: commands with which the user can continue.
         exit_code: exit code that `vfl status` returns.
     """
@@ -119,14 +122,14 @@ class ProjectStatus:
 
 @dataclass(frozen=True)
 class PartyStatus:
-    """Status of a party that runs a node, as seen on the party's own host.
+    """Status of a party with a SuperNode, as the party's own machine shows it.
 
     Attributes:
         party: its name.
-        keys: whether the party has its own keys.
-        table: whether the table that the party's file names exists.
+        keys: whether the party has made its own keys.
+        table: whether the table in the party file exists.
         up: whether the party's SuperNode is running.
-        then: the next command to run.
+        then: the next command that the user should run.
         exit_code: exit code that `vfl status` returns.
     """
 
@@ -138,7 +141,7 @@ class PartyStatus:
     exit_code: int
 
     def record(self) -> dict[str, Any]:
-        """Return the status as a record for `--json`."""
+        """Return the status as a record for the option `--json`."""
         return asdict(self)
 
 
@@ -170,7 +173,7 @@ def run_status(path: Path) -> RunStatus:
         )
     if worker is not None:
         progress, silent_s, by = _progress(path)
-        if by != worker:  # the file is from an earlier session
+        if by != worker:  # the progress file comes from an earlier session
             return RunStatus(**known, state="starting", exit_code=AT_WORK)
         state = "waiting" if progress and progress.waits_for else ""
         state = state or _STATES.get(progress.mode if progress else "", "starting")
@@ -199,7 +202,7 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
     """Return the status of a project.
 
     Raises:
-        VFLError: files cannot be read, or the SuperLink refuses to list its nodes.
+        VFLError: files of the project cannot be read, or the SuperLink refuses to list its nodes.
     """
     try:
         parties = deployment.connected(folder)
@@ -219,10 +222,10 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
 
 
 def party_status(folder: Path) -> PartyStatus:
-    """Return the status of a party that runs a node.
+    """Return the status of a party with a SuperNode.
 
     Raises:
-        ConfigError: the party's file cannot be read, or has mistakes.
+        ConfigError: the party file cannot be read, or has mistakes.
     """
     party, file = read_party_file(folder / "party.toml"), folder / "party.toml"
     keys = all(party.beside(name).exists() for name in (party.node.key, party.identity.key))
@@ -238,7 +241,7 @@ def party_status(folder: Path) -> PartyStatus:
 
 
 def has_table(party: PartyFile) -> bool:
-    """Return whether the table that a party's file names exists; databases are not checked."""
+    """Return whether the table in a party file exists; databases are not checked."""
     if party.data is None:
         return True
     source = party.source_path
@@ -248,7 +251,7 @@ def has_table(party: PartyFile) -> bool:
 def _before_sessions(
     folder: LabelFolder, superlink: str | None, parties: Mapping[str, bool]
 ) -> tuple[str, ...]:
-    """Return commands needed before a session: set a table, exchange keys, connect parties."""
+    """Return the commands needed before a session: set a table, exchange keys, connect parties."""
     project = _quoted(folder.path)
     if not has_table(read_party_file(folder.party_file)):
         return (f"vfl join {project} --table TABLE",)
@@ -275,7 +278,7 @@ def _before_sessions(
 
 
 def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]:
-    """Return the next commands if all parties are connected: align, train, or use the run."""
+    """Return the next commands if all parties are connected: align, train, or use the last run."""
     project = _quoted(folder.path)
     newest = runs[0] if runs else None
     if newest is not None and newest.exit_code == AT_WORK:
@@ -289,7 +292,7 @@ def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]
 
 
 def needs_alignment(experiment: Experiment, party: PartyFile) -> bool:
-    """Return whether a project's alignment lacks some of its current parties."""
+    """Return whether a project's alignment lacks some of the project's current parties."""
     name = experiment.data.alignment
     if name is None:
         return False
@@ -304,7 +307,7 @@ def _only_aligned(run: RunStatus) -> bool:
 
 
 def _erased(run: Path) -> dict[str, int]:
-    """Return, by split, the largest number of used rows that a party on this host has erased."""
+    """Return, by split, the most rows that any party on this host has erased after use."""
     found: Counter[str] = Counter()
     for part in (run / "parties").glob("*/forgotten.json"):
         found |= Counter(PartyFolder(part.parent).forgotten())
@@ -312,7 +315,7 @@ def _erased(run: Path) -> dict[str, int]:
 
 
 def _figures(folder: RunFolder) -> dict[str, Any]:
-    """Return the number of finished epochs, the last metrics, and bytes."""
+    """Return a run's number of finished epochs, its last metrics, and its bytes."""
     try:
         epochs = list(read_lines(folder.path / "metrics.jsonl"))
     except VFLError:  # an alignment has no metrics
@@ -337,7 +340,7 @@ def _figures(folder: RunFolder) -> dict[str, Any]:
 
 
 def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | None]:
-    """Return the content of `progress.json`, its age in seconds, and the id of its writer."""
+    """Return a run's `progress.json`, its age in seconds, and the process id of its writer."""
     report = read_progress(path / PROGRESS)
     if report is None:
         return None, None, None
@@ -351,7 +354,7 @@ def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | No
 
 
 def _served_at(path: Path) -> str | None:
-    """Return the address at which a run answers; None if no running service answers with it."""
+    """Return the address of a service that answers with a run; None if no such service runs."""
     for service in services_of(path.resolve().parent):
         if service.run == path.resolve().name or (service.run is None and service.began == path):
             return service.address
@@ -396,11 +399,11 @@ def _ways(run: Path, progress: ProgressReport | None) -> tuple[str, ...]:
 
 
 def _up(folder: LabelFolder, name: str) -> str:
-    """Return the command that starts a party's SuperNode, here or at the party's own machine."""
+    """Return the command that starts a party's SuperNode, on this or on the party's machine."""
     beside = folder.path.resolve().parent / name
-    with suppress(VFLError, OSError):  # a party elsewhere, or of another user of this machine
+    with suppress(VFLError, OSError):  # a party on another machine, or of another user
         party = read_party_file(beside / "party.toml")
-        if party.beside(party.node.key).exists():  # else the folder was sent to the party
+        if party.beside(party.node.key).exists():  # else the party received the folder
             return f"vfl up {_quoted(beside)}"
     return f"vfl up {name}   # at {name}"
 

@@ -30,9 +30,9 @@ class WholeNetworkSession(PartiesSession):
         data: aligned rows of each party, by party, including the label party.
         mode: train, evaluate or predict.
         outputs: number of classes, or 1 for a regression.
-        options: options of the session, see `LocalSession`; the secure mode creates the network
-            links. Adversaries, devices and bottom modules are rejected, because no party has a
-            whole model.
+        options: options of the session, see `LocalSession`; the secure mode creates the links of
+            the network. Adversaries, devices and bottom modules are rejected, because no party has
+            a whole model.
     """
 
     clients: list[WholeNetworkParty]
@@ -61,7 +61,7 @@ class WholeNetworkSession(PartiesSession):
         self._streams = carry(self._mode.local_streams(self.terms))
         outer: Mapping[str, Link] = self._streams.outer
         inner: Mapping[str, SharedLink] = self._streams.inner
-        if mode == "serve":  # in one thread, each party answers a request immediately
+        if mode == "serve":  # in one thread, a party answers each request immediately
             pairs = {name: local_pair() for name in peers}
             outer = {name: there for name, (_, there) in pairs.items()}
             inner = {name: here for name, (here, _) in pairs.items()}
@@ -103,13 +103,13 @@ class WholeNetworkSession(PartiesSession):
     middle = None
 
     def begin(self) -> None:
-        """Prepare all parties for requests, in a session of a service."""
+        """Prepare all parties for the requests of a service's session."""
         for one in self.clients:
             one.get_ready()
         self.label.begin()
 
     def leads(self, party: str) -> WholeNetworkLabel:
-        """Return the label party that learns a party's task.
+        """Return the label party that learns a given party's task.
 
         Raises:
             ConfigError: the experiment has a second label party.
@@ -125,7 +125,7 @@ class WholeNetworkSession(PartiesSession):
         return self.clients
 
     def run(self) -> WholeNetworkSession:
-        """Run the whole session, or the part of it that is left."""
+        """Run the whole session, or the exchanges that a resumed session still has to run."""
         start = self._start()
         programs: dict[str, Callable[[], object]] = {
             one.name: partial(one.play, start) for one in self._everybody
@@ -135,7 +135,7 @@ class WholeNetworkSession(PartiesSession):
         return self
 
     def revealed(self) -> list[Revealed]:
-        """Return what each party learned; only a process that runs all parties knows this."""
+        """Return what each party learned, which only a process with all parties can list."""
         found = [each for one in self._everybody for each in one.revealed()]
         return found + self.label.revealed()
 

@@ -1,8 +1,7 @@
 """Export of a run's metrics to TensorBoard and MLflow.
 
-Both writers write only to the disk of this machine. The writers write settings, metrics of epochs
-and bytes of parties, all of which the run's folder already contains. They write no data of single
-rows.
+Both writers write only to disks of this machine. The writers write settings, metrics of epochs and
+bytes of parties; the run's folder already contains all of these. They write no data of single rows.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from vfl.core.registry import Registry
 from vfl.core.storage import private_folder, read_lines, worker_of
 
 _NO_FIGURES = ("epoch", "steps")
-_PARAMETER, _MOST_RUNS = 500, 10_000  # most characters of a setting; most runs that are searched
+_PARAMETER, _MOST_RUNS = 500, 10_000  # most characters of a setting; most runs to search
 
 
 class RunWriter(ABC):
-    """Writes one run to another tool's store; each call replaces earlier output for the run."""
+    """Writes a run into another tool's store; each call replaces earlier output of the run."""
 
     @abstractmethod
     def check(self) -> None:
@@ -41,7 +40,7 @@ class RunWriter(ABC):
 
         Raises:
             MissingPackageError: the tool is not installed.
-            RunFolderError: the run's record cannot be read.
+            RunFolderError: the record of the run cannot be read.
         """
 
 
@@ -68,7 +67,7 @@ class TensorBoard(RunWriter):
 
 
 class MLflow(RunWriter):
-    """Writes to an SQLite store, by default `mlflow.db` next to the run folders.
+    """Writes a run to an SQLite store, by default `mlflow.db` next to the run folders.
 
     MLflow no longer maintains its file store and refuses to open one. MLflow's telemetry is
     switched off before the import.
@@ -108,7 +107,7 @@ class MLflow(RunWriter):
         now = int(time.time() * 1000)
         settings = _flat(folder.experiment().model_dump(mode="json", exclude_none=True))
         parameters = [entities.Param(key, str(text)[:_PARAMETER]) for key, text in settings]
-        for start in range(0, len(parameters), 100):  # MLflow's limit for one call
+        for start in range(0, len(parameters), 100):  # entries that MLflow accepts per call
             client.log_batch(run, params=parameters[start : start + 100])
         for step, figures in _points(folder):
             metrics = [entities.Metric(key, value, now, step) for key, value in figures.items()]
@@ -132,14 +131,14 @@ def write_run(folder: RunFolder, spec: str) -> Path:
     """Write a run with a writer such as ``tensorboard`` or ``mlflow:store=/data/mlflow.db``.
 
     Raises:
-        SpecError: the writer does not exist.
+        SpecError: no writer has this name.
         MissingPackageError, RunFolderError: see `RunWriter.write`.
     """
     return WRITERS.make(spec).write(folder)
 
 
 def _points(folder: RunFolder) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield metrics by step: metrics of each epoch, and finally bytes per party and speed."""
+    """Yield metrics by step: metrics of each epoch; at the end also bytes per party, and speed."""
     last = 0
     for record in read_lines(folder.path / "metrics.jsonl"):
         last = int(record["epoch"])
