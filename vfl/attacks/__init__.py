@@ -1,18 +1,18 @@
-"""Attacks: each infers private values from the data that a stated threat model grants it.
+"""Attacks: each infers private values from the data that its threat model grants.
 
 >>> make("logistic:scaler=whiten").goal
 'labels'
 
 The private values that an attack infers decide its folder or file: `labels`, `inputs`,
-`membership`, `active` or `permuted`. The attacks in `wrappers` change the evidence for another
-attack. To understand one attack, read `base` and the attack's own file. Other modules run the
-attacks: `view` (threat models and their grants), `transcript` (all messages about each row),
-`cases` (data of a victim or of a recorded training), `scoring` and `baselines`.
+`membership`, `active` or `permuted`. The attacks in `wrappers` change the attacker's evidence and
+pass it to another attack. To understand one attack, read `base` and the attack's own file. Other
+modules run the attacks: `view` (threat models and their grants), `transcript` (all messages about
+each row), `cases` (the data of a victim or of a recorded training), `scoring` and `baselines`.
 
 To add an attack, write one file with a subclass of `Attack`, add one line to `ATTACKS` below, and
 run the contract tests of `vfl.testing`. Another package registers its attack by an entry point in
-the group ``vfl.attacks``. `principal` is the "spectral attack" of Sun et al. 2022; `spectral` is a
-clustering attack.
+the group ``vfl.attacks``. `principal` is the "spectral attack" of Sun et al. 2022; the attack
+`spectral` clusters rows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def make(spec: str) -> Attack:
     """Return the attack that a spec names, such as ``fine_tuning:steps=200,at=before``.
 
     Raises:
-        SpecError: the name or an option is unknown; the error names the nearest known one.
+        SpecError: the name or an option is unknown; the error suggests the most similar known name.
     """
     return ATTACKS.make(spec)
 

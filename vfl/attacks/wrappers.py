@@ -1,4 +1,4 @@
-"""Wrappers: attacks that change the evidence and pass it to another attack of any goal."""
+"""Wrappers: attacks that change the evidence and pass it to another attack, of any goal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl.models import JointBottom, make_merger
 
 
 class Wrapper(Attack):
-    """An attack that changes the evidence for another attack, and returns that attack's guess.
+    """An attack that changes the evidence, passes it to another attack, and returns its guess.
 
     Attributes:
         inner: the other attack, which makes the guess.
@@ -26,12 +26,12 @@ class Wrapper(Attack):
     Args:
         of: name of the other attack, or its spec with at most one option, because a comma would end
             the spec.
-        uses: grants that the wrapper needs besides those of the other attack.
+        uses: grants that the wrapper needs besides the grants of the other attack.
         cuts: whether the wrapper changes cuts, so that the other attack must read cuts.
 
     Raises:
         SpecError: the other attack does not exist.
-        BadOptionError: the other attack reads no cut.
+        BadOptionError: the other attack reads no cut, but the wrapper changes cuts.
     """
 
     def __init__(self, of: str, uses: Iterable[Grant], cuts: bool = True) -> None:
@@ -62,20 +62,22 @@ _NEEDS = {
 
 
 class Averaging(Wrapper):
-    """Averages the cuts of each row, and passes the means to another attack that reads cuts.
+    """Averages the recorded cuts of each row, and passes the mean cuts to another attack.
 
-    With independent noise, the mean of n cuts has 1/sqrt(n) of a single cut's deviation. This helps
-    a label party that reconstructs a feature party's columns from noisy cuts. A feature party that
-    adds the noise itself does not need to remove it; it averages the outputs of its bottom's
-    snapshots from several epochs. This mean contains less of what a single late snapshot memorised.
+    If the noise is independent in each cut, the mean of n cuts has noise of 1/sqrt(n) of the
+    standard deviation. This helps a label party that reconstructs a feature party's columns from
+    noisy cuts. A feature party adds the noise itself, so it need not remove noise. With
+    "snapshots", it averages the outputs of its own bottom from several epochs. This mean contains
+    less of the details that a single late bottom has memorised.
 
     Args:
         of: the other attack: a name, or a spec with one option, such as `inversion:steps=200`.
-        over: the cuts to average. "epochs": cuts of training epochs. "queries": cuts of repeated
-            queries, each in a batch with other rows, because the same batch in the same step gets
-            the same noise. "snapshots": outputs of the attacker's bottom after each epoch.
-        last: number of last epochs, queries or snapshots to average; during the last epochs a
-            bottom hardly changes. 0 uses all.
+        over: the values to average. "epochs": a row's cuts from the epochs of the training.
+            "queries": a row's cuts from repeated queries, each in a batch with other rows, because
+            a repeated batch in the same step gets the same noise. "snapshots": outputs for the row
+            of the attacker's bottom after each epoch.
+        last: number of epochs, queries or snapshots to average, up to the last one; during the last
+            epochs a bottom hardly changes. 0 averages all.
 
     Raises:
         SpecError: the other attack does not exist.
@@ -106,7 +108,7 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
 
     Args:
         transcript: transcript of the rows' messages.
-        last: number of last epochs or queries to read; 0 reads all.
+        last: number of epochs or queries to read, up to the last one; 0 reads all.
 
     Raises:
         UserError: a row has no recorded cut.
@@ -122,10 +124,10 @@ def mean_cuts(transcript: Transcript[SentCuts], last: int = 0) -> Tensor:
 
 
 class Pooled(Wrapper):
-    """Joins the data of colluding feature parties into one row each, for another attack.
+    """Joins colluding feature parties' data about each row, and passes them to another attack.
 
-    The wrapper concatenates the parties' columns, their cuts and their bottoms' outputs. So the
-    other attack combines the information of all columns about the labels, as the network does.
+    The wrapper concatenates the parties' columns, their cuts, and the outputs of their bottoms. So
+    the other attack combines what all these columns show about the labels, as the network does.
 
     Args:
         of: the other attack: a name, or a spec with one option.
@@ -158,7 +160,7 @@ class Pooled(Wrapper):
         return self.inner.run(together, draw)
 
     def _together(self, seen: Sequence[GrantedRows], leaked: bool) -> Evidence:
-        """Return all parties' joint evidence about some rows, as far as the attack needs it."""
+        """Return the parties' joint evidence about rows, as far as the attack needs it."""
         asked = self.inner.needs
         inputs = [one.inputs.flatten(1) for one in seen] if Grant.INPUTS in asked else []
         cuts = [one.cuts for one in seen] if Grant.CUTS in asked else []
@@ -170,11 +172,12 @@ class Pooled(Wrapper):
 
 
 class Subtraction(Wrapper):
-    """Subtracts the partners' cuts from the sum of cuts, and passes the difference to an attack.
+    """Subtracts the partners' cuts from the sum of all cuts; passes the difference to an attack.
 
     A secure sum discloses the sum of all cuts to the label party. If all feature parties except one
-    collude with the label party, the label party learns the cut of the remaining party exactly. If
-    fewer parties collude, the label party learns the sum of the other parties' cuts.
+    collude with the label party, the label party thereby computes the cut of the remaining party
+    exactly. If fewer parties collude, the label party computes the sum of the remaining parties'
+    cuts.
 
     Args:
         of: the other attack: a name, or a spec with one option.

@@ -1,4 +1,4 @@
-"""BottleNet++: a learned encoder and decoder around a channel with noise."""
+"""BottleNet++: a learned encoder and a learned decoder, trained around a noisy channel."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class BottleNet(FewNumbers):
 
     The encoder is at the feature party: a linear layer, batch normalisation and a sigmoid. The
     decoder is at the label party: a linear layer, batch normalisation and a ReLU. In training, the
-    feature party adds Gaussian noise to the numbers before sending them, so that the learned code
-    tolerates few bits per number. Predictions have no noise.
+    feature party adds Gaussian noise to the k numbers before it sends them, so that the learned
+    encoding tolerates few bits per number. In predictions, it adds no noise.
 
     Source: Shao, Zhang 2020, "BottleNet++: an end-to-end approach for feature compression in
     device-edge co-inference systems", ICC workshops, sections II-B and II-C (additive white
-    Gaussian noise). Linear layers replace the paper's convolutions, because a cut has only one axis
-    besides the rows.
+    Gaussian noise). vfl uses linear layers in place of the paper's convolutions, because a cut has
+    only one axis besides the rows.
 
     Args:
-        k: number of values per row.
-        psnr: peak signal-to-noise ratio of the channel in training, in decibels. The peak is 1, so
-            the noise has the standard deviation 10^(-psnr/20).
+        k: number of numbers to send per row.
+        psnr: peak signal-to-noise ratio of the channel in training, in decibels; it sets the noise.
+            The peak is 1, so the noise has the standard deviation 10^(-psnr/20).
         values: format of a number: 1 to 8 bits, ``bf16`` or ``fp32``.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
@@ -58,7 +58,7 @@ class BottleNet(FewNumbers):
 
 
 class GaussianChannel(nn.Module):
-    """Adds normal noise from the party's secret in training.
+    """Adds, in training, normal noise that the party's secret determines.
 
     Args:
         deviation: standard deviation of the noise.

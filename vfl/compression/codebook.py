@@ -1,4 +1,4 @@
-"""FedLite: product quantisation with a codebook for each batch and a corrected gradient."""
+"""FedLite: product quantisation, with a codebook per batch and a correction of the gradient."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _MOST_PIECES = 65536
 class ProductQuantise(Codec):
     """Sends, for each piece of a row, the index of the nearest vector in a small codebook.
 
-    The codec cuts each row into `pieces` pieces of equal length. k-means over all pieces of a batch
-    finds `clusters` vectors: the codebook, which is sent with the batch. The label party returns
-    all values of the sent cut's gradient. The feature party adds `correction` x (cut - sent cut) to
-    this gradient, which keeps cuts near the codebook. **A query is sent with all values as
-    float32**, because a codebook would make a row's sent values depend on the other rows of its
-    batch.
+    The codec divides each row of the cut into `pieces` pieces of equal length. k-means over all
+    pieces of a batch finds `clusters` vectors. These vectors are the codebook, which is sent with
+    the batch. The label party returns all values of the gradient at the sent (quantised) cut. The
+    feature party adds `correction` x (cut - sent cut) to this gradient, which keeps cuts near the
+    codebook. **A query is sent with all values as float32**, because with a codebook a row's sent
+    values would depend on the other rows of its batch.
 
     Source: Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi 2022, "FedLite: a scalable approach for
     federated learning on resource-constrained clients".
 
-    This codec implements sections 4.1 (one codebook for all pieces, the paper's R = 1) and 4.2 (the
-    correction, as the gradient of a squared distance).
+    The codec implements the paper's sections 4.1 (one codebook for all pieces, the paper's R = 1)
+    and 4.2 (the correction, as the gradient of a squared distance).
 
     Args:
         pieces: number of pieces of a row (the paper's q); it must divide the width of the cut.
         clusters: number of vectors in the codebook (the paper's L).
-        correction: weight of the correction (the paper's lambda); the correction is a mean over the
-            batch's rows.
-        passes: number of k-means passes.
+        correction: weight of the correction (the paper's lambda), which is a mean over the batch's
+            rows.
+        passes: largest number of passes of k-means over the pieces.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits.
 
     Raises:
@@ -128,16 +128,16 @@ class ProductQuantise(Codec):
         return torch.from_numpy(self._grad.decode(payload, rows, width, None))
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
-        """Return correction / 2 x the mean squared distance between the cut and the sent cut."""
+        """Return correction / 2 x the mean squared distance between a cut and its sent values."""
         if not (self.correction and context.training and len(cut)):
             return None
         sent = self._sent(cut.detach().cpu()).to(cut.device)
         return 0.5 * self.correction * (cut - sent).square().sum(dim=1).mean()
 
     def formula_ratio(self, width: int) -> float:
-        """Return the codes' size / dense size: pieces x log2(clusters) / (32 x width).
+        """Return the codes' size relative to float32: pieces x log2(clusters) / (32 x width).
 
-        The formula leaves out the codebook, which all rows of a batch share.
+        The formula leaves out the size of the codebook, which all rows of a batch share.
         """
         return self.pieces * self._bits / (32 * width)
 
@@ -146,14 +146,14 @@ class ProductQuantise(Codec):
         return super().payload_limit(rows, width) + vectors + rows * self.pieces * self._bits // 8
 
     def _sent(self, cut: Tensor) -> Tensor:
-        """Return the values that are sent for a cut; reuse stored values for the newest cut."""
+        """Return the values that are sent for a cut; the newest cut's values are stored."""
         if self._newest is not None and torch.equal(self._newest[0], cut):
             return self._newest[1]
         codebook, codes = self._clustered(cut)
         return codebook[codes].reshape(cut.shape)
 
     def _clustered(self, cut: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a codebook, axes (clusters, length), and codes, axes (rows x pieces,)."""
+        """Return the codebook, axes (clusters, length), and the codes, axes (rows x pieces,)."""
         found = cluster(cut.reshape(-1, cut.shape[1] // self.pieces), self.clusters, self.passes)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
@@ -161,10 +161,11 @@ class ProductQuantise(Codec):
 def cluster(
     points: Tensor, clusters: int, passes: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Run k-means: return centres, axes (clusters, length), and each point's nearest centre.
+    """Run k-means: return centres, axes (clusters, length), and the number of each point's centre.
 
-    A fixed public generator draws the first centres, and prefers points far from earlier centres
-    (Arthur, Vassilvitskii 2007). So the same points always give the same centres.
+    A fixed public generator draws the first centres; points that are far from the centres drawn
+    before are more likely (Arthur, Vassilvitskii 2007). So the same points always give the same
+    centres.
 
     Args:
         points: the points, float32, axes (points, length), at least one.
@@ -196,7 +197,7 @@ def cluster(
 
 
 def _nearest(values: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]) -> np.ndarray:
-    """Return each point's nearest centre; among equally near centres, the first one."""
+    """Return the number of each point's nearest centre; among equally near ones, the first."""
     distances = np.square(centres).sum(axis=1) - 2 * values @ centres.T
     found: npt.NDArray[np.int64] = distances.argmin(axis=1)
     return found

@@ -1,4 +1,4 @@
-"""A learned code: the bottom's loss includes the expected bits of the code."""
+"""A learned quantisation: the bottom's loss includes the expected number of bits of the codes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _FIRST_SCALE = 0.7
 
 
 class Rate(DenseCodec):
-    """Sends range-coded integers; the loss includes their expected number of bits.
+    """Sends range-coded integers; the loss of the bottom includes their expected number of bits.
 
     The codec rectifies each unit, multiplies it by a learned scale, and rounds it to an integer y.
-    The codec estimates the number of bits by a logistic distribution of each unit over y + u, where
-    u is uniform on [-1/2, 1/2] (Balle et al. 2017, section 3). The feature party adds weight x bits
-    per row to its loss. The label party learns its own inverse scales, so no parameter is sent.
+    To estimate the number of bits, the codec fits a logistic distribution for each unit to y + u,
+    where u is uniform on [-1/2, 1/2] (Balle et al. 2017, section 3). The feature party adds
+    `weight` times the bits per row to its loss. The label party learns its own inverse scales, so
+    the parties send no parameters.
 
     Args:
         weight: weight of one bit per row in the feature party's loss.
-        bits: number of bits of an integer; integers are at most 2^bits - 1.
+        bits: largest number of bits of an integer; integers are at most 2^bits - 1.
         grad: see `DenseCodec`.
         pad: see `PackedCodec`.
 
@@ -63,7 +64,7 @@ class Scales(nn.Module):
 
     Args:
         width: number of units.
-        first: initial logarithm of each number.
+        first: initial value of the logarithm of each number.
     """
 
     def __init__(self, width: int, first: float) -> None:
@@ -76,7 +77,7 @@ class Scales(nn.Module):
 
 
 class Units(Scales):
-    """The feature party's module: a rectifier, scales, and a distribution for each unit."""
+    """The feature party's module: a rectifier, scales, and a distribution of each unit's values."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, _FIRST_SCALE)
@@ -84,11 +85,11 @@ class Units(Scales):
         self.spread = nn.Parameter(torch.zeros(width))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return rectified and scaled values in the same axes, (rows, units)."""
+        """Return the rectified and scaled values, with the same axes (rows, units)."""
         return super().forward(values.relu())
 
     def bits(self, noisy: Tensor) -> Tensor:
-        """Return the expected bits per row: the mean of -log2 of the units' probability masses."""
+        """Return the expected bits per row: the mean of -log2 of the values' probabilities."""
         spread = self.spread.exp()
         upper = torch.sigmoid((noisy + 0.5 - self.center) / spread)
         lower = torch.sigmoid((noisy - 0.5 - self.center) / spread)

@@ -1,8 +1,9 @@
 """Top-k: sends the k values of largest magnitude in each row, and their indices.
 
-`RandTopK` replaces some of these values at random in training. Both of its random laws replace a
-random number m of the top k indices by the same number of other indices. For a given m, every
-choice of indices is equally likely, so the distribution of m defines a law:
+`RandTopK` replaces some of these values at random in training. Both of its random laws (option
+`law`) replace a random number m of the top k indices by the same number of other indices. For a
+given m, every choice of indices is equally likely, so a law is defined by the distribution of m,
+for cuts of width d:
 
 - sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
 - multinomial: k indices are drawn without replacement, where each top index has the weight
@@ -36,28 +37,29 @@ Law = Literal["sequential", "multinomial"]
 Draws = npt.NDArray[np.float64]
 Drops = npt.NDArray[np.bool_]
 
-#: Number of low bits of a sort key that hold the index, and the bits of an infinite float32.
+#: Number of low bits of a sort key that hold the index; and the bit pattern of an infinite float32.
 _INDEX_BITS, _INFINITE = 32, 0x7F800000
-#: Number of random numbers for each of the k indices of a row.
+#: Number of random numbers that each law needs for each of a row's k indices.
 DRAWS = {"sequential": 1, "multinomial": 3}
 
 
 class SparseCodec(PackedCodec):
-    """Base class of codecs that send k values of a row; gradients are sent without indices.
+    """Base class of codecs that send k values per row; gradients are sent without indices.
 
     Args:
         k: number of values to send per row.
         values: format of a value: ``fp32``, ``bf16``, or 1 to 8 bits.
-        packer: ``enumerative``: the fewest bits of all formats with a fixed number of bits.
-            ``index``: each index separately. ``bitmap``: one bit for every possible index.
-            ``range``: adaptive; needs values of 1 to 8 bits.
-        scale: group of values with common range limits in training, for values of 1 to 8 bits:
-            ``batch``, ``row``, or ``agreed`` (like ``batch``). A query has one scale per row. With
-            ``agreed`` a query has no scale, because both parties store running means.
+        packer: ``enumerative``: as few bits as a fixed number of bits per row allows. ``index``:
+            each index is written separately. ``bitmap``: one bit for every possible index.
+            ``range``: adaptive entropy coding; it needs values of 1 to 8 bits.
+        scale: group of values with common range limits in training, if values have 1 to 8 bits: the
+            whole ``batch``, each ``row``, or ``agreed`` (in training as ``batch``). A query has its
+            own range limits per row. With ``agreed``, a query sends no range limits, because both
+            parties store their running means.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
             random rounding without bias.
-        pad: ``query``, ``always`` or ``no``, see `PackedCodec`; lengths differ only with
-            ``packer=range``.
+        pad: ``query``, ``always`` or ``no``, see `PackedCodec`; payload lengths depend on the
+            values only with ``packer=range``.
 
     Raises:
         BadOptionError: k is below 1, or a format is unknown.
@@ -94,7 +96,7 @@ class SparseCodec(PackedCodec):
         return self._spread(torch.from_numpy(indices), torch.from_numpy(values), width)
 
     def _spread(self, indices: Tensor, kept: Tensor, width: int) -> Decoded:
-        """Return a cut of zeros with the sent values at their indices, on the models' device."""
+        """Return a cut of zeros except for the sent values, on the models' device."""
         where = self._where(len(indices), width)
         indices, whole = indices.to(where), torch.zeros(len(indices), width, device=where)
         return Decoded(whole.scatter_(1, indices, kept.to(where)).to(self.device), indices)
@@ -117,7 +119,7 @@ class SparseCodec(PackedCodec):
         return self._spread(saved, kept, width).cut
 
     def formula_ratio(self, width: int) -> float:
-        """Return k/d (b + ceil(log2 d)) / 32, thesis table 3.1, where a value has b bits."""
+        """Return k/d (b + ceil(log2 d)) / 32 for width d, b bits per value (thesis table 3.1)."""
         return self.k / width * (self._code.bits + index_bits(width)) / 32
 
     def layout(self, width: int) -> Layout:
@@ -133,7 +135,7 @@ class SparseCodec(PackedCodec):
 
 
 class TopK(SparseCodec):
-    """Sends the k values of largest magnitude; the lower index wins a tie.
+    """Sends the k values of largest magnitude; of equal magnitudes, the lower index is sent.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023.
@@ -155,20 +157,22 @@ class TopK(SparseCodec):
 
 
 class RandTopK(SparseCodec):
-    """Top-k with a random choice of indices in training; at inference it is plain top-k.
+    """Top-k with a random choice of indices in training; in predictions, plain top-k.
 
-    Random numbers come from the encoding party's secret. An observer who could compute the same
-    random numbers would learn which of the sent indices have the largest magnitudes.
+    The random numbers come from the secret of the party that encodes the cut. An observer who could
+    compute the same random numbers would learn which of the sent indices have the largest
+    magnitudes.
 
     Source: Zheng, Chen, Lyu, Yao, "Reducing Communication for Split Learning by Randomized
     Top-k Sparsification", IJCAI 2023; thesis equation (3-19).
 
     Args:
         k: number of values kept per row.
-        alpha: weight of the indices outside the top k, in [0, 1]; values from 0.05 to 0.1 work
-            well.
-        law: ``sequential`` replaces each of the top k with probability alpha (equation 3-19).
-            ``multinomial`` follows the authors' released code, which replaces more of the top k.
+        alpha: total weight of the indices outside the top k, in [0, 1]; values from 0.05 to 0.1
+            work well.
+        law: ``sequential`` replaces each of the top k indices with probability alpha (equation
+            3-19). ``multinomial`` follows the authors' released code, which replaces more of the
+            top k indices.
         values, packer, scale, grad, pad: see `SparseCodec`.
 
     Raises:
@@ -215,7 +219,7 @@ class RandTopK(SparseCodec):
 
 
 class Top(NamedTuple):
-    """The top indices of each row, axes (rows, k), and a mask of rows with a tie for the last."""
+    """The top k indices of each row, (rows, k), and a mask of rows where the last one is tied."""
 
     indices: Indices
     tied: npt.NDArray[np.bool_]
@@ -224,7 +228,7 @@ class Top(NamedTuple):
 def find_top(cut: Tensor, k: int) -> Top:
     """Return the indices of the k values of largest magnitude in each row, increasing.
 
-    The lower index wins a tie.
+    Of equal magnitudes, the lower index wins.
 
     Args:
         cut: the cut, float32, axes (rows, width).
@@ -255,7 +259,7 @@ def find_top(cut: Tensor, k: int) -> Top:
 
 
 def _find_top_on_card(cut: Tensor, k: int) -> Top:
-    """Run `find_top` on a GPU, with distinct sort keys of magnitude and then index."""
+    """Run `find_top` on a GPU; sort keys are distinct, as they combine magnitude and index."""
     width = cut.shape[1]
     behind = torch.arange(width - 1, -1, -1, device=cut.device)
     keys = (cut.abs().view(torch.int32).long() << _INDEX_BITS) | behind
@@ -277,7 +281,7 @@ def _not_finite() -> NonFiniteError:
 
 
 def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:
-    """Return all indices above `least`, and the lowest indices equal to it, k per row."""
+    """Return k indices per row: all with sizes above `least`, then the lowest with size `least`."""
     above, level = size > least, size == least
     room = k - above.sum(axis=1, keepdims=True)
     kept = above | (level & (level.cumsum(axis=1) <= room))
@@ -291,16 +295,16 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
     Args:
         top: top indices, increasing, axes (rows, k).
         width: width of the cut.
-        alpha: weight of the indices outside the top k, in [0, 1].
+        alpha: total weight of the indices outside the top k, in [0, 1].
         law: distribution of the number of replaced indices.
         draws: random numbers, uniform on [0, 1), axes (rows, `DRAWS[law]` k); a row of the result
             depends only on the same row of `draws`.
     """
     k, others = top.shape[1], width - top.shape[1]
     if law == "sequential":
-        # Given that a random number is below alpha, it is uniform on [0, alpha), so `replace` can
-        # use it again. If a row has as many replacements as other indices, it takes all other
-        # indices anyway.
+        # If a random number is below alpha, it is uniform on [0, alpha), so `replace` can use the
+        # same number again. If a row needs as many replacements as there are other indices, it
+        # takes all of these anyway.
         drops, unit = sequential_drops(draws, others, alpha), float(alpha)
     else:
         drops, unit = multinomial_drops(draws[:, k:], others, alpha), 1.0
@@ -313,12 +317,12 @@ def random_indices(top: Indices, width: int, alpha: float, law: Law, draws: Draw
 def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
     """Mark the top indices to replace: each one with probability alpha (equation 3-19).
 
-    At most `others` indices are marked, because only this many other indices can replace them.
+    At most `others` indices are marked, because there are only this many indices to replace them.
 
     Args:
         draws: random numbers, uniform on [0, 1), axes (rows, k).
         others: number of indices outside the top k.
-        alpha: weight of the indices outside the top k.
+        alpha: total weight of the indices outside the top k.
     """
     drops: Drops = draws < alpha
     if others < draws.shape[1]:
@@ -327,17 +331,17 @@ def sequential_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
-    """Mark the top indices to replace if k indices are drawn one by one with fixed weights.
+    """Mark the top indices to replace, if k indices are drawn one after another with fixed weights.
 
     Args:
         draws: random numbers, uniform on [0, 1), axes (rows, 2 k).
         others: number of indices outside the top k.
-        alpha: weight of the indices outside the top k.
+        alpha: total weight of the indices outside the top k.
     """
     count_draws, order_draws = np.split(draws, 2, axis=1)
     k = count_draws.shape[1]
     counts = np.zeros(len(draws), np.int64)
-    for drawn in range(k):  # in proportion to the remaining weights
+    for drawn in range(k):  # by weights not drawn yet
         outside = alpha * (others - counts) / max(others, 1)
         inside = (1 - alpha) * (k - drawn + counts) / k
         counts += count_draws[:, drawn] * (outside + inside) < outside
@@ -345,7 +349,7 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
 
 
 def _smallest(draws: Draws, counts: npt.NDArray[np.int64]) -> Drops:
-    """Mark each row's smallest random numbers; `counts` states how many per row."""
+    """Mark the smallest random numbers of each row; `counts` has the number of marks per row."""
     ends = np.sort(np.pad(draws, ((0, 0), (0, 1)), constant_values=1.0), axis=1)
     smallest: Drops = draws < np.take_along_axis(ends, counts[:, None], axis=1)
     return smallest
@@ -355,30 +359,30 @@ def _replace(indices: Indices, drops: Drops, draws: Draws, unit: float, others: 
     """Replace every marked index by a random other index; see `loops.replace`."""
     row, slot = drops.nonzero()
     first = row.searchsorted(row)
-    turn = np.arange(len(row)) - first  # number of the replacement within its row, from 0
+    turn = np.arange(len(row)) - first  # number of this index within its row, from 0
     numbers = (draws[row, slot] / unit * (others - turn)).astype(np.int64)
     for t in reversed(range(turn.max(initial=0))):  # turns a Lehmer code into distinct numbers
         later = (turn > t).nonzero()[0]
         numbers[later] += numbers[later] >= numbers[first[later] + t]
-    # Number n stands for the n-th index outside the row; so each index of the row with at most n
-    # others before it shifts the result by one.
+    # Number n stands for the n-th index that is not in the row. So each index of the row that has
+    # at most n such indices below it shifts the result by one.
     before = indices[row] - np.arange(indices.shape[1])
     indices[row, slot] = numbers + (before <= numbers[:, None]).sum(axis=1)
     indices.sort(axis=1)
 
 
 def break_ties(cut: Tensor, top: Top, secret: Secret, step: int) -> Indices:
-    """Return the top indices; a tie for the last index is decided at random.
+    """Return the top indices; if there is a tie for the last one, a random choice decides.
 
-    Suppose the lower index always won a tie. Then a sent higher index of the same magnitude could
-    only be a random replacement, and an observer of the frame would know this.
+    If instead the lower index always won a tie, a higher sent index of the same magnitude could
+    only be a random replacement. An observer of the frame would then recognise this replacement.
 
     Args:
         cut: the cut, float32, axes (rows, width).
         top: indices of its k largest magnitudes, axes (rows, k).
         secret: source of the random choices; a row's choice depends on the secret, the step and the
             row's position.
-        step: number of the exchange.
+        step: number of the training exchange.
     """
     tied = top.tied.nonzero()[0]
     if not len(tied):

@@ -1,4 +1,4 @@
-"""Principal components of random features: a bottom that is fitted once and never trained."""
+"""Principal components of random features: a bottom that is fitted once and then never changes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 _BLOCK_ROWS = 4096
-#: Numbers of float64 arrays that `fit` holds at once. The first number counts arrays of axes
-#: (features, features), with the workspace of the eigendecomposition. The second counts arrays with
-#: one block of rows.
+#: Number of float64 arrays of each size that `fit` holds at once. The first number counts arrays of
+#: axes (features, features), including the workspace of the eigendecomposition. The second number
+#: counts arrays that hold one block of rows.
 _SQUARES, _BLOCKS = 8, 5
 
 
 def fit_bytes(rows: int, columns: int, features: int) -> int:
-    """Return the most bytes that `Components.fit`, and a later forward pass of a batch, allocate.
+    """Return the largest memory in bytes of `Components.fit` and of a batch's forward pass.
 
     Args:
         rows: batch size.
@@ -29,11 +29,11 @@ def fit_bytes(rows: int, columns: int, features: int) -> int:
 
 
 class Components(nn.Module):
-    """The first principal components of relu((x - mean) W), or of x itself.
+    """The first principal components of relu((x - mean) W) for inputs x, or of x itself.
 
     The entries of W are normal random numbers with variance 2 / columns. Random features follow the
     idea of Rahimi and Recht 2008; the variance is that of He et al. 2015. One factor scales all
-    components so that their mean variance is 1. If there are fewer components than `width`, the
+    components, so that their mean variance is 1. If there are fewer components than `width`, the
     remaining outputs are 0.
 
     Args:
@@ -56,7 +56,7 @@ class Components(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the components, axes (rows, width), of inputs of axes (rows, ...)."""
-        if self.axes.is_meta:  # meta tensors hold no fitted values; `fit_bytes` counts the memory
+        if self.axes.is_meta:  # meta tensors have no values to check; `fit_bytes` counts the memory
             return inputs.new_empty(len(inputs), len(self.offset))
         return self._featured(inputs) @ self.axes - self.offset
 
@@ -75,7 +75,7 @@ class Components(nn.Module):
         self._keep(mean, scatter / len(inputs))
 
     def _keep(self, mean: Tensor, covariance: Tensor) -> None:
-        """Store the strongest components; signs make each component's largest entry positive."""
+        """Store the components of largest variance; each one's largest entry is made positive."""
         variances, vectors = strongest_first(covariance)
         width = min(len(self.offset), len(variances))
         axes = vectors[:, :width]
@@ -95,7 +95,7 @@ class Components(nn.Module):
             yield self._featured(block.to(self.offset)).double().cpu()
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Resize the buffers to the saved sizes, which depend on the inputs of `fit`."""
+        """Resize the buffers to the saved sizes, which depend on the inputs that `fit` received."""
         for name in ("center", "weights", "axes"):
             if (saved := state.get(prefix + name)) is not None:
                 setattr(self, name, torch.empty_like(saved).to(self.offset))
@@ -107,11 +107,11 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         The centred rows; the variance along each direction; and the directions, axes (features,
-        components). There are at most as many directions as rows. All results are float64, because
-        squaring halves the number of correct digits.
+        components). There are at most as many components as rows. All results are float64, because
+        squaring the values halves the number of correct digits.
     """
     centred = (rows - rows.mean(0)).double()
-    if len(rows) < centred.shape[1]:  # avoids a huge covariance matrix
+    if len(rows) < centred.shape[1]:  # avoids a large (features, features) matrix
         _, spread, directions = torch.linalg.svd(centred, full_matrices=False)
         return centred, spread.square() / len(rows), directions.T
     return centred, *strongest_first(centred.T @ centred / len(rows))

@@ -1,4 +1,4 @@
-"""Passports: secret inputs from which a party computes a layer's scale and shift."""
+"""Passports: secret inputs from which a party computes the scale and the shift of a layer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _MOST_PASSPORTS = 1024
 class Passport(Defense):
     """A passport layer after each bottom and before the top (FedPass: Gu et al. 2023).
 
-    The layer is linear with weights W, followed by a scale gamma and a shift beta. Both follow from
-    W and secret passports s: gamma is the mean over s of D(E(W s)), where D(E(.)) is a small
-    autoencoder; beta is computed in the same way from other passports. In training, every step
-    draws the passports anew around secret means; predictions use the means. Means and draws follow
-    from each party's secret, as the party's initial weights do.
+    The layer multiplies its inputs by weights W, and then applies a scale gamma and a shift beta.
+    gamma and beta follow from W and secret passports s: gamma is the mean over the passports s of
+    D(E(W s)), where D(E(.)) is a small autoencoder; beta is computed in the same way from other
+    passports. In training, the passports of each step are random around secret means; in
+    predictions, the passports are these means. The means and the random passports follow from each
+    party's secret, as the party's initial weights do.
 
     Args:
-        count: number of passports for the scale, and of passports for the shift, up to 1024.
-        reach: limit of the passports' means, which are uniform random numbers between -reach and 0.
+        count: number of passports for the scale, and of other passports for the shift, up to 1024.
+        reach: the means of the passports are uniform random numbers between -reach and 0.
         sigma: standard deviation of the passports around their means.
 
     >>> layer = PassportLayer(4, count=1, reach=1.0, sigma=0.1)
@@ -61,10 +62,10 @@ class Passport(Defense):
 
 
 class PassportLayer(nn.Module):
-    """A layer that maps rows x of axes (rows, width) to gamma * (W x) + beta.
+    """A layer that maps rows x, axes (rows, width), to gamma * (W x) + beta.
 
-    The layer draws random numbers from the generator of the surrounding `vfl.core.seeds.scoped`
-    block.
+    The layer's random numbers come from the generator of the surrounding block of
+    `vfl.core.seeds.scoped`.
 
     Args:
         width: units.

@@ -1,6 +1,6 @@
 """Potential energy: a loss by which rows of one class repel each other and form no cluster.
 
-Layer normalisation of the cut is a separate defense in this file.
+This file also contains layer normalisation of the cut, as a separate defense.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 Distance = Literal["angular", "chordal"]
 
 #: Cosines are limited to at most 1 minus this margin. A margin below 1e-7 would vanish in float32;
-#: with 1e-4 no training had infinite values. Two rows with a larger cosine, such as duplicates, do
-#: not repel each other.
+#: with a margin of 1e-4, no training had infinite values. Two rows with a larger cosine, such as
+#: duplicates, do not repel each other.
 MARGIN = 1e-4
-#: Up to this number of rows, one matrix product compares all rows; separate products for each class
-#: have a higher fixed cost.
+#: Up to this number of rows, one matrix product compares all pairs of rows; separate products for
+#: each class have a higher fixed cost.
 _FEW_ROWS = 192
-#: Lower limit of the norm by which a row is divided. A shorter row has no reliable direction, and
-#: its gradient would grow with 1 / norm.
+#: Lower limit of the norm by which a row is divided. A row with a smaller norm has no reliable
+#: direction, and its gradient would grow with 1 / norm.
 _LEAST_LENGTH = 1e-4
 
 
@@ -33,13 +33,13 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
     """Return the mean of 1 / distance over all ordered pairs of different rows of one class.
 
     The angular distance of two normalised rows u and v is arccos(u.v); the chordal distance is
-    sqrt(2 - 2 u.v). Thesis eq 4-22 sums over pairs; this function takes the mean, so that its
-    weight does not depend on the batch size. The angular and the chordal energy are at most about
-    71; without any pair the energy is 0. The gradient is always finite.
+    sqrt(2 - 2 u.v). Thesis eq 4-22 sums over pairs; this function takes the mean over pairs, so
+    that its weight does not depend on the batch size. With either distance, the energy is at most
+    about 71; without any pair, it is 0. The gradient is always finite.
 
     Args:
         cut: axes (rows, width).
-        labels: class codes 0..C-1, axes (rows,).
+        labels: class numbers 0..C-1, axes (rows,).
         distance: "angular" or "chordal".
 
     Returns:
@@ -68,7 +68,7 @@ def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
         return _from_all(units, labels)
     sizes = torch.bincount(labels)
     largest = int(sizes.max())
-    if len(sizes) * largest**2 >= len(units) ** 2:  # one class has most of the rows
+    if len(sizes) * largest**2 >= len(units) ** 2:  # most rows are of one class
         return _from_all(units, labels)
     filled = torch.arange(largest, device=units.device) < sizes[:, None]
     place = torch.zeros_like(filled, dtype=torch.long)
@@ -84,21 +84,22 @@ def _from_all(units: Tensor, labels: Tensor) -> Tensor:
 
 
 class Potential(Defense):
-    """The label party adds alpha x potential energy of each feature party's cut to its loss.
+    """The label party adds alpha x the potential energy of each feature party's cut to its loss.
 
-    Source: Thesis section 4.3, eq 4-22; the thesis tries weights from 0.25 to 32, which mean the
-    same as `alpha` here. With `norm`, each feature party's bottom ends with layer normalisation
-    without scale and shift, so that cuts lie on a sphere. The thesis requires this, although angles
-    do not depend on the norm of a row. Both parties run this defense from the same spec, from the
-    first training step on; it has no state. The defense states no guarantee: an attacker who
-    whitens the cut, has unlabelled rows, or reads an earlier layer can still find the classes.
+    Source: Thesis section 4.3, eq 4-22; the thesis tries weights from 0.25 to 32, which have the
+    same meaning as `alpha`. With `norm`, each feature party's bottom ends with layer normalisation
+    (without scale and shift), so that cuts lie on a sphere. The thesis requires this normalisation,
+    although angles between rows do not depend on the rows' norms. Both parties run this defense
+    from the same spec, starting with the first training step; it has no state. The defense states
+    no guarantee: an attacker who whitens the cut, has unlabelled rows, or reads an earlier layer of
+    the bottom can still find the classes.
 
     Args:
-        alpha: weight of the energy in the label party's loss.
+        alpha: weight of the potential energy in the label party's loss.
         distance: "angular" or "chordal".
         norm: whether the bottoms end with layer normalisation.
         layers: layer whose outputs repel each other; only "cut" is possible, because the label
-            party has no access to inner layers of a bottom.
+            party has no access to the inner layers of a bottom.
 
     >>> cut, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
     >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
@@ -142,14 +143,14 @@ class Potential(Defense):
 
 
 class LayerNorm(Defense):
-    """Normalises each row of a cut to mean 0, variance 1; used alone, it makes labels leak more.
+    """Normalises each row of a cut to mean 0 and variance 1; alone, it increases label leakage.
 
-    Source: Ba et al. 2016, without the affine part. On MNIST, an attacker with one known label per
-    class fine-tuned a top. The fine-tuned top predicted 66 % of the labels correctly from plain
-    cuts and 97 % from normalised cuts. Losses that need a bounded cut use this layer (`potential`
-    includes it). Tables of comparisons have a separate row for `layer_norm`, which separates its
-    effect from the effect of such losses. Only the feature party runs this defense; it has no state
-    and no guarantee.
+    Source: Ba et al. 2016, without the learned scale and shift. In a test on MNIST, an attacker
+    with one known label per class fine-tuned a top. The fine-tuned top predicted 66 % of the labels
+    correctly from plain cuts and 97 % from normalised cuts. Losses that need a bounded cut use this
+    layer (`potential` contains it). Tables that compare defenses have a separate row for
+    `layer_norm`, which shows its effect without such a loss. Only the feature party runs this
+    defense; it has no state and no guarantee.
 
     >>> import torch
     >>> wrapped = LayerNorm().wrap_bottom(nn.Identity(), width=2)

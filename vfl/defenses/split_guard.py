@@ -1,4 +1,4 @@
-"""SplitGuard: a feature party detects gradients that do not come from the labels."""
+"""SplitGuard: a feature party detects received gradients that do not depend on labels."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ from vfl.privacy import PrivacyStatement
 _STEEPNESS, _EXPONENT = 5.0, 2
 _FAKE, _REGULAR, _OTHER = range(3)
 _MOST_CHECKS = 10_000
-#: Upper limit of the number of float64 (width, width) matrices in memory during one check. The
+#: Upper limit of how many float64 (width, width) matrices are in memory during one check. The
 #: measured number is 12.
 _MATRICES = 16
 
 
 class SplitGuard(Defense):
-    """Shuffles the rows of some batches; an honest label party's gradients differ for such batches.
+    """Shuffles the rows of some batches; an honest label party returns other gradients for these.
 
     In the original method (Erdogan et al. 2022, arXiv 2108.09052), the party with the labels sends
-    false labels with some batches. Here the feature party has no labels. The feature party permutes
-    the rows of some batches instead, and each row meets another row's label. For an honest top,
-    such a batch has wrong labels. Then cut^T gradient, the gradient of a last layer of the bottom,
-    has a larger norm and another direction than in regular batches. A dishonest label party that
-    trains the bottom for its own target, as in feature-space hijacking (Pasquini et al. 2021), uses
-    no labels. So the gradients of a dishonest label party are alike for shuffled and regular
-    batches. The feature party does not learn from a shuffled batch.
+    false labels with some batches. In vfl, the feature party has no labels. It permutes the rows of
+    some batches instead, so that each row is paired with the label of another row. For an honest
+    top, such a batch has wrong labels. Then cut^T gradient (the gradient that a last linear layer
+    of the bottom would have) has a larger norm and another direction than in regular batches. A
+    dishonest label party that trains the bottom for its own target, as in feature-space hijacking
+    (Pasquini et al. 2021), uses no labels. So a dishonest label party returns similar gradients for
+    shuffled and for regular batches. The feature party does not learn from a shuffled batch.
 
-    Each shuffled batch gives a score. The feature party ends a training if two values are too low:
-    the mean of the latest scores, and the newest score, which uses the most batches. On bank
-    marketing (12 % positives, the first table of the leaderboard) the defense ended none of 20
-    honest trainings (seeds 0 to 19). The defense ended all 8 hijacked trainings, within 79 to 136
-    steps of `start`. With the mean as the only criterion, the defense would also end the honest
-    training with seed 2. The first scores use only two or three batches, whose noise is ten times
-    their mean.
+    Each shuffled batch gives a score, which is high if its gradients differ from those of regular
+    batches. The feature party ends a training if two values are below `threshold`: the mean of the
+    latest scores, and the newest score, which uses the most batches. In a test on bank marketing
+    (12 % positives, the first table of the leaderboard), the defense ended none of 20 honest
+    trainings (seeds 0 to 19). It ended all 8 hijacked trainings, between 79 and 136 steps after
+    step `start`. If the mean were the only criterion, the defense would also end the honest
+    training with seed 2. The reason is that the first scores use only two or three batches, and the
+    noise of these scores is ten times their mean.
 
-    Gradients under a defense that hides labels well look like hijacking, and so do gradients of a
-    cut that is unrelated to the labels.
+    If a defense at the label party hides labels well, its gradients look like those of hijacking;
+    the same holds if the cut is unrelated to the labels.
 
     Args:
-        share: share of the steps in which the rows are shuffled.
-        start: number of first steps without shuffled batches, because wrong labels do not change
-            the gradients of an untrained model detectably.
-        checks: number of latest scores in the mean; each score belongs to one shuffled batch.
+        share: share of the steps in which the feature party shuffles the rows.
+        start: number of steps at the beginning without shuffled batches, because wrong labels do
+            not change the gradients of an untrained model detectably.
+        checks: number of latest scores in the mean; each shuffled batch gives one score.
         threshold: smallest accepted mean score, and smallest accepted newest score. The scores of
             an honest label party are near 1, the scores of a hijacker near 0.25.
 
@@ -63,8 +64,8 @@ class SplitGuard(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
-        HijackError: raised during training if the mean score and the newest score are both below
-            the threshold.
+        HijackError: raised during training if the mean of the latest scores and the newest score
+            are both below the threshold.
     """
 
     side = "feature"
@@ -144,8 +145,8 @@ class SplitGuard(Defense):
         found = score(means[_FAKE], means[_REGULAR], means[_OTHER])
         self._scores = torch.cat([self._scores, torch.tensor([found]).double()])[-self.checks :]
         mean = float(self._scores.mean())
-        # The newest score uses the most batches; the first scores use two or three, so they are
-        # mostly noise.
+        # The newest score uses the most batches; the first scores use only two or three batches, so
+        # they are mostly noise.
         if len(self._scores) == self.checks and max(mean, found) < self.threshold:
             raise HijackError(
                 "the received gradients do not depend on the order of the sent rows",
@@ -157,12 +158,12 @@ class SplitGuard(Defense):
 
 
 def score(fake: Tensor, regular: Tensor, other: Tensor) -> float:
-    """Return the SplitGuard score, 0 to 1: confidence that gradients depend on the labels.
+    """Return the SplitGuard score, 0 to 1; a higher score means that gradients depend on labels.
 
     Args:
-        fake: mean gradient of shuffled batches, axes (values,).
-        regular: mean gradient of one half of the regular batches.
-        other: mean gradient of the other half of the regular batches.
+        fake: mean of cut^T gradient over shuffled batches, axes (values,).
+        regular: mean of cut^T gradient over one half of the regular batches.
+        other: mean of cut^T gradient over the other half of the regular batches.
     """
     far, near = _gap(fake, (regular + other) / 2), _gap(regular, other)
     turned = _angle(fake, (regular + other) / 2) * far - _angle(regular, other) * near

@@ -1,4 +1,4 @@
-"""A pretrained model as a bottom: its hidden states, pooled or token by token."""
+"""A pretrained model as a bottom: its hidden states are the features, pooled or for each token."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from vfl.models.pretrained import (
 Pool = Literal["mean", "max", "first", "last", "tokens"]
 _POOLS = ("mean", "max", "first", "last", "tokens")
 _PARTS = ("body", "text", "vision")
-#: Size limit of the cache for features of a frozen model; the cache saves computing them again in
-#: each epoch.
+#: Size limit of the cache for features of a frozen model; without the cache, each epoch computes
+#: the features again.
 MOST_KEPT_BYTES = 1 << 30
-#: Subfolder of `models_folder` for features on disk; names of models never begin with a dot.
+#: Subfolder of `models_folder` for features on disk; it begins with a dot, as no model's name does.
 _ON_DISK, _ROWS, _PATIENCE_S = ".features", "rows.bin", 60.0
 _KEY_BYTES, _CHECK_BYTES = 16, 8
 _MOST_LETTERS = 1000
@@ -55,12 +55,13 @@ _MOST_LETTERS = 1000
 
 @dataclass(frozen=True)
 class Question:
-    """A question to a decoder: vfl appends it to each text.
+    """A question to a decoder, which the bottom appends to each text.
 
     Attributes:
-        tail: number of last tokens of a text that the decoder reads; 0 reads all.
+        tail: number of tokens, up to the last one, that the decoder reads of a text; 0 reads all.
         prompt: tokens that are appended to each text.
-        answers: tokens whose logits are the features; if empty, the features are hidden states.
+        answers: tokens whose logits after the question are the features; if empty, the features are
+            hidden states.
     """
 
     tail: int = 0
@@ -72,7 +73,7 @@ class Question:
         return min(steps, self.tail or steps) + len(self.prompt)
 
     def put(self, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens to read, and a mask of those that are not padding; axes (rows, steps).
+        """Return the tokens to read, and a mask of tokens that are not padding; axes (rows, steps).
 
         >>> tokens = torch.tensor([[5, 6, 7], [8, 0, 0]])
         >>> Question(tail=2, prompt=(9,)).put(tokens, tokens > 0)[0].tolist()
@@ -93,16 +94,17 @@ class Question:
 
 
 class PretrainedBottom(Bottom):
-    """A pretrained model up to one of its blocks, and a linear layer from there to the cut.
+    """A pretrained model up to one of its blocks, and a linear layer from its states to the cut.
 
-    If the width of the cut is the number of features, there is no linear layer.
+    If the width of the cut equals the number of features, there is no linear layer.
 
     A text is a row of numbers, where 0 is padding and n + 1 stands for the tokenizer's token n (see
-    `data.tokenizer`). Pictures are resized to the model's size. The weights of a run do not include
-    a frozen model, but its digest. So each party that computes the model needs the same model under
-    the same name. Features are cached in memory, so the model computes each row only once.
+    `data.tokenizer`). Pictures are resized to the model's size. The saved weights of a run contain
+    a frozen model's digest in place of the model. So each party that runs the bottom needs the same
+    model under the same name. Features of a frozen model are cached in memory, so the model
+    computes each row only once.
 
-    Texts longer than the model's context are read in windows of the context's length.
+    A text longer than the model's context is divided into windows of the context's length.
 
     A decoder can answer a question. For example, with ``prompt=All in all the film was`` and
     ``words=good-bad``, a text's features are the logits of the two answers (Brown et al. 2020,
@@ -110,28 +112,31 @@ class PretrainedBottom(Bottom):
     accuracy.
 
     Args:
-        name: name of a model on this machine (see `vfl model list`), never a path.
-        layer: number of blocks to run; 0 returns the embedding, -1 runs all blocks and the final
-            norm.
+        name: name of a model in this machine's folder of models (see `vfl model list`), never a
+            path.
+        layer: number of blocks of the model to run; 0 returns the embedding, -1 runs all blocks and
+            the final norm.
         pool: pooling over a row's tokens: "mean", "max", the "first" or the "last" token, or the
             concatenation of all "tokens".
         part: tower of a CLIP model: "text" or "vision".
-        norm: whether to scale each row's features to mean 0 and deviation 1 (Ba et al. 2016,
-            without weights); the features of published models differ by orders of magnitude.
+        norm: whether to scale each row's features to mean 0 and standard deviation 1 (Ba et al.
+            2016, without weights), because the features of published models differ by orders of
+            magnitude.
         rank: rank of trainable low-rank adapters (Hu et al. 2022); 0 freezes the model.
-        alpha: scale of the adapters.
-        tail: number of last tokens of a row that the model reads; 0 reads all.
-        tokens: number of leading values of a row that are tokens (`data.length`), if other columns
-            follow them. The linear layer reads the other columns together with the features. 0
-            means all values.
-        prompt: text that is appended to each row as a new paragraph, such as a question.
-        words: answers joined by dashes, each of one token. The features are the answers' logits
-            after the last token. Needs a decoder, pool=last and layer=-1.
+        alpha: scale of the adapters' output (alpha in Hu et al. 2022).
+        tail: number of tokens, up to the last one, that the model reads of a row; 0 reads all.
+        tokens: number of values at the beginning of a row that are tokens (`data.length`), if other
+            columns follow them. The linear layer reads the other columns together with the
+            features. 0 means that all values are tokens.
+        prompt: text, such as a question, that is appended to each row as a new paragraph.
+        words: answers to the question, separated by dashes, each of one token. The features are the
+            logits of these answers after the last token. This option needs a decoder, pool=last and
+            layer=-1.
         precision: "bfloat16" computes a frozen model in automatic mixed precision.
-        keep: where to cache a frozen model's features: "memory", or "disk", which uses private
-            files in the folder of models, with keys from the content of each row.
-        checkpoint: whether the backward pass computes blocks again, which saves memory (Chen et al.
-            2016).
+        keep: where to cache a frozen model's features: in "memory", or on "disk", in private files
+            in the folder of models, whose keys follow from the content of each row.
+        checkpoint: whether the backward pass computes the blocks' activations again, which saves
+            memory (Chen et al. 2016).
 
     Raises:
         BadOptionError: an option is out of range.
@@ -211,7 +216,7 @@ class PretrainedBottom(Bottom):
         return 0 if isinstance(described.shape, PictureShape) else self._read(shape)[0]
 
     def _read(self, shape: Shape) -> Shape:
-        """Return the axes of the leading values of a row, which the model reads."""
+        """Return the axes of the part of a row that the model reads, at the row's beginning."""
         if not self.tokens:
             return shape
         steps = sequence_steps(shape, "pretrained")
@@ -251,7 +256,7 @@ class PretrainedBottom(Bottom):
         return found, question, len(question.answers) or made
 
     def _question(self, folder: Path, shape: BlockShape) -> Question:
-        """Return the question with prompt and answers as tokens.
+        """Return the question, with prompt and answers converted to tokens.
 
         Raises:
             BadOptionError: an answer has more than one token, or the model is not a decoder.
@@ -279,11 +284,11 @@ class PretrainedBottom(Bottom):
 
 
 class _Kept:
-    """A frozen model and a cache of features; copies of a bottom share both.
+    """A frozen model with its cache of features; copies of a bottom share both.
 
     Args:
         model: the frozen model.
-        reading: other settings that change the features; None caches features in memory only.
+        reading: other settings on which the features depend; None caches features in memory only.
     """
 
     def __init__(self, model: Pretrained, reading: str | None = None) -> None:
@@ -300,7 +305,7 @@ class _Kept:
                 end = 0
                 for key, features, end in _records(path):  # noqa: B007
                     self.add(key, features)
-                if path.is_file():  # a killed process left an incomplete record
+                if path.is_file():  # the incomplete record of a process that was killed
                     os.truncate(path, end)
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Kept:
@@ -327,14 +332,14 @@ class _Kept:
 
 
 def _record(key: bytes, features: Tensor) -> bytes:
-    """Return key and features as bytes with a checksum, which exposes incomplete records."""
+    """Return key and features as bytes with a checksum, by which incomplete records are found."""
     content = key + features.contiguous().numpy().astype("<f4").tobytes()
     size = len(content).to_bytes(4, "little")
     return size + content + hashlib.blake2b(content, digest_size=_CHECK_BYTES).digest()
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
-    """Yield key, features and end position of a file's records, until a damaged record."""
+    """Yield key, features and end position of each record in a file, up to a damaged record."""
     content = path.read_bytes() if path.is_file() else b""
     at = 0
     while at + 4 <= len(content):
@@ -348,14 +353,14 @@ def _records(path: Path) -> Iterator[tuple[bytes, Tensor, int]]:
 
 
 class _Beside(nn.Module):
-    """Applies a module to a row's leading values, and appends the other values to its outputs."""
+    """Applies a module to the first values of each row, and appends the row's other values."""
 
     def __init__(self, module: nn.Module, first: int) -> None:
         super().__init__()
         self.module, self._first = module, first
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return features and other values, axes (rows, features + other values)."""
+        """Return features and the other values, axes (rows, features + other values)."""
         return torch.cat([self.module(rows[:, : self._first]), rows[:, self._first :]], 1)
 
 
@@ -364,13 +369,14 @@ class Features(nn.Module):
 
     Args:
         model: the model without its head.
-        layer: see `PretrainedBottom`; None means all blocks and the final norm (-1 there).
+        layer: number of blocks to run, see `PretrainedBottom`; None means all blocks and the final
+            norm (-1 there).
         pool: see `PretrainedBottom`.
-        shift: offset between the numbers in rows and the tokenizer's token ids.
+        shift: offset between the numbers in rows and the tokenizer's token ids: 1 if 0 is padding.
         frozen: whether the model is frozen, so that this module's weights do not include it.
         question: question appended to each text.
         bfloat16: whether a frozen model computes in automatic mixed precision.
-        on_disk: whether to cache features of a frozen model on disk too.
+        on_disk: whether to cache features of a frozen model also on disk.
     """
 
     def __init__(
@@ -393,8 +399,8 @@ class Features(nn.Module):
         self.model = None if frozen else model
         weights = sum(each.numel() for each in model.parameters())
         if frozen and next(model.parameters()).is_meta:
-            # `footprint` counts only tensors that are registered in a module, and a frozen model is
-            # not.
+            # `footprint` counts only the tensors that are registered in a module; a frozen model is
+            # not registered.
             self.register_buffer("weights", torch.empty(weights, device="meta"), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -420,7 +426,7 @@ class Features(nn.Module):
         return torch.stack(made).to(rows.device)
 
     def get_extra_state(self) -> Tensor:
-        """Return a digest of the frozen model, which the weights leave out; empty if not frozen."""
+        """Return a digest of the frozen model, which saved weights lack; empty if not frozen."""
         digest = self._kept.digest if self._kept else b""
         return torch.tensor(list(digest), dtype=torch.uint8)
 
@@ -428,7 +434,7 @@ class Features(nn.Module):
         """Refuse weights that were trained with another frozen model.
 
         Raises:
-            DataError: the frozen model differs from the model that was used in training.
+            DataError: the frozen model differs from the model with which the weights were trained.
         """
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise DataError(
@@ -492,7 +498,7 @@ def _windows(tokens: Tensor, window: int) -> tuple[Tensor, ...]:
 
 
 def _some(real: Tensor) -> Tensor:
-    """Return `real`, with the first token marked in empty rows, since empty attention gives NaN."""
+    """Return `real`, with the first token marked in rows without tokens: empty attention is NaN."""
     return torch.cat([real[:, :1] | ~real.any(1, keepdim=True), real[:, 1:]], 1)
 
 

@@ -1,10 +1,10 @@
-"""A decoder cut in two or three parts: embedding and first blocks, further blocks, and a head.
+"""A decoder in two or three parts: embedding and first blocks, further blocks, and a head.
 
     words -> DecoderFront -- cut, a vector a word --> DecoderMiddle -- one vector --> head
 
-All parts belong to one `vfl.models.decoder.Decoder`. The decoder's weights are random or pretrained
+All parts have weights of one `vfl.models.decoder.Decoder`. These weights are random or pretrained
 (from any decoder that `vfl.models.pretrained` reads). Training changes all weights, or only
-low-rank adapters.
+low-rank adapters of frozen weights.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ _MOST_LAYERS, _MOST_TOKENS = 64, 2**13
 class _Parts:
     """Options that all parts of a decoder share.
 
-    Sizes of 0 take the pretrained model's sizes; without a pretrained model, they are 5,000 words,
+    A size of 0 is the pretrained model's size; without a pretrained model, it means 5,000 words,
     vectors of width 64, 6 blocks and 4 heads.
 
     Args:
-        words: number of different words, including padding and the unknown word.
+        words: number of different words, including the padding word and the unknown word.
         tokens: width of a word's vector.
         layers: number of blocks in the whole decoder.
         heads: number of attention heads.
-        front: number of blocks before the cut.
+        front: name of a model in this machine's folder of models (see `vfl model list`); "none"
+            starts with random weights.
         pretrained: name of a model on this machine (see `vfl model list`); "none" starts with
             random weights.
         rank: rank of the low-rank adapters; 0 trains every weight.
-        alpha: scale of the low-rank adapters.
-        bits: number of bits of the frozen weights that adapters extend: 32, 8, or 4 (Dettmers et
-            al. 2023).
-        checkpoint: whether the backward pass computes blocks again, which saves memory (Chen et al.
-            2016).
+        alpha: scale of the low-rank adapters' output.
+        bits: number of bits per frozen weight beside the adapters: 32, 8, or 4 (Dettmers et al.
+            2023).
+        checkpoint: whether the backward pass computes the blocks' activations again, which saves
+            memory (Chen et al. 2016).
 
     Raises:
         BadOptionError: an option is out of range.
@@ -89,7 +90,7 @@ class _Parts:
 
     @cached_property
     def shape(self) -> DecoderShape:
-        """Return the decoder's architecture; for a pretrained decoder, it comes from its folder.
+        """Return the decoder's architecture; a pretrained decoder's folder states it.
 
         Raises:
             MissingDataError: this machine does not have the pretrained model.
@@ -102,7 +103,7 @@ class _Parts:
         folder = existing_model(self.pretrained)
         shape = describe(folder, "body").shape
         if isinstance(shape, DecoderShape) and (folder / TOKENIZER).is_file():
-            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # number 0 is padding
+            shape = replace(shape, vocabulary=shape.vocabulary + 1)  # word number 0 is padding
         got = {name: getattr(shape, name, 0) for name in self._sizes}
         if type(shape) is not DecoderShape or got | given != got:
             raise SpecError(
@@ -118,10 +119,10 @@ class _Parts:
         return shape
 
     def decoder(self, first: int, last: int) -> Decoder:
-        """Return a decoder that has the weights of blocks `first` to `last - 1` and of some layers.
+        """Return a decoder with weights of blocks `first` to `last - 1` and layers beside them.
 
-        Block 0 includes the embedding and the positions; the last block includes the final norm.
-        The function does not read other weights of a pretrained decoder.
+        With block 0 come the embedding and the positions; with the last block comes the final norm.
+        The function does not read a pretrained decoder's other weights.
         """
         on_meta = torch.empty(0).is_meta
         if self.pretrained == "none" or on_meta:
@@ -142,7 +143,7 @@ class _Parts:
         return model.train()
 
     def _words(self, tokens: int) -> nn.Embedding:
-        """Return the pretrained embedding; if there is a tokenizer, word n + 1 is its token n."""
+        """Return the pretrained embedding; with a tokenizer, word n + 1 is its token n."""
         words, width = self.shape.vocabulary, self.shape.width
         quantised = QuantisedEmbedding(words, width) if self.bits != 32 else None
         table = torch.zeros(0 if quantised else words, width)
@@ -153,19 +154,19 @@ class _Parts:
             else:
                 table[start : start + len(some)] = some
             start += len(some)
-        # The annotation also covers the quantised table, because both modules return vectors.
+        # The annotation also covers the quantised embedding, because both modules return vectors.
         return quantised or nn.Embedding(words, width, _weight=table)  # type: ignore[return-value]
 
     def begun(self, part: nn.Module) -> nn.Module:
-        """Return a part in the state in which training starts."""
+        """Return a part of the decoder in the state in which training starts."""
         part = checkpointed(part) if self.checkpoint else part
         return adapt(part, self.rank, self.alpha, self.bits) if self.rank else part
 
     def steps(self, width: int, name: str) -> int:
-        """Return the number of words whose vectors a cut of this width contains.
+        """Return how many words' vectors a cut of this width contains.
 
         Raises:
-            WidthError: the width is not a multiple of a vector's width.
+            WidthError: the width is not a multiple of the width of a word's vector.
         """
         steps, rest = divmod(width, self.shape.width)
         if rest or not steps:
@@ -178,10 +179,10 @@ class _Parts:
 
 
 class DecoderFront(_Parts, Bottom):
-    """Runs word vectors through the first blocks; the cut joins the vectors of all words.
+    """Runs word vectors through the first blocks; the cut concatenates the vectors of all words.
 
-    If the cut has fewer vectors than a row has words, it contains only the vectors of the row's
-    first words.
+    If the cut is too narrow for all words of a row, it contains only the vectors of the row's first
+    words.
 
     >>> module = DecoderFront(words=50, tokens=8, layers=3, heads=2, front=1).build((5,), 40)
     >>> import torch
@@ -207,10 +208,9 @@ class DecoderFront(_Parts, Bottom):
 
 
 class DecoderMiddle(_Parts, Bottom):
-    """Runs the remaining blocks and the final norm; the output is the mean over all words.
+    """Runs the further blocks and the final norm; the output is the mean vector over all words.
 
-    The input of `DecoderMiddle` is the merged cut of one party, for example at the server of a
-    U-shape.
+    Its input is the merged cut of a single feature party, for example at the server of a U-shape.
 
     >>> module = DecoderMiddle(words=50, tokens=8, layers=3, heads=2, front=1).build((40,), 8)
     >>> import torch
@@ -231,7 +231,7 @@ class DecoderMiddle(_Parts, Bottom):
 
 
 class DecoderTop(_Parts, Top):
-    """`DecoderMiddle` and a linear head, both at one party.
+    """`DecoderMiddle` and a linear head after it, both at one party.
 
     >>> module = DecoderTop(words=50, tokens=8, layers=3, heads=2, front=1).build(40, 2)
     >>> import torch
@@ -250,11 +250,11 @@ class Front(nn.Module):
     """The module that `DecoderFront` builds; an attack can run its parts separately.
 
     Args:
-        words: embedding of word numbers.
+        words: embedding that maps word numbers to vectors.
         layers: the first blocks.
-        steps: number of words in a cut.
+        steps: number of words whose vectors a cut contains.
         positions: learned position vectors, if the model has them.
-        scale: factor of the word vectors.
+        scale: factor by which word vectors are multiplied.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Front(nn.Module):
         self.positions, self.scale = positions, scale
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the cut, axes (rows, steps x tokens), for word numbers, axes (rows, words).
+        """Return the cut, axes (rows, steps x vector width), for word numbers, axes (rows, words).
 
         Raises:
             SpecError: a word number is outside the vocabulary.
@@ -280,10 +280,10 @@ class Front(nn.Module):
         return self.above(self.words(numbers)).flatten(1)
 
     def above(self, vectors: Tensor, cache: Sequence[KeyValues] | None = None) -> Tensor:
-        """Add positions to word vectors, axes (rows, words, tokens), and run the blocks.
+        """Add positions to word vectors, axes (rows, words, vector width), and run the blocks.
 
         Args:
-            vectors: word vectors, axes (rows, words, tokens).
+            vectors: word vectors, axes (rows, words, vector width).
             cache: keys and values of earlier words for each block, which the function changes in
                 place.
         """
@@ -304,7 +304,7 @@ class Middle(nn.Module):
         self.layers, self.norm, self.width = nn.ModuleList(layers), norm, width
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Return the mean vector, axes (rows, tokens), for a cut, axes (rows, words x tokens)."""
+        """Return mean vectors, axes (rows, width), of a cut, axes (rows, words x width)."""
         vectors = cut.view(len(cut), -1, self.width)
         mean: Tensor = self.norm(_through(self.layers, vectors)).mean(1)
         return mean

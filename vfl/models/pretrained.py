@@ -1,9 +1,9 @@
-"""Reads transformers and tokenizers from a folder in the Hugging Face layout, without network.
+"""Reads transformers and tokenizers from a folder in Hugging Face's file layout, without network.
 
 Such a folder contains `config.json`, `model.safetensors` (or several parts and an index), and
 `tokenizer.json`. `vfl.models.layouts` describes the settings and weight names of each published
-family. The module refuses a setting that vfl's models cannot compute, and a weight that no module
-uses.
+family. The module refuses a setting that vfl's models cannot compute, and a weight in the file that
+no module of the model uses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PICTURES = "preprocessor_config.json"
 _INDEX = f"{WEIGHTS}.index.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 _MOST_JSON_BYTES = 1 << 24
-#: Names of stored tensors that are not weights: masks, and tables that follow from the
+#: Names of stored tensors that are not weights, such as masks and tables that follow from the
 #: configuration.
 _NO_WEIGHT = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|position_ids|rotary_emb\.inv_freq)$"
@@ -71,15 +71,15 @@ Pretrained = Decoder | Encoder | PictureEncoder | Vectors
 
 
 def models_folder() -> Path:
-    """Return the folder of all models: VFL_MODELS, or ``~/.cache/vfl/models``."""
+    """Return the folder that contains all models: VFL_MODELS, or ``~/.cache/vfl/models``."""
     return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".cache" / "vfl" / "models")
 
 
 def model_folder(name: str) -> Path:
-    """Return a model's folder for its name in experiment files; a name is never a path.
+    """Return the folder of a model, given its name in experiment files; a name is never a path.
 
     Raises:
-        BadOptionError: the name is not a valid name.
+        BadOptionError: the name contains characters that a model's name must not have.
     """
     require("pretrained", name, "a name such as reviews", bool(_NAME.fullmatch(name)))
     return models_folder() / name
@@ -102,12 +102,12 @@ def existing_model(name: str) -> Path:
 
 
 def family_of(folder: Path) -> str:
-    """Return the `model_type` in a folder's configuration."""
+    """Return the model family: the `model_type` in a folder's configuration."""
     return str(_json(folder / CONFIG).get("model_type"))
 
 
 def parts_of(folder: Path) -> tuple[Part, ...]:
-    """Return ("whole",), or the names of both towers if the folder has a CLIP model."""
+    """Return ("whole",); for a CLIP model, the names of both towers (text and vision)."""
     return ("text", "vision") if family_of(folder) == "clip" else ("whole",)
 
 
@@ -120,9 +120,10 @@ class Described:
         family: its `model_type`.
         layout: layout of the model's family.
         shape: the architecture.
-        names: the family's names of the model's weights; None means vfl's own names.
+        names: the names that the family gives the model's weights; None means that these are vfl's
+            own names.
         weights: the weights in the folder's files.
-        unused: prefixes of weights that this part of the model does not use.
+        unused: name prefixes of weights that the described part of the model does not use.
     """
 
     folder: Path
@@ -140,7 +141,7 @@ class Described:
 
 
 def describe(folder: Path, part: Part = "whole") -> Described:
-    """Describe a folder's model without its weights; for the arguments see `load_pretrained`."""
+    """Describe a folder's model without its weights; `load_pretrained` explains the arguments."""
     found = _json(folder / CONFIG)
     family, settings, layout, others = _layout(folder, found, part)
     weights = Weights(folder, layout.prefixes)
@@ -161,21 +162,22 @@ def load_pretrained(
 ) -> Pretrained:
     """Return the model of a folder, in evaluation mode and in float32.
 
-    The function reads the families of `vfl.models.layouts`. The function refuses a setting that
+    The function supports the model families of `vfl.models.layouts`. It refuses a setting that
     changes the computation and that vfl's models do not support, such as rotary positions stretched
     by "longrope"; the error names the setting.
 
     Args:
-        folder: folder in the Hugging Face layout.
-        part: "whole" includes the head for tokens or classes. "body" leaves the head out, and the
-            folder may contain weights of any head. "text" and "vision" are the body of one tower of
-            a CLIP model.
-        wanted: function that returns whether to read the weight with this name. Other weights stay
-            on torch's meta device, so that a party loads only its own part. None reads all weights.
+        folder: folder in Hugging Face's file layout.
+        part: "whole" is the model with its head (last layer for tokens or classes). "body" leaves
+            the head out; the folder may contain weights of any head. "text" and "vision" are the
+            bodies of the two towers of a CLIP model.
+        wanted: function that returns whether to read the weight with a given name. Weights that are
+            not read stay on torch's meta device, so that a party loads only its own part. None
+            reads all weights.
 
     Raises:
         MissingDataError: a file is missing.
-        DataError: the model has a layout, setting or weight that vfl does not support.
+        DataError: the model has a family, setting or weight that vfl does not support.
     """
     found = describe(folder, part)
     shape, weights, tied = found.shape, found.weights, _tied(found.shape)
@@ -202,12 +204,13 @@ def load_pretrained(
 
 
 def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Iterator[Tensor]:
-    """Yield the vectors of a model's tokens in order, some at a time, to save memory.
+    """Yield a model's token vectors in the order of token ids, some at a time, to save memory.
 
     Args:
         folder: see `load_pretrained`.
         part: see `load_pretrained`.
-        rows: number of vectors in a piece; a piece has axes (rows, width), float32.
+        rows: number of vectors to yield at a time; each yielded tensor has axes (rows, width),
+            float32.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.
@@ -223,7 +226,7 @@ def embedding_rows(folder: Path, part: Part = "body", rows: int = 4096) -> Itera
 
 @contextmanager
 def _refusing(folder: Path, family: str) -> Iterator[None]:
-    """Turn errors within the block into an error that names the folder's missing or wrong part."""
+    """Turn errors in the block into one that names the missing or invalid part of the folder."""
     try:
         yield
     except KeyError as missing:
@@ -240,7 +243,7 @@ def _refusing(folder: Path, family: str) -> Iterator[None]:
 
 
 def save_decoder(folder: Path, model: Decoder) -> None:
-    """Write a decoder's folder; if its head uses the embedding's weights, they are written once.
+    """Write a decoder's folder; weights that its head shares with the embedding are written once.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable; an existing model stays
@@ -262,7 +265,7 @@ def save_decoder(folder: Path, model: Decoder) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a file of tensors; the tensors are not copied in memory.
+    """Replace a file of tensors, without copying the tensors in memory.
 
     Raises:
         StorageError: the disk is full, or the folder is not writable; an existing file stays
@@ -282,10 +285,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def names_of(folder: Path) -> dict[str, list[Any]]:
-    """Return names of outputs: `labels` for classes, `end_tokens` for the end of an answer.
+    """Return the names of outputs: `labels` of classes, `end_tokens` that end an answer.
 
     Raises:
-        MissingDataError, DataError: config.json is missing, or has malformed numbers or names.
+        MissingDataError, DataError: config.json is missing, or contains invalid numbers or names.
     """
     config = _json(folder / CONFIG)
     labels, ends = config.get("id2label") or {}, config.get("eos_token_id")
@@ -328,18 +331,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise _missing(path)
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as problem:  # the package raises no specific error
+    except Exception as problem:  # the package raises no error class of its own
         raise _refused(path, type(problem).__name__, "the file of the tokenizers package") from None
 
 
-#: Prefixes of weights of heads, which a body leaves out.
+#: Prefixes in the names of the weights of heads, which a body leaves out.
 _HEADS = ("lm_head.", "embed_out.", "score.", "classifier.", "pre_classifier.", "pooler.")
 
 
 def _layout(
     folder: Path, found: Mapping[str, Any], part: Part
 ) -> tuple[str, Mapping[str, Any], Layout, Sequence[str]]:
-    """Return family, settings, layout, and prefixes of weights that belong to the other tower."""
+    """Return family, settings, layout, and name prefixes of weights of the other CLIP tower."""
     kind = found.get("model_type")
     if kind == "clip":
         if part not in TOWERS:
@@ -357,7 +360,7 @@ def _layout(
 
 
 def _headless(shape: BlockShape) -> BlockShape:
-    """Return the shape without a head; in a decoder, a tied head needs no weights."""
+    """Return the shape without a head; a decoder's head then shares the embedding's weights."""
     if isinstance(shape, EncoderShape | PictureShape):
         return replace(shape, classes=0)
     if isinstance(shape, VectorShape):
@@ -371,7 +374,7 @@ def _tied(shape: BlockShape) -> bool:
 
 
 def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) -> Tensor:
-    """Return a weight of vfl's model, made from weights that the family names differently."""
+    """Return a weight under vfl's name, made from weights that have the family's names."""
     if names is None:
         return weights.take(key)
     module, _, kind = key.rpartition(".") if "." in key else (key, "", "weight")
@@ -384,7 +387,7 @@ def _weight(key: str, shape: BlockShape, names: Names | None, weights: Weights) 
         else:
             part = weights.take_of(name, kind)
             parts.append(part.t().contiguous() if turned and kind == "weight" else part)
-    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # no copy of a single weight
+    made = parts[0] if len(parts) == 1 else torch.cat(parts)  # a single weight is not copied
     if names.plus_one and module.endswith("norm"):
         made = made + 1
     if names.interleaved and module.endswith("attention_in"):
@@ -400,7 +403,7 @@ class Weights:
 
     Args:
         folder: folder with the files of weights.
-        prefixes: prefixes to remove from the names.
+        prefixes: prefixes to remove from the tensors' names.
     """
 
     def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
@@ -433,27 +436,27 @@ class Weights:
         return sum(path.stat().st_size for path in self._paths)
 
     def has(self, name: str) -> bool:
-        """Return whether there is a weight with this name that was not taken yet."""
+        """Return whether the files have a weight with this name that was not taken before."""
         return name in self._files
 
     def take(self, name: str) -> Tensor:
-        """Return a weight in float32; each weight can be taken once."""
+        """Return a weight in float32; each weight can be taken only once."""
         opened, whole = self._files.pop(name)
         found: Tensor = opened.get_tensor(whole).float()
         return found
 
     def pieces(self, name: str, rows: int) -> Iterator[Tensor]:
-        """Yield a weight in float32, in pieces along its first axis; it can be taken once."""
+        """Yield a weight in float32, some rows at a time; each weight can be taken only once."""
         opened, whole = self._files.pop(name)
         path = self._path_of[name]
         for start in range(0, opened.get_slice(whole).get_shape()[0], rows):
-            # Each piece opens the file again, because pages of a memory-mapped file stay in memory
-            # while the file is open.
+            # The file is opened again for each piece, because the pages that were read stay in
+            # memory as long as a memory-mapped file is open.
             with safe_open(path, "pt") as again:
                 yield again.get_slice(whole)[start : start + rows].float()
 
     def take_of(self, module: str, kind: str) -> Tensor:
-        """Return a module's weight or bias; in older files these are "gamma" and "beta".
+        """Return a module's weight or bias; older files name these "gamma" and "beta".
 
         Raises:
             KeyError: the files have no such tensor.
@@ -467,11 +470,11 @@ class Weights:
         raise KeyError(f"{module}.{kind}")
 
     def outputs(self, module: str, *, turned: bool) -> int:
-        """Return the number of outputs of a linear layer whose weight was already taken."""
+        """Return the number of outputs of a linear layer whose weight was taken before."""
         return self._axes[module][1 if turned else 0]
 
     def left(self, unused: Sequence[str]) -> list[str]:
-        """Return the names of weights that were not taken and have none of these prefixes."""
+        """Return names of weights that were not taken and begin with none of these prefixes."""
         return sorted(
             name
             for name in self._files

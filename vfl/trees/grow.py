@@ -1,12 +1,12 @@
 """Growth of one tree from histograms of gradients, whichever party computes the histograms.
 
-A tree is grown over bins, so the grower uses only the bin number of a cell. The grower requests
-from a `Histograms` the gradient sums over bins, and the division of a node's rows; it never reads a
-cell, a threshold or, in a protected training, a gradient.
+A tree is grown over bins, so the grower uses only the bin number of a cell. The grower requests,
+from a `Histograms` object, gradient sums over bins and the division of a node's rows. It never
+reads a cell or a threshold, nor, in a protected training, a gradient.
 
-Gains, leaf weights and the choice between equal gains follow Chen and Guestrin 2016 (equations 5 to
-7) as computed by XGBoost's `hist`; this code uses float32 where XGBoost does. With the same bins,
-and all columns at one party, this code and XGBoost grow the same trees
+Gains, leaf weights and the choice between splits of equal gain follow Chen and Guestrin 2016
+(equations 5 to 7) as XGBoost's `hist` method computes them; this code uses float32 where XGBoost
+does. If one party has all columns, this code and XGBoost grow the same trees from the same bins
 (`tests/trees/test_grow.py`).
 """
 
@@ -21,9 +21,9 @@ import numpy as np
 
 from vfl.core.compiled import COMPILED, compiled
 
-#: The gain of a split must be larger than this (XGBoost's kRtEps).
+#: A split needs a gain above this number (XGBoost's kRtEps).
 LEAST_GAIN = 1e-6
-#: Smallest and largest allowed leaf weight: one pair for all nodes, or one per node with axes (2,
+#: Smallest and largest allowed leaf weight: one pair for all nodes, or one pair per node, axes (2,
 #: nodes).
 _Bounds = tuple[float, float] | np.ndarray
 _NO_BOUNDS = (-float("inf"), float("inf"))
@@ -35,17 +35,18 @@ class Growth:
     """Settings for growing one tree; names and defaults are those of XGBoost.
 
     Attributes:
-        max_depth: largest number of levels of splits; 0 sets no limit.
+        max_depth: largest number of levels of splits below the root; 0 sets no limit.
         max_leaves: largest number of leaves; 0 sets no limit.
-        grow_policy: "depthwise" splits level by level, "lossguide" splits the node with the largest
-            gain first.
+        grow_policy: order of splits: "depthwise" splits level by level, "lossguide" always splits
+            the node with the largest gain.
         learning_rate: factor by which each leaf value is multiplied.
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
-        gamma: smallest gain of a split.
-        min_child_weight: smallest sum of second derivatives on each side of a split.
-        max_delta_step: largest absolute leaf weight before `learning_rate`; 0 sets no limit.
-        monotone: -1, 0 or 1 per column: the prediction may only fall (-1) or only rise (1) with the
-            column; empty for no constraint.
+        gamma: smallest gain that a split must have.
+        min_child_weight: smallest sum of second derivatives that each child node must have.
+        max_delta_step: largest absolute leaf weight before it is multiplied by `learning_rate`; 0
+            sets no limit.
+        monotone: for each column, -1, 0 or 1: the prediction may only fall (-1) or only rise (1)
+            with the column, or change freely (0); an empty sequence means no constraints.
     """
 
     max_depth: int = 6
@@ -62,13 +63,14 @@ class Growth:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a histogram, whose axes are (columns, `width`, 2).
+    """The columns of a gradient histogram, whose axes are (columns, `width`, 2).
 
-    A column's bins of values come first; the sums of its missing cells have the last position.
+    In a histogram, the bins of a column's values come first; the last position has the sums of its
+    missing cells.
 
     Attributes:
         bins: number of each column's bins without the bin of missing cells, at least 1.
-        categorical: whether a column's bins are categories, which have no order.
+        categorical: for each column, whether its bins are categories, which have no order.
     """
 
     bins: tuple[int, ...]
@@ -76,17 +78,17 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Number of positions of a column in a histogram."""
+        """Number of positions that each column has in a histogram."""
         return max(self.bins, default=1) + 1
 
 
 @dataclass(frozen=True)
 class Split:
-    """The test that a node applies to one column.
+    """The test at a node on one column, which sends each row left or right.
 
     Attributes:
         column: number of the column in the `Layout`.
-        left: the bins of values that go left; for an ordered column a range that begins at 0.
+        left: the bins whose rows go left; for an ordered column, a range that begins at 0.
         missing_left: whether rows with a missing cell go left.
     """
 
@@ -97,7 +99,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A node, its split, and the two new nodes that receive its rows."""
+    """A node that is split, its split, and the two child nodes that receive its rows."""
 
     node: int
     split: Split
@@ -106,27 +108,27 @@ class Division:
 
 
 class Histograms(Protocol):
-    """Sums of gradients over bins, from one party with all bins, or column owners and a helper."""
+    """Source of gradient sums over bins: a party with all bins, or several parties and a helper."""
 
     layout: Layout
 
     def total(self) -> np.ndarray:
-        """Return the gradient sums over all rows of this tree.
+        """Return the gradient sums over all rows that grow this tree.
 
         The result holds the sums of first and of second derivatives, float64, axes (2,).
         """
         ...
 
     def of(self, nodes: Sequence[int]) -> np.ndarray:
-        """Return the sums over each node's rows; float64, axes (nodes, columns, width, 2)."""
+        """Return sums over each node's rows per bin; float64, axes (nodes, columns, width, 2)."""
         ...
 
     def smaller(self, left: int, right: int) -> int:
-        """Return the sibling with cheaper sums; a subtraction gives the other sibling's sums."""
+        """Return the sibling whose sums cost less; the parent minus these gives the other's."""
         ...
 
     def divide(self, divisions: Sequence[Division]) -> None:
-        """Move the rows of each node to its two new nodes, for all nodes of a level at once."""
+        """Move the rows of each split node to its two child nodes, for all given nodes at once."""
         ...
 
 
@@ -139,8 +141,8 @@ class Tree:
         children: numbers of the left and the right child of each node; (-1, -1) at a leaf.
         values: value that a leaf adds to the margin of its rows; an inner node has the value that
             it would have as a leaf.
-        gains: gain of each split; 0 at a leaf.
-        weights: sum of second derivatives of each node's rows.
+        gains: gain of the split of each node; 0 at a leaf.
+        weights: for each node, the sum of the second derivatives of its rows.
     """
 
     splits: list[Split | None] = field(default_factory=list)
@@ -165,11 +167,11 @@ class Tree:
 
 
 def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
-    """Return the leaf values that a tree adds to the margins of rows, axes (rows,).
+    """Return, for each row, the leaf value that a tree adds to its margin, axes (rows,).
 
     Args:
         tree: a grown tree.
-        goes_left: whether each row goes left at each inner node, in the order of the nodes, bool,
+        goes_left: for each row and each inner node in order, whether the row goes left there, bool,
             axes (rows, inner nodes).
     """
     inner = [node for node, split in enumerate(tree.splits) if split is not None]
@@ -188,7 +190,7 @@ def values_of(tree: Tree, goes_left: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Found:
-    """The best split of a node: its gain, and the gradient sums of the two child nodes."""
+    """The best split of a node: its gain, and the gradient sums of the two children."""
 
     gain: float
     split: Split
@@ -201,11 +203,12 @@ class _Open:
     """A node that may still be split.
 
     Attributes:
-        node, depth: number and level of the node.
-        sums: sums of first and second derivatives, axes (2,).
-        bounds: smallest and largest leaf weight that monotone constraints at ancestors allow.
-        histogram: gradient sums of the node, axes (columns, width, 2).
-        best: the node's best split; None if no split has enough gain.
+        node, depth: number of the node, and its level below the root.
+        sums: sums of the first and of the second derivatives of its rows, axes (2,).
+        bounds: smallest and largest leaf weight that the monotone constraints at ancestor nodes
+            allow.
+        histogram: gradient sums of the node's rows over bins, axes (columns, width, 2).
+        best: the node's best split; None if no split has a sufficient gain.
     """
 
     node: int
@@ -221,9 +224,9 @@ def grow(growth: Growth, histograms: Histograms, columns: np.ndarray | None = No
 
     Args:
         growth: settings of the tree.
-        histograms: source of the gradient sums, which already has the gradients for this tree.
-        columns: whether the tree may split on each column, bool, axes (columns,); None allows all
-            columns.
+        histograms: source of gradient sums, which already received the gradients for this tree.
+        columns: for each column, whether the tree may split on it, bool, axes (columns,); None
+            allows all columns.
     """
     return _Grower(growth, histograms, columns).run()
 
@@ -244,7 +247,7 @@ class _Grower:
     def _opened(
         self, depth: int, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Open]:
-        """Add new nodes of one level to the tree; `sums` has axes (nodes, 2)."""
+        """Add the new nodes of a level to the tree; `sums`: gradient sums, axes (nodes, 2)."""
         weights = self._search.weights(sums, bounds).astype(np.float32)
         values = weights * np.float32(self._growth.learning_rate)
         return [
@@ -256,7 +259,7 @@ class _Grower:
         return self._histograms.of([0])
 
     def _enqueue(self, opened: Sequence[_Open], histograms: Callable[[], np.ndarray]) -> None:
-        """Find the best split of each new node, unless the nodes are at the largest depth."""
+        """Find each new node's best split, unless the nodes are on the deepest allowed level."""
         growth = self._growth
         if growth.max_depth and opened[0].depth >= growth.max_depth:
             return
@@ -272,7 +275,7 @@ class _Grower:
                 heapq.heappush(self._queue, (key, one.node, one))
 
     def _next(self) -> list[_Open]:
-        """Return the next nodes to split: all of a level, or only the one with the largest gain."""
+        """Return the nodes to split next: all of a level, or the one with the largest gain."""
         key, _, first = heapq.heappop(self._queue)
         batch, bound = [first], self._growth.max_leaves
         if self._growth.grow_policy == "depthwise":
@@ -284,7 +287,7 @@ class _Grower:
         return batch
 
     def _expand(self, batch: Sequence[_Open]) -> None:
-        """Split the given nodes of one level, then find the best splits of their children."""
+        """Split given nodes of one level, and then find the best splits of their children."""
         if not batch:
             return
         tree, sums, bounds = self._tree, list[np.ndarray](), list[tuple[float, float]]()
@@ -306,10 +309,10 @@ class _Grower:
     def _of_children(
         self, batch: Sequence[_Open], pairs: Sequence[tuple[_Open, _Open]]
     ) -> np.ndarray:
-        """Return the histograms of both children of each node.
+        """Return the histograms of both children of each split node.
 
-        The histogram of one child is requested; the histogram of the other child is the parent's
-        minus this one.
+        The source returns the histogram of one child; the histogram of the other child is the
+        parent's histogram minus this one.
         """
         asked = [self._histograms.smaller(left.node, right.node) for left, right in pairs]
         sums = self._histograms.of(asked)
@@ -333,20 +336,21 @@ def scan(
     reg_alpha: float,
     least: float,
 ) -> Any:
-    """Find the best split of ordered columns in one compiled loop, like `Search` without bounds.
+    """Find the best split on ordered columns in one compiled loop; as `Search`, without bounds.
 
     Args:
-        histogram: gradient sums of the node, axes (columns, width, 2).
-        sums: total gradient sums of the node, axes (2,).
-        own: gain of the node without a split.
-        places: whether a column may be split at a position, bool, axes (columns, width).
+        histogram: gradient sums of the node's rows over bins, axes (columns, width, 2).
+        sums: sums of the first and of the second derivatives of the node's rows, axes (2,).
+        own: gain of the node as a leaf, without a split.
+        places: for each column and position, whether a split may be there, bool, axes (columns,
+            width).
         reg_lambda: L2 penalty.
         reg_alpha: L1 penalty.
-        least: smallest sum of second derivatives that each side of a split must have.
+        least: smallest sum of second derivatives that each child node must have.
 
     Returns:
-        The gain, the column, the position, 1 if missing cells go left (0 if right), and the
-        gradient sums of the side without missing cells.
+        The split's gain, its column, its position, 1 if missing cells go left (0 if right), and the
+        gradient sums of the child node that receives no missing cells.
     """
     columns, width = histogram.shape[0], histogram.shape[1]
     best, at, sides = _NEVER, (0, 0, 0), (0.0, 0.0)
@@ -378,10 +382,10 @@ class Search:
     """Finds the best split of a node from its histogram.
 
     Args:
-        growth: penalties and limits of tree growth.
-        layout: layout of the columns' bins.
-        columns: whether each column may be split on, bool, axes (columns,); None allows all
-            columns.
+        growth: settings of the tree's growth, with penalties and limits.
+        layout: number and order of each column's bins.
+        columns: for each column, whether splits on it are allowed, bool, axes (columns,); None
+            allows all columns.
     """
 
     def __init__(self, growth: Growth, layout: Layout, columns: np.ndarray | None) -> None:
@@ -390,17 +394,18 @@ class Search:
         allowed = np.ones(count, bool) if columns is None else columns
         categorical = np.asarray(layout.categorical, bool)
         self._nominal = np.flatnonzero(allowed & categorical)
-        #: Whether an ordered column may be split at each position, axes (columns, width).
+        #: For each position of each ordered column, whether a split may be there, axes (columns,
+        #: width).
         inside = np.arange(layout.width) < np.asarray(layout.bins)[:, None]
         self._places = inside & (allowed & ~categorical)[:, None]
         self._monotone = np.asarray(growth.monotone or (0,) * count)[:, None]
         self._bounded = any(growth.monotone)
 
     def weights(self, sums: np.ndarray, bounds: Sequence[tuple[float, float]]) -> np.ndarray:
-        """Return leaf weights (Chen and Guestrin 2016, equation 5), before the learning rate.
+        """Return leaf weights of nodes (Chen and Guestrin 2016, eq 5), before the learning rate.
 
         Args:
-            sums: gradient sums of the nodes, axes (nodes, 2).
+            sums: gradient sums over the rows of each node, axes (nodes, 2).
             bounds: smallest and largest allowed weight of each node.
         """
         return self._weights(sums, np.array(bounds).T)
@@ -408,14 +413,15 @@ class Search:
     def best(
         self, histograms: np.ndarray, sums: np.ndarray, bounds: Sequence[tuple[float, float]]
     ) -> list[_Found | None]:
-        """Return each node's split with the largest gain; None if no split has enough gain.
+        """Return, for each node, the split with the largest gain; None if no gain is sufficient.
 
-        Between equal gains, the column with the lower number wins; then the split that sends
-        missing cells right; then the lower bin (the higher bin if missing cells go left).
+        Among splits of equal gain, the one on the column with the lower number wins; then the split
+        that sends missing cells right. Then the lower bin wins (the higher bin if missing cells go
+        left).
 
         Args:
             histograms: gradient sums over bins, axes (nodes, columns, width, 2).
-            sums: total gradient sums of the nodes, axes (nodes, 2).
+            sums: gradient sums over the rows of each node, axes (nodes, 2).
             bounds: smallest and largest allowed leaf weight of each node.
         """
         own = self._gain(sums, np.array(bounds).T)
@@ -438,7 +444,7 @@ class Search:
     def child_bounds(
         self, found: _Found, bounds: tuple[float, float]
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return both children's leaf-weight bounds, which do not overlap for a monotone column."""
+        """Return both children's bounds of leaf weights; disjoint if the column is monotone."""
         sign = self._growth.monotone[found.split.column] if self._bounded else 0
         if not sign:
             return bounds, bounds
@@ -450,7 +456,7 @@ class Search:
     def _ordered(
         self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float], own: np.float32
     ) -> _Found | None:
-        """Find each node's best split among the columns with ordered bins."""
+        """Find each node's best split among those on columns with ordered bins."""
         if not self._places.any():
             return None
         growth = self._growth
@@ -466,11 +472,11 @@ class Search:
         values[:, -1] = 0
         left = np.cumsum(values, axis=1)
         right = np.cumsum(values[:, ::-1], axis=1)[:, ::-1]
-        # If missing cells go right, a position is the last bin of the left side; otherwise it is
-        # the first bin of the right side.
+        # If missing cells go right, a position stands for the last bin that goes left; otherwise it
+        # stands for the first bin that goes right.
         sides = [(left, sums - left), (sums - right, right)]
-        # Without missing cells in the node both directions are the same split; missing cells of
-        # later rows then go right, as in XGBoost.
+        # If no row of the node has a missing cell, both directions for missing cells give the same
+        # split; missing cells of later rows then go right, as in XGBoost.
         allowed = [self._places, self._places & (missing[..., 1] != 0)]
         gains = [
             np.where(able, self._split_gain(*side, bounds, own, self._monotone), _NEVER)
@@ -482,7 +488,7 @@ class Search:
         if not top > LEAST_GAIN:
             return None
         missing_left = bool(here[0].max() < top)
-        # For splits that send missing cells left, bins are scanned from the last one down.
+        # For splits that send missing cells left, the search scans from the last bin down.
         place = int(np.flatnonzero(here[missing_left] == top)[-1 if missing_left else 0])
         lower, upper = (side[column, place] for side in sides[missing_left])
         bins = range(place if missing_left else place + 1)
@@ -496,10 +502,10 @@ class Search:
         bounds: tuple[float, float],
         own: np.float32,
     ) -> _Found | None:
-        """Find the best division of one column's categories, sorted by their leaf weights.
+        """Find the best division of one column's categories, which are sorted by leaf weight.
 
-        With this order, the best of all divisions into two groups is a cut of the sorted list
-        (Fisher 1958).
+        Among all divisions of the categories into two groups, the best one is a prefix and the rest
+        of this sorted list (Fisher 1958).
         """
         part, missing = histogram[column, :-1], histogram[column, -1]
         present = np.flatnonzero(part[:, 1] > 0)
@@ -538,14 +544,14 @@ class Search:
         return result
 
     def _gain(self, sums: np.ndarray, bounds: _Bounds) -> np.ndarray:
-        """Return the gains of nodes relative to a leaf weight of 0, float32, axes (nodes,)."""
+        """Return the gains of nodes over a leaf with weight 0, float32, axes (nodes,)."""
         growth, first, second = self._growth, sums[..., 0], sums[..., 1]
         safe = np.where(second > 0, second + growth.reg_lambda, 1.0)
         if not self._bounded and not growth.max_delta_step:
             gain = np.square(self._past_l1(first)) / safe
         else:
-            # All steps use float32, so that two gains are equal here exactly when they are equal in
-            # XGBoost.
+            # All steps use float32, so that two gains are equal in this code exactly when they are
+            # equal in XGBoost.
             weight = self._weights(sums, bounds).astype(np.float32)
             first, second = first.astype(np.float32), second.astype(np.float32)
             squared = (second + np.float32(growth.reg_lambda)) * np.square(weight)
@@ -561,7 +567,7 @@ class Search:
         return np.clip(weight, *bounds) if self._bounded else weight
 
     def _past_l1(self, first: np.ndarray) -> np.ndarray:
-        """Soft-threshold the sums of first derivatives by the L1 penalty."""
+        """Move the sums of first derivatives towards 0 by the L1 penalty (soft threshold)."""
         alpha = self._growth.reg_alpha
         shrunk: np.ndarray = np.sign(first) * np.maximum(np.abs(first) - alpha, 0.0)
         return shrunk if alpha else first

@@ -1,6 +1,6 @@
-"""`model = "trees"`: gradient boosting instead of bottom models, cuts and a top model.
+"""`model = "trees"`: gradient boosting, in place of bottom models, cuts and a top model.
 
-An epoch grows one round of trees on all training rows. So `train.epochs` is XGBoost's
+An epoch grows the trees of one boosting round on all training rows. So `train.epochs` is XGBoost's
 `n_estimators`, and `train.patience` with `train.keep = "best"` is its early stopping. All other
 parameters are options of this model, with XGBoost's names.
 """
@@ -31,19 +31,19 @@ class Trees(CellsMode):
     """Gradient-boosted trees over the columns of all parties (Chen and Guestrin 2016).
 
     Args:
-        protect: "order": the label party receives the bin of every cell (Tian et al. 2020).
+        protect: "order": the label party receives the bin number of every cell (Tian et al. 2020).
             "shared": the label party receives sums of gradients over bins, which feature parties
             and a helper compute from additive shares.
-        nodes: for "shared". "known": feature parties and the helper know which rows are in which
-            node, as in SecureBoost (Cheng et al. 2021). "hidden": feature parties do not know
+        nodes: for "shared". "known": feature parties and the helper learn which rows are in which
+            node, as in SecureBoost (Cheng et al. 2021). "hidden": feature parties do not learn
             nodes, and the helper receives a share of every row for each node.
         helper: with "shared": name of a party without data; it must not collude with any other
             party.
-        epsilon: epsilon of the randomised response on each cell of a feature party; other parties
-            receive only results of the randomised cells. A row spends epsilon once for each of that
-            party's columns. None means no response.
-        objective: loss function to minimise: "auto" is cross-entropy for classes and squared error
-            for numbers; "poisson" is for counts.
+        epsilon: epsilon of the randomised response on each cell's bin of a feature party; other
+            parties receive only results from the randomised bins. For a row, the epsilons of all
+            columns of that party add up. None means no randomised response.
+        objective: loss function: "auto" is cross-entropy for classes and squared error for numeric
+            labels; "poisson" is for counts.
         learning_rate: factor by which each leaf value is multiplied.
         max_depth: largest number of levels of splits in a tree; 0 sets no limit.
         max_leaves: largest number of leaves of a tree; 0 sets no limit.
@@ -51,17 +51,19 @@ class Trees(CellsMode):
             gain first.
         max_bin: largest number of bins of an ordered column.
         reg_lambda, reg_alpha: L2 and L1 penalty of leaf weights.
-        gamma: smallest gain of a split.
-        min_child_weight: smallest sum of second derivatives on each side of a split.
+        gamma: smallest gain that a split must have.
+        min_child_weight: smallest sum of second derivatives that each child node of a split must
+            have.
         max_delta_step: largest absolute leaf weight, before multiplication by `learning_rate`; 0
             sets no limit.
-        subsample: share of the rows that each tree is grown on.
+        subsample: share of the training rows on which each tree is grown.
         colsample_bytree: share of the columns that each tree may split on.
-        own_rounds: number of first rounds that split only on the label party's columns. Later
-            splits on other parties' columns then disclose only what these rounds leave unexplained
-            (the complete mode of Cheng et al. 2021).
-        rising, falling: names of columns with which the prediction may only rise, or only fall. All
-            parties can read these names in the terms.
+        own_rounds: number of boosting rounds, from the first one, whose trees split only on the
+            label party's columns. Later splits on other parties' columns then disclose only what
+            these rounds leave unexplained (the complete mode of Cheng et al. 2021).
+        rising, falling: names of columns with which the prediction may only rise (`rising`), or
+            only fall (`falling`). All parties can read these names in the agreed terms of the
+            training.
 
     >>> Trees(max_depth=3).boosting((), seed=1).growth.max_depth
     3
@@ -182,7 +184,7 @@ class Trees(CellsMode):
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         """Return the differential privacy guarantee for each cell of a feature party.
 
-        A row spends epsilon once for each column of a party.
+        For a row, the epsilons of all columns of a party add up.
         """
         if self.epsilon is None:
             return ()
@@ -210,7 +212,7 @@ class Trees(CellsMode):
             return HelperEnd(self, terms, rows, place)
         return SharedFeatureEnd(self, party, terms, rows, place)
 
-    # Settings for the parties' implementations.
+    # Settings that the implementations of the parties read.
 
     def boosting(self, signs: Sequence[int], seed: int, own_columns: int = 0) -> Boosting:
         """Return the settings of boosting, with the monotone constraints of all columns."""

@@ -1,4 +1,4 @@
-"""SplitSpy: hijacking that answers shuffled batches as an honest label party would."""
+"""SplitSpy: hijacking whose gradients look honest for batches that test the label party."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ _SPAN = 0.9
 
 
 class SplitSpy(Hijacking):
-    """FSHA that evades SplitGuard: it detects false batches and sends honest gradients for them.
+    """FSHA that evades SplitGuard: it detects test batches and answers them with honest gradients.
 
-    A false batch is a batch in which the victim shuffled its rows as a test. A shadow model of the
-    task learns from the received cuts and the true labels. If the model agrees with the labels of a
-    batch less often than in earlier batches, the adversary treats the batch as false. For such a
-    batch the adversary sends the gradient of the task, which it can compute with its own top. All
-    other batches get the gradient of `hijacking`. So false and regular batches get different
-    gradients, as from an honest party, and `split_guard` detects nothing.
+    A false batch is a batch whose rows the victim shuffled, to test the label party. A shadow model
+    (the attacker's own network for the task) learns from the received cuts and the true labels. If
+    the shadow model predicts the labels of a batch less often than in earlier batches, the
+    adversary treats the batch as false. For a false batch, the adversary sends the gradient of the
+    task, which it computes with its own top. For all other batches, it sends the gradient of
+    `hijacking`. So false and regular batches get different gradients, as they would from an honest
+    party, and `split_guard` detects nothing.
 
     Source: Fu, Ma, Zhu, Hu, Zhao, Jia, Xu, Jin, Zhang 2023, "Focusing on Pinocchio's nose: a
     gradients scrutinizer to thwart split-learning hijacking attacks using intrinsic attributes"
-    (NDSS), the attack SplitSpy. In the paper the victim's test changes the labels of a batch; in
-    vfl it changes the rows.
+    (NDSS), the attack SplitSpy. In the paper, the victim tests by changing the labels of a batch;
+    in vfl, it shuffles the batch's rows.
 
     Args:
         victim, learning_rate, penalty, critic_steps: see `Hijacking`.
-        agreement: threshold of the agreement between the shadow model and a batch's labels,
-            relative to the usual agreement. A batch below the threshold counts as false.
+        agreement: a batch counts as false if the shadow model's agreement with its labels, relative
+            to the usual agreement, is below this threshold. Agreement is the share of rows whose
+            label the shadow model predicts.
 
     >>> SplitSpy(agreement=0.5).who
     'label party'
@@ -91,7 +93,7 @@ class SplitSpy(Hijacking):
         return super()._parts() | {"shadow": self._shadow, "learning": self._learning}
 
     def _looks_false(self, cuts: Tensor) -> bool:
-        """Return whether the shadow model finds a batch false; otherwise train it on the batch."""
+        """Return whether a batch looks false to the shadow model; if not, train it on the batch."""
         with scoped(key_of(self._draw)):
             answers = self._shadow(cuts)
             agreed = (answers.detach().argmax(1) == self._labels).float().mean()

@@ -1,4 +1,4 @@
-"""Black-box inversion: trains a decoder from cuts to inputs on leaked pairs."""
+"""Black-box inversion: trains a decoder from cuts to inputs on leaked pairs of inputs and cut."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _BATCH_SIZE = 64
 class PictureDecoder(nn.Module):
     """Decoder from cuts to pictures: a linear layer, then convolutions that double side lengths.
 
-    The layers follow the thesis (section 3.4.4): 4 channels at half the side lengths, then 16, then
-    32 at the full side lengths, then the picture's channels, with LeakyReLU between them.
+    The layers follow the thesis (section 3.4.4): 4 channels at half the side lengths, then 16
+    channels, then 32 channels at the full side lengths, then the picture's channels, with LeakyReLU
+    between the layers.
 
     Args:
         width: width of the cut.
@@ -44,13 +45,13 @@ class PictureDecoder(nn.Module):
         )
 
     def forward(self, cuts: Tensor) -> Tensor:
-        """Return pictures, axes (rows, channels, height, width), cropped if a side is odd."""
+        """Return pictures, axes (rows, channels, height, width), cropped to odd side lengths."""
         pictures: Tensor = self.layers(cuts)
         return pictures[:, :, : self.height, : self.breadth]
 
 
 def decoder(width: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return an untrained decoder from axes (rows, width) to axes (rows, *shape)."""
+    """Return an untrained decoder from cuts, axes (rows, width), to inputs, axes (rows, *shape)."""
     if len(shape) == 3:
         return PictureDecoder(width, shape)
     return nn.Sequential(
@@ -91,7 +92,7 @@ def regress(
 
 
 class Inversion(Attack):
-    """Trains R to minimise sum ||R(h) - x||^2 on leaked pairs, and applies R to the targets' cuts.
+    """Trains R to minimise sum ||R(h) - x||^2 on leaked pairs of cut h and inputs x; inverts by R.
 
     Source: thesis eq 2-2 and section 3.4.4; He et al. 2019, "Model inversion attacks against
     collaborative inference" (the black-box attack).

@@ -1,4 +1,4 @@
-"""UnSplit: finds inputs and a copy of the bottom from cuts and the architecture alone."""
+"""UnSplit: finds inputs and a copy of the victim's bottom, given only cuts and architecture."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from vfl.models.optimizers import descend
 
 
 class UnSplit(Attack):
-    """Alternates two fits: of inputs that a clone maps to the cuts, and of the clone's weights.
+    """Alternates between two fits: inputs that a clone maps to the cuts, and the clone's weights.
 
-    The attack succeeds if the architecture leaves little freedom, as a few convolutions with
-    nonlinear layers between them do. If the bottom has a linear layer, the attack fails, because
-    other weights of this layer with other inputs give the same cuts. The inputs must change more
-    slowly than the clone learns; otherwise inputs and clone end at a wrong scale.
+    A clone is a network of the bottom's architecture. The attack succeeds if the architecture
+    leaves little freedom, as a few convolutions with nonlinear layers between them do. If the
+    bottom has a linear layer, the attack fails, because other weights of this layer with other
+    inputs give the same cuts. Inputs must change so slowly that the clone's weights can follow;
+    otherwise inputs and clone converge to a wrong scale.
 
     Source: Erdogan et al. 2022, "UnSplit: data-oblivious model inversion, model stealing, and
     label inference attacks against split learning".
 
     Args:
-        rounds: number of alternations between the two fits.
-        input_steps, model_steps: number of Adam steps in each fit.
-        input_learning_rate, model_learning_rate: learning rates of the two fits.
+        rounds: number of repetitions of both fits.
+        input_steps, model_steps: number of Adam steps in each fit of the inputs, and in each fit of
+            the clone's weights.
+        input_learning_rate, model_learning_rate: learning rates for the inputs and for the clone's
+            weights.
         smooth: weight of the total variation of pictures.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Learners of composed attacks: classifiers that train on a few leaked rows."""
+"""Learners of composed attacks: classifiers that are trained on a few leaked rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vfl.defenses.components import principal
 
 
 def as_scores(found: np.ndarray, present: Sequence[int], classes: int) -> Tensor:
-    """Return decision values as scores of all classes, float32, axes (rows, classes).
+    """Return a classifier's decision values as scores of all classes, float32, (rows, classes).
 
     Args:
         found: decision values, axes (rows, present classes); for two classes also axes (rows,),
-            larger for the second class.
-        present: classes that have leaked rows, ascending; all other classes get lower scores.
+            where larger values favour the second class.
+        present: classes of the leaked rows, ascending; all other classes get lower scores.
         classes: number of all classes.
     """
     numbers = torch.from_numpy(found).float()
@@ -40,12 +40,13 @@ Measure = Literal["cosine", "euclid"]
 
 
 class NearestMean(Composed):
-    """Assigns each target to the class with the nearest mean of leaked rows.
+    """Assigns each target to the class whose mean of leaked rows is nearest.
 
-    Source: Snell et al. 2017 (prototypes), here without training.
+    Source: Snell et al. 2017 (prototypes); vfl's attack uses the features without training them.
 
     Args:
-        measure: "cosine" compares directions; "euclid" compares Euclidean distances.
+        measure: measure of nearness: "cosine" compares directions; "euclid" compares Euclidean
+            distances.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -71,7 +72,7 @@ class NearestMean(Composed):
 
 
 class KNN(Composed):
-    """The nearest leaked rows vote, each with the inverse of its distance as weight.
+    """The leaked rows nearest to a target vote, weighted by the inverse of their distance.
 
     Source: Dudani 1976 (votes weighted by distance).
 
@@ -108,7 +109,7 @@ class KNN(Composed):
 
 
 class Penalised(Composed):
-    """Base class of classifiers that trade errors against a squared penalty on weights.
+    """Base class of classifiers that minimise errors on leaked rows plus a squared penalty.
 
     Args:
         strength: weight of the errors relative to the penalty (C of scikit-learn).
@@ -127,14 +128,14 @@ class Penalised(Composed):
 
 
 class Logistic(Penalised):
-    """Fits a logistic regression to the leaked rows, with features scaled by the unlabelled rows.
+    """Fits logistic regression to leaked rows; the scale of features follows from unlabelled rows.
 
-    A defense that hides classes in directions of low variance (distance correlation, potential
-    energy) withstands fine-tuning, but not this attack.
+    A defense that hides the classes in directions of low variance (distance correlation, potential
+    energy) withstands fine-tuning but not this attack.
 
     Args:
-        held_back: value of `strength` while the model learns from a teacher; it is small, because
-            the teacher makes many errors.
+        held_back: value of `strength` while the model learns from a teacher's guesses; it is small,
+            because these guesses contain many errors.
         options: `strength`, and the options of all composed attacks; see `Composed`.
 
     Raises:
@@ -161,10 +162,10 @@ def fit_logistic(
     """Fit a logistic regression; the softmax of its outputs gives class probabilities.
 
     Args:
-        rows: axes (rows, features).
-        labels: int64, axes (rows,).
+        rows: features of the rows, axes (rows, features).
+        labels: class numbers, int64, axes (rows,).
         classes: number of classes.
-        strength: weight of the errors relative to the squared penalty.
+        strength: weight of the errors relative to the squared penalty (C of scikit-learn).
         weights: weight of each row, axes (rows,); None gives all rows the same weight.
     """
     from sklearn.linear_model import LogisticRegression
@@ -178,11 +179,12 @@ def fit_logistic(
 class SVM(Penalised):
     """Fits a support-vector machine to the leaked rows, with kernel exp(-|x - x'|^2 / (d v)).
 
-    Here d is the number of features and v their variance over the leaked rows, so the kernel has no
-    parameter to tune. The machine can separate classes that have no linear boundary.
+    In the kernel, d is the number of features and v their variance over the leaked rows, so the
+    kernel has no parameter to tune. The machine can also separate classes that have no linear
+    boundary.
 
-    Source: Cortes and Vapnik 1995; with more than two classes, one machine for each pair of
-    classes.
+    Source: Cortes and Vapnik 1995; with more than two classes, there is one machine for each pair
+    of classes.
 
     Args:
         options: `strength`, and the options of all composed attacks; see `Composed`.
@@ -194,8 +196,8 @@ class SVM(Penalised):
     ) -> Predict:  # fmt: skip
         from sklearn.svm import SVC
 
-        # The fit is deterministic, but without a seed scikit-learn takes one from numpy's global
-        # generator.
+        # The fit is deterministic; scikit-learn still takes a seed from numpy's global generator if
+        # none is given.
         model = SVC(C=self.strength, kernel="rbf", gamma="scale", random_state=0)
         model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
         return lambda some: as_scores(
@@ -206,8 +208,8 @@ class SVM(Penalised):
 class Ridge(Penalised):
     """Fits one-hot labels by kernel ridge regression, with the kernel of `SVM`.
 
-    Source: Saunders et al. 1998; the solution is (K + W^-1 / strength)^-1 Y, where W are the
-    weights of the rows.
+    Source: Saunders et al. 1998; the solution is (K + W^-1 / strength)^-1 Y, for the kernel matrix
+    K, the one-hot labels Y and the diagonal matrix W of the rows' weights.
 
     Args:
         options: `strength`, and the options of all composed attacks; see `Composed`.
@@ -230,12 +232,12 @@ class Ridge(Penalised):
 
 
 class Trees(Composed):
-    """Fits boosted trees on histograms of the features to the leaked rows.
+    """Fits boosted trees to the leaked rows; the trees use histograms of the features.
 
     Source: Friedman 2001; Ke et al. 2017.
 
     Args:
-        steps: number of trees for each class.
+        steps: number of boosting rounds, each with one tree per class.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -264,22 +266,23 @@ class Trees(Composed):
 
 
 class Discriminant(Composed):
-    """A linear discriminant: one Gaussian per class with a common covariance, fitted to all rows.
+    """A linear discriminant: one Gaussian per class, with a common covariance of all rows.
 
-    Expectation-maximisation uses unlabelled rows too: each step computes their class probabilities,
-    and leaked rows keep their labels. The covariance comes from all rows, so the attack finds
-    classes that differ in directions of little variance. If noise makes the classes overlap,
-    unlabelled rows need a smaller weight, and few leaked rows a shrunken covariance.
+    Expectation-maximisation also uses the unlabelled rows: each step computes their class
+    probabilities; leaked rows keep their labels. The covariance comes from all rows, so the attack
+    finds classes that differ in directions of little variance. If noise makes the classes overlap,
+    unlabelled rows need a smaller weight; with few leaked rows, the covariance must be shrunk.
 
-    Source: Nigam et al. 2000 (labelled and unlabelled rows; 5.3.1: their weight), here with linear
-    discriminants; Friedman 1989 (shrunken covariance).
+    Source: Nigam et al. 2000 (labelled and unlabelled rows; 5.3.1: their weight), applied in vfl to
+    linear discriminants; Friedman 1989 (shrunken covariance).
 
     Args:
         steps: number of expectation-maximisation steps.
-        weight: weight of an unlabelled row, where a leaked row has 1.
-        shrink: share of the covariance that a multiple of the identity replaces.
-        columns: largest number of columns; wider rows are reduced to this many principal
-            components.
+        weight: weight of an unlabelled row; a leaked row has weight 1.
+        shrink: share of the covariance matrix that is replaced by a multiple of the identity
+            matrix.
+        columns: largest number of features; rows with more features are reduced to this many
+            principal components.
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
@@ -317,7 +320,7 @@ class Discriminant(Composed):
         present = known.sum(0) > 0
         shares = torch.cat([known, torch.zeros(len(further), classes, dtype=torch.float64)])
         apart = torch.eye(every.shape[1], dtype=torch.float64)
-        apart *= 1e-3 * every.var(0).mean().clamp_min(1e-12)  # floor against zero variance
+        apart *= 1e-3 * every.var(0).mean().clamp_min(1e-12)  # lower limit of the variance
 
         def fitted(spread: Tensor | None) -> Predict:
             total = shares.sum(0).clamp_min(1e-12)
@@ -347,7 +350,7 @@ class Discriminant(Composed):
 
 
 Loss = Literal["cross_entropy", "robust"]
-_QUALITY = 0.7  # q of the robust loss
+_QUALITY = 0.7  # exponent q of the robust loss
 _HIDDEN = 256
 
 
@@ -358,10 +361,10 @@ class MLP(Composed):
         steps: Adam steps.
         learning_rate: Adam's learning rate.
         batch: number of rows in a batch, drawn with replacement; 0 uses all rows.
-        recipe: whether to train a network of the top's architecture instead; a linear network
-            starts at the class means.
-        loss: "robust": (1 - p^q) / q, where p is the probability of the label and q = 0.7; wrong
-            labels have less influence on this loss than on the cross-entropy (Zhang and Sabuncu
+        recipe: whether to train a network of the top's architecture instead; if this network is
+            linear, it starts with the class means as weights.
+        loss: "robust": (1 - p^q) / q, where p is the predicted probability of the label and q =
+            0.7; wrong labels influence this loss less than the cross-entropy (Zhang and Sabuncu
             2018).
         options: options that all composed attacks have; see `Composed`.
 
@@ -423,7 +426,7 @@ def robust_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def start_at_means(top: nn.Linear, known: Tensor, labels: Tensor) -> None:
-    """Set a linear top's weights to the mean features of each class, and its biases to zero."""
+    """Set a linear top's weights to each class's mean features, and its biases to zero."""
     with torch.no_grad():
         for code in range(top.out_features):
             top.weight[code] = known[labels == code].mean(0)
@@ -439,7 +442,7 @@ class FineTuning(MLP):
     Source: thesis section 4.4.1; Fu et al. 2022 (model completion).
 
     Args:
-        steps: number of Adam steps on all leaked rows.
+        steps: number of Adam steps, each on all leaked rows.
         learning_rate: Adam's learning rate.
         options: options of `MLP` and of all composed attacks; see `Composed`.
 
@@ -457,11 +460,11 @@ class FineTuning(MLP):
 
 
 class SelfTraining(Logistic):
-    """Logistic regression on the leaked rows, then again with its most confident guesses added.
+    """Fits logistic regression to leaked rows; then again, with confident guesses added.
 
-    Under a defense, few labels may not suffice to find the classes, although the classes are still
-    separated. Unlabelled rows show this separation. A leaked row has twice the weight of a guessed
-    row.
+    Under a defense, a few labels may be too few to find the classes, although the classes are still
+    separate in the features. Unlabelled rows show where the classes are separate. A leaked row has
+    twice the weight of a row with a guessed label.
 
     Args:
         options: options of `Logistic`; `scaler=whiten` also finds classes that differ in directions
@@ -475,16 +478,17 @@ Student = Literal["linear", "top"]
 
 
 class TeacherStudent(Logistic):
-    """Trains a student on the bottom's features, with a teacher's guesses as labels.
+    """Trains a student on the bottom's features; its labels are a teacher's guesses.
 
-    The teacher guesses from the inputs.
+    The teacher is a classifier that guesses from the inputs.
 
     The teacher's errors do not depend on the bottom's features. If the victim's top can distinguish
-    the classes, the student therefore learns the classes and not the errors.
+    the classes by these features, the student therefore learns the classes and not the errors.
 
     Args:
-        student: "linear": a logistic regression, first strongly regularised and then self-trained.
-            "top": a network of the top's architecture, for classes that are not linearly separable.
+        student: "linear": a logistic regression with a strong penalty at first, which is then
+            self-trained. "top": a network of the top's architecture, for classes that no linear
+            boundary separates.
         options: options of `Logistic`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Fine-tuning of bottom and top on a few leaked labels; `classifiers` fine-tunes the top alone."""
+"""Fine-tuning of bottom and top on a few leaked labels; `classifiers` fine-tunes only the top."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vfl.core.seeds import scoped
 
 
 class Unfreeze(Attack):
-    """Trains bottom and top together on the leaked rows, starting at the bottom's trained weights.
+    """Trains bottom and top on the leaked rows, starting from the bottom's trained weights.
 
-    A linear top starts at the class means of the bottom's outputs, other tops at random weights.
-    The attack reads the bottom's output without noise and codec, because the bottom's owner can
-    leave out noise and codec. Batch normalisation keeps the statistics of the victim's training,
-    because statistics of a few leaked rows are worse.
+    A linear top starts with the class means of the bottom's outputs as weights; other tops start
+    with random weights. The attack reads the bottom's output before noise and codec, because the
+    owner of the bottom can leave these out. Batch normalisation keeps its statistics from the
+    victim's training, because statistics of a few leaked rows are less accurate.
 
     Args:
-        steps: number of Adam steps on all leaked rows.
+        steps: number of Adam steps, each on all leaked rows.
         learning_rate: Adam's learning rate.
 
     Raises:
@@ -50,7 +50,7 @@ class Unfreeze(Attack):
 
 
 def completed(view: View, draw: torch.Generator) -> nn.Sequential:
-    """Return the attacker's bottom with a new top; a linear top starts at the class means."""
+    """Return the attacker's bottom with a new top; a linear top starts with class means."""
     bottom, leaked = view.bottom(), view.leaked
     known = through(bottom, leaked.inputs)
     with scoped(key_of(draw)):

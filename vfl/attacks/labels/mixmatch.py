@@ -1,4 +1,4 @@
-"""MixMatch (Berthelot et al. 2019): trains on labelled rows, unlabelled rows and their mixtures."""
+"""MixMatch (Berthelot et al. 2019): trains on labelled and unlabelled rows and their mixtures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def fit_mixmatch(
     weight: float = _WEIGHT,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Train a network by MixMatch; the statistics of batch normalisation do not change.
+    """Train a network by MixMatch; batch normalisation keeps its stored statistics.
 
-    As in Fu et al. 2022: a guessed label is the model's sharpened output for the unchanged row,
+    As in Fu et al. 2022: a guessed label is the network's sharpened output for the unchanged row,
     because no known augmentation of a party's columns preserves the class.
 
     Args:
@@ -43,14 +43,16 @@ def fit_mixmatch(
         classes: number of classes.
         steps: number of Adam steps.
         learning_rate: Adam's learning rate.
-        draw: generator of all random numbers.
-        batch: number of leaked rows per step, drawn with replacement, and also the number of
-            unlabelled rows.
+        draw: generator from which all random numbers are drawn.
+        batch: number of leaked rows per step, drawn with replacement; a step uses the same number
+            of unlabelled rows.
         temperature: temperature T of sharpening; guessed probabilities are raised to the power 1 /
             T (eq 7).
-        alpha: parameter of the Beta distribution from which the mixing weights are drawn (eq 8).
-        weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
-        optimizer: an optimiser to use instead of Adam over all weights.
+        alpha: parameter of the Beta distribution from which the weights of mixtures are drawn (eq
+            8).
+        weight: weight of the unlabelled rows' loss in the last step; the weight grows linearly from
+            0.
+        optimizer: optimiser for the network's weights; None uses Adam for all weights.
     """
     if optimizer is None:
         optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
@@ -71,13 +73,13 @@ def fit_mixmatch(
 
 
 def mixed(inputs: Tensor, wanted: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Mix each row with a random other row; the row's own weight is the larger one (eq 8-11).
+    """Mix each row with a random partner row; the row's own weight is the larger one (eq 8-11).
 
     Args:
         inputs: inputs of the rows, axes (rows, ...).
         wanted: target class probabilities, axes (rows, classes).
-        alpha: parameter of the Beta distribution of the mixing weight. The weight and the partners
-            come from torch's global generator.
+        alpha: parameter of the Beta distribution from which the weights of mixtures are drawn. The
+            weights and the partner rows come from torch's global generator.
     """
     share = float(torch.distributions.Beta(alpha, alpha).sample())
     share = max(share, 1 - share)

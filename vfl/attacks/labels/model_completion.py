@@ -1,4 +1,4 @@
-"""Passive model completion: trains a head on the fixed bottom by MixMatch."""
+"""Passive model completion: trains a head (classifier) on the fixed bottom by MixMatch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vfl.core.registry import require_range
 
 
 class ModelCompletion(Attack):
-    """Completes the trained bottom with a head that is trained on leaked and unlabelled rows.
+    """Adds a head to the trained bottom, and trains it on leaked and unlabelled rows.
 
-    The head is a top of the known architecture; a linear head starts at the class means. Default
-    values are those of the authors' code, except that the bottom stays fixed: with few labels,
-    training on mixed inputs makes the bottom worse.
+    The head is a top of the known architecture; a linear head starts with the class means as
+    weights. The default options are those of the authors' code, except that the bottom stays fixed:
+    with few labels, training on mixed inputs makes the bottom worse.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (passive
     model completion); the training follows Berthelot et al. 2019.
@@ -27,13 +27,15 @@ class ModelCompletion(Attack):
     Args:
         steps: Adam steps.
         learning_rate: learning rate of the head.
-        batch: number of leaked rows per step, drawn with replacement, and also the number of
-            unlabelled rows.
-        temperature: temperature of sharpening; below 1, guessed labels become more certain. Guessed
-            probabilities are raised to the power 1 / temperature (eq 7).
-        alpha: parameter of the Beta distribution from which the mixing weights are drawn (eq 8).
-        weight: weight of the unlabelled rows' loss at the end; it grows linearly from 0.
-        bottom_learning_rate: learning rate of the bottom; 0 trains the head alone.
+        batch: number of leaked rows per step, drawn with replacement; a step uses the same number
+            of unlabelled rows.
+        temperature: temperature of sharpening; a value below 1 makes guessed labels more certain.
+            Guessed probabilities are raised to the power 1 / temperature (eq 7).
+        alpha: parameter of the Beta distribution from which the weights of mixtures are drawn (eq
+            8).
+        weight: weight of the unlabelled rows' loss in the last step; the weight grows linearly from
+            0.
+        bottom_learning_rate: learning rate of the bottom; 0 trains only the head.
 
     Raises:
         BadOptionError: an option is out of range.

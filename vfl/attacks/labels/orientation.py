@@ -1,4 +1,4 @@
-"""Evidence on which of two classes has the higher scores: leaked rows and class shares."""
+"""Evidence on which of two classes has the higher scores, from leaked rows and class shares."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vfl.attacks.transcript import RecordedExchange, Transcript
 
-_EARLY = 10  # first exchanges, before a network knows the class shares
-_DISTANCE = 1.0  # prior deviation of the distance between classes, in deviations of a score
-_FIRST = 0.1  # deviation from 1/2 of a new network's mean probability
-_DRIFT = 10.0  # prior variance of a drift, relative to its estimate's variance
+_EARLY = 10  # number of first exchanges to use, before a network has learned the class shares
+_DISTANCE = 1.0  # prior standard deviation of the class distance, relative to a score's
+_FIRST = 0.1  # standard deviation, around 1/2, of a new network's mean probability
+_DRIFT = 10.0  # prior variance of a drift, relative to the variance of its estimate
 _ODDS = 4.0  # prior odds that a drift exists
-_OTHER = 0.02  # share of drifts with another cause
+_OTHER = 0.02  # share of drifts that have another cause
 _CERTAIN = 1e-6
 _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-2, 13))
 _NORMAL = NormalDist()
@@ -26,9 +26,9 @@ def is_upward(parts: Sequence[Tensor], labels: Tensor, *further: float) -> bool:
     """Return whether rows of class 1 probably have higher scores than rows of class 0.
 
     Args:
-        parts: independent components of the scores, each with leaked rows last; NaN for a row
-            without a score.
-        labels: class codes of the leaked rows.
+        parts: independent components of the scores, in each of which leaked rows come last; NaN for
+            a row without a score.
+        labels: classes of the leaked rows, 0 or 1.
         further: further evidence, as log odds that class 1 has the higher scores.
     """
     return sum(by_leaked(part, labels) for part in parts) + sum(further) >= 0
@@ -37,16 +37,16 @@ def is_upward(parts: Sequence[Tensor], labels: Tensor, *further: float) -> bool:
 def by_leaked(scores: Tensor, labels: Tensor) -> float:
     """Return log odds that class 1 has the higher scores, from the mean scores of leaked rows.
 
-    The model assumes that the scores have the same deviation in both classes. The prior of the
-    distance between the classes' means is normal with mean 0.
+    The model assumes that the scores have the same standard deviation in both classes. The distance
+    between the two class means has a normal prior with mean 0.
 
     >>> scores = torch.tensor([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     >>> round(by_leaked(scores, torch.tensor([0, 1])), 2), by_leaked(scores, torch.tensor([0, 0]))
     (1.34, 0.0)
 
     Args:
-        scores: scores, axes (rows,), leaked rows last; NaN for a row without a score.
-        labels: class codes of the leaked rows.
+        scores: scores, axes (rows,), in which leaked rows come last; NaN for a row without a score.
+        labels: classes of the leaked rows, 0 or 1.
     """
     known = scores[len(scores) - len(labels) :]
     sides = [known[(labels == code) & known.isfinite()] for code in (0, 1)]
@@ -67,17 +67,17 @@ def by_shares(
 ) -> float:
     """Return log odds that class 1 has the higher values along an axis, from first gradients.
 
-    The gradient of a cross-entropy is (predicted probability - label) times a direction. A new
-    network predicts a probability near 1/2 for class 1. So the mean of its first gradients points
-    to the side of the more frequent class, until the network has learned the class shares. A mean
-    over whole batches contains little noise of single rows. The prior assumes that four of five
-    trainings have such a drift of the mean. With class shares of 1/2, the mean is no evidence. A
-    top's direction changes while it learns, so a mean that is nearly orthogonal to the axis is
-    little evidence.
+    The gradient of a row's cross-entropy is (predicted probability - label) times a direction,
+    which depends on the top. A new network predicts a probability near 1/2 for class 1. So, until
+    the network has learned the class shares, the mean of its first gradients lies on the side of
+    the more frequent class. A mean over whole batches contains little noise of single rows. The
+    prior assumes that in four of five trainings this mean deviates from 0 for this reason (a
+    drift). With class shares of 1/2, the mean gives no evidence. The top's direction changes while
+    it learns, so a mean that is nearly orthogonal to the axis gives little evidence.
 
     Args:
         seen: messages of a training, starting with its first exchange.
-        value: function that returns a message's gradients in the units of the axis, axes (rows of
+        value: function that returns a message's gradients in the unit of the axis, axes (rows of
             the message, width).
         axis: axes (width,).
         share: share of class 1.
@@ -92,17 +92,17 @@ def by_shares(
         return 0.0
     drift = float(along.mean()) / error
     exponent = min(drift**2 * _DRIFT / (1 + _DRIFT) / 2, 700.0)
-    odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # updated by the Bayes factor
+    odds = _ODDS * math.exp(exponent) / math.sqrt(1 + _DRIFT)  # prior odds times the Bayes factor
     exists = (1 - _OTHER) * odds / (1 + odds) * _alignment(means, axis.double())
     learns = 2 * _NORMAL.cdf((share - 0.5) / _FIRST) - 1
     return _log_odds((1 + exists * learns * (2 * _NORMAL.cdf(drift) - 1)) / 2)
 
 
 def _alignment(means: Tensor, axis: Tensor) -> float:
-    """Return the squared cosine of some vectors' mean and an axis, corrected for their noise.
+    """Return the squared cosine between an axis and the mean of vectors, corrected for noise.
 
     Args:
-        means: axes (vectors, width).
+        means: the vectors, axes (vectors, width).
         axis: axes (width,).
     """
     axis = axis / axis.norm().clamp_min(1e-12)
@@ -119,7 +119,7 @@ def _log_odds(chance: float) -> float:
 
 
 def ridge(inputs: Tensor, wanted: Tensor) -> Tensor:
-    """Return ridge regression slopes; generalised cross-validation chooses the penalty.
+    """Return the slopes of a ridge regression, whose penalty generalised cross-validation chooses.
 
     Source: Golub et al. 1979.
 

@@ -1,13 +1,13 @@
 """Numbers and sets of indices as bits, in formats whose length is known in advance.
 
-The functions turn a table of numeric fields into a table of bits (one byte per bit). They join such
-tables row by row, and pack the rows without gaps; zero bits fill the last byte. A field may have
-any number of bits; the most significant bit comes first.
+The functions turn a table of fields (numbers of a fixed number of bits) into a table of bits, one
+byte per bit. They join such tables of bits row by row, and pack the rows without gaps; zero bits
+fill the last byte. A field may have any number of bits; its most significant bit comes first.
 
-The k kept indices of a row of width d form a set. `Enumerative` numbers all C(d, k) sets (the
-combinatorial number system). This numbering takes at most one bit more than the best format of
-fixed length. `PlainIndex` writes each index separately, and `Bitmap` writes one bit for each
-possible index. `Supports` numbers sets whose size differs from row to row.
+The k kept indices of a row of width d form a set. `Enumerative` gives each of the C(d, k) possible
+sets a number (the combinatorial number system). Such a number takes at most one bit more than the
+best format of fixed length. `PlainIndex` writes each index separately, and `Bitmap` writes one bit
+for each possible index. `Supports` numbers sets whose size differs from row to row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SUPPORT_TABLE_LIMIT = 2**18
 
 
 def word_bytes(field_bits: int) -> int:
-    """Return how many bytes a field takes as a machine word, or above 64 bits as a byte string."""
+    """Return how many bytes a field takes: a machine word, or a byte string above 64 bits."""
     least = -(-field_bits // 8)
     return least if least > 8 else max(1, 1 << (least - 1).bit_length())
 
@@ -53,8 +53,8 @@ def to_bits(fields: np.ndarray, field_bits: int) -> Bits:
     """Write each field with `field_bits` bits.
 
     Args:
-        fields: the fields, axes (rows, fields), values in [0, 2^field_bits); Python integers (dtype
-            object) if a field is wider than 63 bits.
+        fields: the fields, axes (rows, fields), with values in [0, 2^field_bits); Python integers
+            (dtype object) if a field has more than 63 bits.
         field_bits: number of bits of every field; may be 0.
 
     Returns:
@@ -120,8 +120,8 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
 def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
     """Pack codes of at most 8 bits without gaps, like `pack`, on the device of the codes.
 
-    The function takes the smallest groups of codes that fill whole bytes. It joins each group to
-    one number, and then splits this number into bytes.
+    The function divides the codes into the smallest groups that fill whole bytes. It joins the
+    codes of each group to one number, and then splits this number into bytes.
 
     Args:
         codes: the codes, uint8, axes (codes,).
@@ -156,13 +156,13 @@ def unpack_codes(packed: Tensor, count: int, code_bits: int) -> Tensor:
 
 
 def _whole_bytes(code_bits: int) -> tuple[int, int]:
-    """Return the smallest number of codes that fills whole bytes, and this number of bytes."""
+    """Return the smallest number of codes that fill whole bytes, and how many bytes they fill."""
     shared = math.gcd(code_bits, _BYTE)
     return _BYTE // shared, code_bits // shared
 
 
 def require_rows(payload: Payload, rows: int, row_bits: int) -> npt.NDArray[np.uint8]:
-    """Check that a payload has the length of its rows of bits, and return its bytes.
+    """Check that a payload has the length of `rows` rows of bits, and return its bytes.
 
     Raises:
         TruncatedFrameError: the payload is longer or shorter than its rows.
@@ -180,7 +180,7 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
     """Refuse a payload with a wrong number of bytes.
 
     Raises:
-        TruncatedFrameError: the payload has the wrong length; the error states the right one.
+        TruncatedFrameError: the payload has a wrong length; the error states the right length.
     """
     if len(payload) != wanted_bytes:
         raise TruncatedFrameError(
@@ -200,10 +200,10 @@ def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
 
 
 def spread_marked(found: np.ndarray, mask: Mask) -> np.ndarray:
-    """Return an array with numbers at the marked positions, and 0 elsewhere; axes as the mask.
+    """Return an array, axes as the mask, with numbers at marked positions and 0 at all others.
 
     Raises:
-        ValueError: the number of values differs from the number of marks.
+        ValueError: the number of values differs from the number of marked positions.
     """
     if not compiled.COMPILED:
         numbers = np.zeros(mask.shape, found.dtype)
@@ -224,7 +224,7 @@ def index_bits(width: int) -> int:
 
 
 class Layout(ABC):
-    """Base class of formats for a codec's codes and their indices; an object serves one party.
+    """Base class of formats for codes and their indices; each party has its own object.
 
     Attributes:
         k: number of codes in a row.
@@ -238,20 +238,20 @@ class Layout(ABC):
 
     @property
     def tag(self) -> bytes:
-        """Return a prefix of each payload, which reveals if encoder and decoder state differ."""
+        """Return a prefix of each payload, which shows whether both parties have the same state."""
         return b""
 
     @abstractmethod
     def limit_bytes(self, rows: int) -> int:
-        """Return the largest number of bytes that a number of rows can take, without the tag."""
+        """Return the largest size in bytes of `rows` rows of codes, without the tag."""
 
     @abstractmethod
     def pack(self, indices: Indices, codes: Codes) -> bytes:
         """Pack codes as bytes.
 
         Args:
-            indices: indices of a row's codes, strictly increasing, axes (rows, k); empty, axes
-                (rows, 0), if every value has a code.
+            indices: for each row, the indices of its codes, strictly increasing, axes (rows, k);
+                empty, axes (rows, 0), if every value has a code.
             codes: the codes, axes (rows, k).
         """
 
@@ -264,7 +264,7 @@ class Layout(ABC):
         """
 
     def record(self, step: int, indices: Indices, codes: Codes) -> None:
-        """Store the content of a training step's frame until the step is committed."""
+        """Store the content of a training step's frame until `commit` is called for the step."""
 
     def commit(self, step: int) -> None:
         """Mark a step as final at this party; see `vfl.compression.Codec.commit`."""
@@ -280,7 +280,7 @@ class Layout(ABC):
 class IndexSet(Layout):
     """Base class of layouts in which `k` indices of a row always take the same number of bits.
 
-    A row is written as its set of indices and then its codes, without gaps between rows.
+    For each row, its set of indices is written and then its codes, without gaps between rows.
 
     Args:
         width: number of units in a row of the cut.
@@ -288,7 +288,7 @@ class IndexSet(Layout):
         code_bits: number of bits of a code.
 
     Attributes:
-        bits: number of bits of a set of indices.
+        bits: number of bits that a set of indices takes.
     """
 
     fixed = True
@@ -301,7 +301,7 @@ class IndexSet(Layout):
 
     @abstractmethod
     def to_bits(self, indices: Indices) -> Bits:
-        """Return the sets as bits, axes (rows, bits), for strictly increasing indices (rows, k)."""
+        """Return each row's set as bits, axes (rows, bits), given increasing indices (rows, k)."""
 
     @abstractmethod
     def from_bits(self, bits: Bits) -> Indices:
@@ -313,7 +313,7 @@ class IndexSet(Layout):
 
     @property
     def row_bits(self) -> int:
-        """Return the number of bits of a row."""
+        """Return the number of bits of a row, with indices and codes."""
         return self.bits + self.k * self.code_bits
 
     def limit_bytes(self, rows: int) -> int:
@@ -330,7 +330,7 @@ class IndexSet(Layout):
 
 
 class EveryIndex(IndexSet):
-    """Layout for a code at every index of a row; the indices need no bits."""
+    """Layout with a code for every index of a row, so that the indices need no bits."""
 
     bits = 0
 
@@ -396,8 +396,8 @@ class Bitmap(IndexSet):
 class Enumerative(IndexSet):
     """Layout with one number per row: the sum over j of C(c_j, j), for indices c_1 < ... < c_k.
 
-    In this combinatorial number system (Lehmer), every number in [0, C(width, k)), called the rank,
-    stands for exactly one set.
+    In this combinatorial number system (Lehmer), every number in [0, C(width, k)), called a rank,
+    stands for exactly one set of k indices.
 
     >>> Enumerative(width=128, k=3).bits, PlainIndex(width=128, k=3).bits
     (19, 21)
@@ -431,7 +431,7 @@ class Enumerative(IndexSet):
             above = np.searchsorted(column, rank, side="right") - 1
             indices[:, j] = above + j
             rank = rank - column[above]
-        indices[:, 0] = rank  # equals c, since C(c, 1) = c
+        indices[:, 0] = rank  # the first term C(c, 1) is the index c itself
         return indices
 
     def pack(self, indices: Indices, codes: Codes) -> bytes:
@@ -458,7 +458,7 @@ class Enumerative(IndexSet):
 
     @cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the table and the number of sets for `loops.pack_rows` and `loops.unpack_rows`."""
+        """Return the table of terms and the number of sets, for the functions of `loops`."""
         return _limbs(self._columns, self._limb_count), _limbs([[self.count]], self._limb_count)
 
 
@@ -467,18 +467,18 @@ def _no_such_set() -> CorruptFrameError:
 
 
 def _limbs(numbers: Sequence[Any], count: int) -> np.ndarray:
-    """Split integers into `count` parts of `loops.LIMB_BITS` bits, along a new first axis."""
+    """Split integers into `count` limbs of `loops.LIMB_BITS` bits each, along a new first axis."""
     whole = np.array(numbers, object)
     parts = [whole >> loops.LIMB_BITS * limb for limb in range(count)]
     return np.array([part & 2**loops.LIMB_BITS - 1 for part in parts], np.int64)
 
 
 def _columns(width: int, k: int) -> list[np.ndarray]:
-    """Return, for j = 0..k-1, the numbers C(j + i, j + 1) for i = 0..width-k: the terms of a rank.
+    """Return the terms of a rank: for j = 0..k-1, the numbers C(j + i, j + 1) for i = 0..width-k.
 
-    Entry i of column j is the term of index j + i in a rank. Each column is the running sum of the
-    previous column. A column has dtype int64 as long as all partial ranks fit; later columns hold
-    Python integers.
+    Entry i of column j is the number that index j + i, as the j-th index of a set, adds to a rank.
+    Each column is the cumulative sum of the previous column. A column has dtype int64 as long as
+    sums of its terms fit; later columns hold Python integers.
     """
     columns = []
     column: np.ndarray = np.ones(width - k + 1, np.int64)
@@ -493,7 +493,7 @@ def _columns(width: int, k: int) -> list[np.ndarray]:
 
 @lru_cache(maxsize=32)
 def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
-    """Return the layout with this name (enumerative, index or bitmap) for `k` of `width` indices.
+    """Return the layout `packer` (enumerative, index or bitmap) for `k` of `width` indices.
 
     Raises:
         WidthError: the table of the enumerative layout would be too large.
@@ -511,16 +511,16 @@ def index_set(packer: str, width: int, k: int, code_bits: int = 0) -> IndexSet:
 
 
 class Supports:
-    """Encoding of sets with n of `width` indices in ceil(log2 C(width, n)) bits, for any n.
+    """Encoding of sets with n of `width` indices, in ceil(log2 C(width, n)) bits, for any size n.
 
-    If a set needs a larger table than allowed, its row has one bit per index instead; up to a width
-    of 724 this never happens.
+    If a set would need a larger table than allowed, its row is written with one bit per index
+    instead; up to a width of 724, no set needs one.
 
     Args:
         width: width of the cut.
 
     Attributes:
-        bits: number of bits of a set with n indices, for n = 0..width.
+        bits: for n = 0..width, the number of bits that a set with n indices takes.
 
     >>> Supports(128).bits[[0, 3, 64, 125, 128]].tolist()
     [0, 19, 125, 19, 0]
@@ -540,7 +540,7 @@ class Supports:
             self.bits[[size, width - size]] = (count - 1).bit_length()
 
     def to_bits(self, used: Mask) -> Bits:
-        """Write the sets of all rows, rows with fewer indices first, as a flat array of bits.
+        """Write the sets of all rows as a flat array of bits; rows with fewer indices come first.
 
         Args:
             used: mask of the indices in each row's set, axes (rows, width).
@@ -563,7 +563,7 @@ class Supports:
         """Return the mask of indices that `to_bits` wrote, axes (rows, width).
 
         Args:
-            bits: the bits of all sets, exactly as many as `self.bits` states for these counts.
+            bits: the bits of all rows' sets, exactly as many as `self.bits` states for `counts`.
             counts: number of indices in each row's set, axes (rows,).
 
         Raises:
@@ -600,7 +600,7 @@ class Supports:
         return ranks
 
     def _mark(self, used: Mask, rows: Counts, ranks: np.ndarray, sizes: Counts) -> None:
-        """Decode some rows' ranks, and mark their indices in `used`, the highest index first."""
+        """Decode some rows' ranks, and mark their indices in `used`, highest index first."""
         sizes = sizes[rows]
         table = self._table(int(sizes.max(initial=0)))
         for j in reversed(range(sizes.max(initial=0))):
@@ -613,9 +613,9 @@ class Supports:
         return min(count, self.width - count)
 
     def _table(self, size: int) -> np.ndarray:
-        """Return C(j + i, j + 1), axes (size or more, width): the term of the j-th index in a rank.
+        """Return C(j + i, j + 1), axes (size or more, width): the rank's term for the j-th index.
 
-        Entries are machine words as long as these can hold the ranks, and Python integers
+        Entries are machine words as long as these can hold all ranks, and Python integers
         otherwise.
         """
         return self._words if size <= self._most_in_words else self._grown(size)
@@ -623,7 +623,7 @@ class Supports:
     def _grown(self, size: int) -> np.ndarray:
         """Return the table for sets of up to `size` indices or more, in Python integers.
 
-        Each of its rows is the running sum of the previous row.
+        Each row of the table is the cumulative sum of the previous row.
         """
         if (known := len(self._columns)) < size:
             columns = np.empty((min(max(size, 2 * known), self._most), self.width), object)
@@ -636,5 +636,5 @@ class Supports:
 
 @lru_cache(maxsize=4)
 def supports(width: int) -> Supports:
-    """Return the `Supports` object of a width, which all codecs in a process share."""
+    """Return the `Supports` object of a width; all codecs of a process use the same object."""
     return Supports(width)

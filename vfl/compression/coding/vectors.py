@@ -1,13 +1,14 @@
-"""Loops of the range coder that handle 16 states at a time, in one vector of the processor.
+"""Loops of the range coder that process 16 states at a time, in one vector register.
 
-Numba does not vectorise these loops, because of their table look-ups, and because a state reads or
+Numba does not vectorise these loops, because they look up tables, and because a state reads or
 writes a word only in some steps. So `_give` and `_take` insert LLVM code for 16 states into the
-code that numba compiles. LLVM translates this code to the processor's instructions, from AVX-512
-down to plain SSE2; the results are the same. vfl imports this module only if numba is installed.
+machine code that numba compiles. LLVM translates this code to the instructions of the processor,
+from AVX-512 down to plain SSE2; with all of these, the results are the same. vfl imports this
+module only if numba is installed.
 
-The code here does not check array indices, so callers must pass arrays of the documented sizes. The
-code never uses a number from a payload as an index without a check: it masks symbols or searches
-them between bounds, and it counts the words before each row.
+The code of this module does not check array indices, so callers must pass arrays of the documented
+sizes. The code never uses a number from a payload as an index without a check: it masks symbols or
+searches them between bounds, and it counts the words of the payload before each row.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Number of states in a vector, and number of halvings by which `_split` narrows the symbols before
-#: a search reads the table.
+#: Number of states in a vector; and how many halvings in `_split` narrow the range of symbols
+#: before a search reads the table.
 LANES, _SPLITS = 16, 4
 _TOTAL_BITS, _WORD_BITS = 15, 16
-#: Number of different codes of 8 bits.
+#: Number of different codes that 8 bits can express.
 _BYTES = 256
 
 _Bit, _Byte, _Word, _Number, _Index = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
 
 class _Lanes:
-    """A vector of unsigned numbers, with the operators of numpy arrays."""
+    """A vector of 16 unsigned numbers (lanes), with the operators of numpy arrays."""
 
     def __init__(self, builder: ir.IRBuilder, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -67,7 +68,7 @@ class _Lanes:
         return self._of(lambda one, two: self.builder.icmp_unsigned(">=", one, two), other)
 
     def where(self, yes: _Lanes, no: _Lanes) -> _Lanes:
-        """Return `yes` in lanes in which the condition is true, and `no` in all other lanes."""
+        """Return `yes` in the lanes where the condition is true, and `no` in all other lanes."""
         return _Lanes(self.builder, self.builder.select(self.value, yes.value, no.value))
 
     def to(self, kind: ir.IntType) -> _Lanes:
@@ -77,7 +78,7 @@ class _Lanes:
         return _Lanes(self.builder, convert(self.value, _vector(kind)))
 
     def quotient(self, other: _Lanes) -> _Lanes:
-        """Divide by rounded float32 division; the error is at most one for quotients below 2^22."""
+        """Divide, by rounded float32 division; for quotients below 2^22, the error is at most 1."""
         floats = _vector(ir.FloatType())
         one, two = (self.builder.uitofp(each.value, floats) for each in (self, other))
         quotient = self.builder.fdiv(one, two)
@@ -86,7 +87,7 @@ class _Lanes:
     def compressed(self, mask: _Lanes) -> _Lanes:
         """Move the marked lanes to the front, in their order.
 
-        The other lanes of the result are arbitrary.
+        The lanes of the result after them have arbitrary values.
         """
         kinds = [self.value.type, mask.value.type, self.value.type]
         function = _llvm(self.builder, "llvm.experimental.vector.compress.v16i32", kinds[0], kinds)
@@ -94,7 +95,7 @@ class _Lanes:
         return _Lanes(self.builder, self.builder.call(function, parts))
 
     def chosen(self, lanes: _Lanes) -> _Lanes:
-        """Return, for each lane, the value of the lane with the number (0 to 15) in `lanes`."""
+        """Return, for each lane, the value of the lane whose number (0 to 15) is in `lanes`."""
         found = ir.Constant(self.value.type, ir.Undefined)
         for lane in range(LANES):
             which = self.builder.extract_element(lanes.value, _Number(lane))
@@ -103,7 +104,7 @@ class _Lanes:
         return _Lanes(self.builder, found)
 
     def sum_of_later(self) -> _Lanes:
-        """Return, for each lane, the sum of the lanes after it."""
+        """Return, for each lane, the sum of the lanes with higher numbers."""
         zeros = ir.Constant(self.value.type, [0] * LANES)
         found: _Lanes | None = None
         for step in (1, 1, 2, 4, 8):
@@ -125,7 +126,7 @@ class _Lanes:
             other = ir.Constant(self.value.type, [other] * LANES)
         elif isinstance(other, _Lanes):
             other = other.value
-        else:  # the same number in all lanes
+        else:  # the same number in every lane
             kind = self.value.type
             number = self.builder.trunc(other, kind.element)
             first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, _Number(0))
@@ -135,7 +136,7 @@ class _Lanes:
 
 
 class _Memory:
-    """An array in memory, read and written as vectors."""
+    """An array in memory, which is read and written in vectors of 16 numbers."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder, kind: Any, array: Any) -> None:
         self._builder = builder
@@ -155,7 +156,7 @@ class _Memory:
         written.align = kind.width // 8
 
     def gather(self, places: _Lanes) -> _Lanes:
-        """Load the 32-bit numbers at 16 positions."""
+        """Load the 32-bit numbers at the 16 positions in `places`."""
         numbers, mask = _vector(_Number), _vector(_Bit)
         pointers = self._builder.gep(self._data, [places.value], source_etype=_Number)
         pointers.type = ir.VectorType(self._data.type, LANES)
@@ -166,9 +167,9 @@ class _Memory:
         return _Lanes(self._builder, self._builder.call(function, parts))
 
     def last_at_most(self, limits: _Lanes, firsts: _Lanes) -> tuple[_Lanes, _Lanes]:
-        """Search 16 increasing numbers for each lane; the first number is at most the lane's limit.
+        """For each lane, search 16 increasing numbers for its limit; the first is at most it.
 
-        Returns how many of the numbers are at most the limit, and the last one of these numbers.
+        Returns how many of the 16 numbers are at most the limit, and the last one of these.
         """
         counts = lasts = ir.Constant(_vector(_Number), ir.Undefined)
         for lane in map(_Number, range(LANES)):
@@ -206,7 +207,7 @@ def _move(state: _Lanes, start: _Lanes, size: _Lanes) -> _Lanes:
     """Return a state after coding a symbol with this share; the state must be below size x 2^17."""
     quotient = state.quotient(size)
     rest = state - quotient * size
-    short = rest >= (1 << 31)  # the quotient is 1 too large, so the remainder is negative
+    short = rest >= (1 << 31)  # a quotient that is 1 too large gives a negative remainder
     quotient, rest = short.where(quotient - 1, quotient), short.where(rest + size, rest)
     long = rest >= size
     quotient, rest = long.where(quotient + 1, quotient), long.where(rest - size, rest)
@@ -225,9 +226,9 @@ def _giving(
     lane: Any,
     end: Any,
 ) -> Any:
-    """Encode the symbols of 16 columns in one row; return the position after the words.
+    """Encode the symbols of 16 columns in one row; return the position after the written words.
 
-    The first of the 16 states writes its word first; `encode` reverses this order later.
+    The word of the first of the 16 states comes first; `encode` reverses this order later.
     """
     arrays = table, codes, states, words
     signature = types.int64(*arrays, *(types.int64,) * 5)
@@ -269,11 +270,11 @@ def _taking(
     lane: Any,
     taken: Any,
 ) -> Any:
-    """Decode the symbols of 16 columns in one row; return the new number of words read.
+    """Decode the symbols of 16 columns in one row; return how many words have been read.
 
-    Binary search finds each symbol: four steps in the splits, where all columns are side by side,
-    and `levels` steps in the table, which has 16 x 2^levels symbols per column. With fewer than 16
-    symbols, `levels` is negative.
+    Binary search finds each symbol: four steps in the splits, which are stored side by side for all
+    columns, and then `levels` steps in the table, which has 16 x 2^levels symbols per column. With
+    fewer than 16 symbols, `levels` is negative.
     """
     arrays = table, splits, words, states, codes
     signature = types.int64(*arrays, *(types.int64,) * 6)
@@ -332,7 +333,7 @@ def _taking_bytes(
     lane: Any,
     taken: Any,
 ) -> Any:
-    """Do the same as `_taking` for 256 symbols: compare the 16 shares of a part at once."""
+    """Do the same as `_taking` for 256 symbols, and compare the 16 shares of a part at once."""
     arrays = table, splits, words, states, codes
     signature = types.int64(*arrays, *(types.int64,) * 5)
 
@@ -358,7 +359,7 @@ _take_bytes: Any = intrinsic(_taking_bytes)
 
 
 def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: Any) -> Any:
-    """Store the states, and add a word to each state that needs one; return the words read."""
+    """Store the states; add a word to each state that needs one; return how many were read."""
     takes = state < (1 << _WORD_BITS)
     given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
     states.store(lane, takes.where((state << _WORD_BITS) | given, state))
@@ -366,7 +367,7 @@ def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: 
 
 
 def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
-    """Return which sixteenth of the symbols contains each slot, with its start and end."""
+    """Return in which sixteenth of the symbols each slot lies, and where it starts and ends."""
     builder = slots.builder
     lines = [column]
     for _ in range(1, (1 << _SPLITS) - 1):
@@ -374,7 +375,7 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
     middles = [splits.load(line) for line in lines]
     part, starts = slots - slots, slots - slots
     ends, step = starts + (1 << _TOTAL_BITS), 1 << _SPLITS
-    while len(middles) % 2:  # the middle start, and the starts below and above it
+    while len(middles) % 2:  # compare with the middle start; go on with the lower or upper starts
         step >>= 1
         half = len(middles) // 2
         above = middles[half] <= slots
@@ -389,16 +390,16 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
 def encode(
     table: Any, choices: int, codes: Any, rows: int, width: int, states: Any, words: Any
 ) -> int:
-    """Encode all symbols from the last to the first; write the words in the decoder's order.
+    """Encode all symbols, the last one first; write the words in the order of the decoder.
 
     Args:
         table: shares, uint32, width x choices entries.
-        choices: number of symbols of a context, a power of two.
+        choices: number of symbols that each context (column) can have, a power of two.
         codes: codes, uint8, rows x width entries.
         rows: number of rows of the cut.
         width: width of the cut, a multiple of `LANES`.
-        states: the states, uint32, a multiple of `LANES`; the function changes them.
-        words: output, uint16, axes (2, rows x width + LANES); the result is in the first row.
+        states: the coder's states, uint32, a multiple of `LANES`; the function changes them.
+        words: output, uint16, axes (2, rows x width + LANES); the first row contains the result.
 
     Returns:
         The number of words written.
@@ -431,18 +432,20 @@ def decode(
 
     Args:
         table: see `encode`.
-        splits: start of every sixteenth part of the symbols, uint16, axes (15, width). If there are
-            fewer than 16 symbols, some starts occur several times.
-        choices: number of symbols of a context, a power of two from 2 to 256.
-        words: the payload's words, uint16, with room for at least len(states) + LANES more words.
+        splits: for each column, where each sixteenth part of the symbols starts, uint16, axes (15,
+            width). If there are fewer than 16 symbols, some starts occur several times.
+        choices: number of symbols that each context (column) can have, a power of two from 2 to
+            256.
+        words: the words of the payload, uint16; the array has at least len(states) + LANES unused
+            entries after them.
         states: see `encode`.
         codes: output, uint8, rows x width entries.
         rows: see `encode`.
         width: see `encode`.
 
     Returns:
-        The number of words read; it exceeds the payload's number of words if the payload is too
-        short.
+        The number of words read; for a payload that is too short, it exceeds the payload's number
+        of words.
     """
     count, taken = len(states), 0
     most = len(words) - count - LANES

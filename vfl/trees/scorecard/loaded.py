@@ -1,7 +1,8 @@
-"""A run's scorecard, with names, edges and categories from the run's folder.
+"""A run's scorecard, with names, edges and categories that are read from the run's folder.
 
-A run in one process has the parts of all parties. In a federation the label party has only its own
-part, so other parties' columns have numbers there; each party reads its part from its own folder.
+The folder of a run in one process contains the parts of all parties. In a federation, the label
+party's folder contains only its own part, so other parties' columns have numbers instead of names
+there; each party reads its part from its own folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vfl.trees.scorecard.card import Card, CardColumn, OwnColumn, own_of_state
 from vfl.trees.scorecard.ends import column_number, reason_name
 from vfl.trees.scorecard.mode import Scorecard
 
-#: Prefix of the tensor names of the label party's part of the model in its saved weights.
+#: Prefix of tensor names: it marks the label party's own part of the model in its saved weights.
 _LABEL = "share."
 SCORES = "scores.csv"
 
@@ -38,9 +39,9 @@ class Line:
 
     Attributes:
         party: name of the party that owns the column.
-        name: the column's name, or its number if this host does not know the name.
+        name: the column's name, or its number if this host does not have the name.
         column: statistics of the column's bins.
-        bins: the merged bins as text, or numbers if this host does not know the edges.
+        bins: the merged bins as text, or their numbers if this host does not have the edges.
     """
 
     party: str
@@ -87,7 +88,7 @@ class LoadedCard:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All columns of the card, in order."""
+        """All columns of the card, in order, prepared for display."""
         columns, found = iter(self.card.columns), list[Line]()
         for party, count in self.parties.items():
             own = [next(columns) for _ in range(count)]
@@ -96,10 +97,10 @@ class LoadedCard:
         return found
 
     def write_scores(self, most: int) -> Path:
-        """Write `scores.csv` from predictions: the score of each predicted row, and its reasons.
+        """Write `scores.csv`, with the score of each predicted row and the reasons for this score.
 
         Args:
-            most: largest number of reasons per row.
+            most: largest number of reasons for one row.
 
         Raises:
             RunFolderError: the run has no predictions, or an older version wrote them without
@@ -140,7 +141,7 @@ class LoadedCard:
 
 
 def numbered(column: OwnColumn) -> list[str]:
-    """Return the merged bins as numbers; the last bin is that of missing cells."""
+    """Return the numbers of the merged bins as text; the last bin is that of missing cells."""
     return [*(f"bin {place + 1}" for place in range(len(column.points) - 1)), "missing"]
 
 
@@ -149,11 +150,11 @@ def named_bins(
 ) -> list[tuple[str, list[str]]] | None:
     """Return the names of a party's columns, and their merged bins as text.
 
-    The result is None if the party's part of the run is not on this host.
+    The result is None if the party's files of the run are not on this host.
 
     Args:
         folder: folder of the party's part of a run.
-        columns: entries of that party's columns.
+        columns: scorecard entries of that party's columns.
         is_label: whether the party is the label party.
     """
     if not folder.path.exists() or (encoder := folder.encoder()) is None:
@@ -178,7 +179,7 @@ def named_bins(
 
 
 def part_of(path: Path) -> list[tuple[str, list[str], OwnColumn]]:
-    """Return name, bins as text and entry of each column, from a party's own part of a run.
+    """Return each column's name, bins as text and entry, from a party's own folder of a run.
 
     Raises:
         RunFolderError: the run trained another kind of model, or the party has no columns.
@@ -210,12 +211,12 @@ def _of_categories(column: OwnColumn, categories: Sequence[str]) -> list[str]:
 
 
 def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
-    """Format the ranges of numbers that bins cover; dates are numbers of days since 1970."""
+    """Format the ranges of numbers that merged bins cover; dates are numbers of days since 1970."""
 
     def text(edge: float) -> str:
         return str(np.datetime64(int(np.floor(edge)), "D")) if dates else f"{edge:.6g}"
 
-    starts = np.flatnonzero(np.diff(column.groups[:-1])) + 1  # first fine bins of merged bins
+    starts = np.flatnonzero(np.diff(column.groups[:-1])) + 1  # first fine bin of each merged bin
     cuts = [text(float(edges[one - 1])) for one in starts]
     middle = [f"{low} to < {high}" for low, high in pairwise(cuts)]
     ranges = [f"< {cuts[0]}", *middle, f"≥ {cuts[-1]}"] if cuts else ["any"]
@@ -223,7 +224,7 @@ def _of_edges(column: OwnColumn, edges: np.ndarray, dates: bool) -> list[str]:
 
 
 def _with_missing(texts: list[str], column: OwnColumn) -> list[str]:
-    """Append the bin of missing cells to the bins' texts; it can be merged with another bin."""
+    """Append the bin of missing cells to the texts, or mark the bin with which it was merged."""
     place = int(column.groups[-1])
     if place < len(texts):
         texts[place] += " or missing"

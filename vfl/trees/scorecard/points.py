@@ -11,11 +11,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scale:
-    """Linear relation between scores and log odds.
+    """Linear relation between scores and log odds of the good class.
 
     Attributes:
-        base_score: the score at which the odds are `odds`.
-        odds: good rows per bad row at `base_score`.
+        base_score: the score at which there are `odds` good rows per bad row.
+        odds: number of good rows per bad row at `base_score`.
         double: number of points that doubles the odds.
 
     >>> scale = Scale(600, 50, 20)
@@ -34,7 +34,7 @@ class Scale:
 
     @property
     def offset(self) -> float:
-        """Score at which the odds are 1."""
+        """Score at which there is one good row per bad row."""
         return self.base_score - self.factor * math.log(self.odds)
 
     def score(self, log_odds: np.ndarray | float) -> np.ndarray | float:
@@ -49,17 +49,17 @@ class Scale:
 def points_of(
     scale: Scale, intercept: float, effects: Sequence[np.ndarray]
 ) -> tuple[int, list[np.ndarray]]:
-    """Return the points of each bin, and the points that every row has, as integers.
+    """Return the points of each bin, and the base points that every row has, as integers.
 
-    The intercept and the offset of the scale are divided evenly among the columns that count, so
-    that points add up to the score. A bin has offset/n + factor (coefficient WoE + intercept/n)
-    points.
+    The intercept and the scale's offset are divided evenly among the n columns that get points, so
+    that a row's points add up to its score. A bin with weight of evidence WoE has offset/n + factor
+    (coefficient WoE + intercept/n) points.
 
     Args:
         scale: scale that converts log odds to scores.
         intercept: log odds of the good class for a row whose weights of evidence are all 0.
-        effects: coefficient times weight of evidence of each bin, one array per column; a column of
-            zeros gets no points.
+        effects: for each bin, the coefficient times the weight of evidence, one array per column; a
+            column of zeros gets no points.
 
     >>> base, points = points_of(Scale(), 2.0, [np.array([0.5, -0.5]), np.zeros(2)])
     >>> base, points
@@ -78,13 +78,14 @@ def points_of(
 
 
 def reasons(points: np.ndarray, usual: np.ndarray, most: int) -> list[list[int]]:
-    """Return the columns where each row loses most points, worst first (Siddiqi 2006, ch. 6).
+    """Return the columns in which each row loses most points, worst first (Siddiqi 2006, ch. 6).
 
-    Columns in which a row has at least the mean points are not reasons.
+    A column in which a row has at least the mean points is no reason for a low score.
 
     Args:
-        points: points of rows, axes (rows, columns or parties).
-        usual: mean points of the training rows, axes (columns or parties,).
+        points: points of rows, axes (rows, columns), or axes (rows, parties) with the sum of each
+            party.
+        usual: mean points over the training rows, axes (columns,) or (parties,).
         most: largest number of reasons per row.
 
     >>> reasons(np.array([[10, 30, 20]]), np.array([25.0, 20.0, 21.0]), 2)
