@@ -1,8 +1,8 @@
-"""Transformers of plain torch modules: decoders, encoders of texts, and encoders of pictures.
+"""Transformers of plain torch modules: decoders, text encoders and picture encoders.
 
-One description of a block covers the published families, from GPT-2 to Gemma 3, BERT and CLIP. The
-description states where norms are, how positions enter, and which tokens a token attends to.
-`vfl.models.pretrained` reads the published weights.
+One class for the architecture of a block covers the published families, from GPT-2 to Gemma 3, BERT
+and CLIP. Its attributes state where norms are, how a token's position enters, and to which tokens a
+token attends. `vfl.models.pretrained` reads the published weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
 
-#: For each name of a GELU activation, torch's value of the argument `approximate`.
+#: For each name of a GELU activation, the value of torch's argument `approximate`.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -33,8 +33,8 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-#: For each name of an MLP: its activation, and whether it has a gate (a second linear layer whose
-#: output is multiplied).
+#: For each name of an MLP: its activation, and whether it has a gate (a second linear layer, whose
+#: output multiplies the activation).
 _MLPS: Mapping[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "gelu": (F.gelu, False),
     "gelu_tanh": (_gelu_tanh, False),
@@ -53,40 +53,42 @@ class BlockShape:
     Attributes:
         width: width of a token's vector.
         layers: number of blocks; 0 for a table of word vectors.
-        heads: number of query heads.
-        groups: number of key and value heads; fewer than `heads` means grouped-query attention.
-        head_width: width of a head; 0 means width / heads.
+        heads: number of attention heads for queries.
+        groups: number of attention heads for keys and values; fewer than `heads` means
+            grouped-query attention.
+        head_width: width of an attention head; 0 means width / heads.
         inner: width of the MLP; 0 means 4 x width.
         positions: "learned" position vectors, or "rotary" positions (Su et al. 2021, eq 34).
         norm: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019).
-        norms_at: "before" attention and MLP; "after" the residual sum (BERT); or "both" before and
-            after attention and MLP (Gemma 2).
+        norms_at: place of the norms: "before" attention and MLP; "after" the residual sum (BERT);
+            or "both" before and after attention and MLP (Gemma 2).
         parallel: whether attention and MLP read the same input, and their outputs are added
             (GPT-NeoX).
-        head_norm: whether queries and keys pass a norm, separately in each head (Qwen 3).
+        head_norm: whether queries and keys are normalised, separately in each head (Qwen 3).
         mlp: the MLP's activation: "gelu", "gelu_tanh" (approximation in GPT-2), "quick_gelu" or
             "relu"; or with a gate (Shazeer 2020), "silu" (SwiGLU), "gated_gelu" or
             "gated_gelu_tanh" (GEGLU).
         bias: whether linear layers have a bias.
         causal: whether a token attends only to itself and earlier tokens.
         epsilon: constant added to the variance in the norms.
-        scale: factor of attention scores; 0 means head_width ** -0.5.
+        scale: factor by which attention scores are multiplied; 0 means head_width ** -0.5.
         cap: limit c of attention scores s, which become c tanh(s / c) (Gemma 2); 0 sets no limit.
-        windows: for each block, the number of tokens that a token attends to, including itself; 0
-            means all tokens. If empty, every block has the value 0.
-        theta: base of the rotary positions.
-        window_theta: base of the rotary positions in blocks with a window, which are not stretched
-            (Gemma 3); 0 uses `theta` and `stretch` in these blocks too.
+        windows: for each block, the number of tokens to which a token attends, including itself; 0
+            means all tokens. An empty sequence means 0 for every block.
+        theta: base of the frequencies of rotary positions.
+        window_theta: base of the frequencies in blocks with a window; there, positions are not
+            stretched (Gemma 3). 0 uses `theta` and `stretch` in these blocks too.
         rotated: share of a head's entries that rotary positions change.
-        stretch: factor by which rotary positions are stretched beyond the context of the training
-            (Llama 3.1); 1 means no stretch.
+        stretch: factor by which rotary positions are stretched beyond the context length of the
+            model's training (Llama 3.1); 1 means no stretch.
         stretch_low, stretch_high: frequencies with at most `stretch_low` periods in the trained
             context are stretched by the whole factor; frequencies with at least `stretch_high`
             periods are not stretched.
-        trained: context length of the training.
+        trained: context length with which the model was trained.
         slowed: divisors of the frequencies of rotary positions, one per frequency (YaRN; Peng et
-            al. 2023, section 3.2); if empty, no frequency is divided.
-        turn_scale: factor of the entries that rotary positions change (YaRN, section 3.4).
+            al. 2023, section 3.2); with an empty sequence, no frequency is divided.
+        turn_scale: factor by which the entries that rotary positions change are multiplied (YaRN,
+            section 3.4).
 
     Raises:
         BadOptionError: a size does not divide another size, or an option has an unknown value.
@@ -178,11 +180,11 @@ class BlockShape:
 
     @property
     def turned(self) -> int:
-        """Return the number of leading entries of a head that rotary positions change."""
+        """Return how many first entries of a head rotary positions change."""
         return int(self.head_width * self.rotated)
 
     def window(self, layer: int) -> int:
-        """Return the number of tokens that a token attends to in a block; 0 means all."""
+        """Return the number of tokens to which a token attends in a block; 0 means all tokens."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -193,9 +195,10 @@ class DecoderShape(BlockShape):
     Attributes:
         vocabulary: number of different tokens.
         context: largest number of tokens in a text.
-        tied: whether the head uses the embedding's weights.
-        embedding_scale: factor of a token's vector (Gemma); the head does not use this factor.
-        head_cap: limit of the logits, like `cap` for attention scores; 0 sets no limit.
+        tied: whether the head (last layer) uses the embedding's weights.
+        embedding_scale: factor by which a token's vector is multiplied (Gemma); the head does not
+            use this factor.
+        head_cap: limit c of the logits l, which become c tanh(l / c); 0 sets no limit.
         head_bias: whether the head has a bias.
 
     Raises:
@@ -217,11 +220,11 @@ class DecoderShape(BlockShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorShape(BlockShape):
-    """A table of word vectors without blocks (Mikolov et al. 2013; Pennington et al. 2014).
+    """The shape of a table of word vectors, without blocks (Mikolov et al. 2013; Pennington 2014).
 
     Attributes:
         vocabulary: number of different words.
-        context: largest number of words in a text; in practice no limit.
+        context: largest number of words in a text; in practice, there is no limit.
     """
 
     vocabulary: int
@@ -232,20 +235,21 @@ class VectorShape(BlockShape):
 
 @dataclass(slots=True)
 class Rotation:
-    """Rotary positions: cosines and sines that rotate a head's entries; axes (steps, turned)."""
+    """Rotary positions: cosines and sines that rotate entries of a head; axes (steps, turned)."""
 
     cos: Tensor = field(repr=False)
     sin: Tensor = field(repr=False)
 
     @staticmethod
     def at(start: int, steps: int, shape: BlockShape, layer: int = 0) -> Rotation:
-        """Return the rotation of `steps` positions, starting at `start`, in a block; float64."""
+        """Return the rotation of `steps` positions, the first one being `start`; float64."""
         width, theta, stretch = shape.turned, shape.theta, shape.stretch
         slowed, scale = shape.slowed, shape.turn_scale
         if shape.window_theta and shape.window(layer):
             theta, stretch, slowed, scale = shape.window_theta, 1.0, (), 1.0
         speed = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-        # A frequency is stretched more if it has fewer periods within the trained context.
+        # A frequency is stretched more if fewer of its periods fit into the context of the
+        # training.
         turns = shape.trained * speed / (2 * torch.pi)
         kept = (turns - shape.stretch_low) / (shape.stretch_high - shape.stretch_low)
         speed = speed * (1 / stretch + (1 - 1 / stretch) * kept.clamp(0, 1))
@@ -264,7 +268,7 @@ class Rotation:
 
 
 def half_turn(heads: Tensor) -> Tensor:
-    """Return (-b, a) for (a, b), where a and b are the halves of the last axis.
+    """Return (-b, a) for (a, b), where a and b are the two halves of the last axis.
 
     >>> half_turn(torch.tensor([1, 2, 3, 4])).tolist()
     [-3, -4, 1, 2]
@@ -307,8 +311,8 @@ class DecoderLayer(nn.Module):
         index: index of this block in the model.
 
     Attributes:
-        cache: keys and values of earlier tokens; set only within `cached`.
-        checkpointed: whether the backward pass computes the block's forward pass again; see
+        cache: keys and values of earlier tokens; None outside of a `cached` block.
+        checkpointed: whether the backward pass repeats the block's forward pass; see
             `checkpointed`.
     """
 
@@ -337,15 +341,15 @@ class DecoderLayer(nn.Module):
         """Return the block's output, axes (texts, steps, width).
 
         Args:
-            x: vectors of the tokens; axes (texts, steps, width).
-            cache: keys and values of earlier tokens, which the function changes in place; None uses
-                the block's own `cache`.
-            real: mask that is False for padding tokens, to which no token attends; axes (texts,
-                steps).
+            x: vectors of the tokens, axes (texts, steps, width).
+            cache: keys and values of earlier tokens, to which the function appends; None uses the
+                block's own `cache`.
+            real: mask of axes (texts, steps), False for padding tokens, to which no token attends.
         """
         cache = self.cache if cache is None else cache
         if self.checkpointed and cache is None and torch.is_grad_enabled() and not x.is_meta:
-            # A block draws no random numbers, so there is no generator state to restore.
+            # A block draws no random numbers, so the repeated forward pass needs no state of a
+            # generator.
             found: Tensor = checkpoint(
                 self._computed, x, cache, real, use_reentrant=False, preserve_rng_state=False
             )
@@ -368,7 +372,7 @@ class DecoderLayer(nn.Module):
     def attention(
         self, x: Tensor, cache: KeyValues | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Return the attention output of each token; for the arguments see `forward`."""
+        """Return the attention output of each token; `forward` describes the arguments."""
         shape, (texts, steps, _) = self._shape, x.shape
         start = 0 if cache is None else cache.steps
         parts = self.attention_in(x).split([shape.queries, shape.keys, shape.keys], -1)
@@ -391,7 +395,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Return the feed-forward output of each token."""
+        """Return the MLP's output for each token."""
         act, gated = _MLPS[self._shape.mlp]
         inner = self.mlp_in(x)
         if gated:
@@ -403,7 +407,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def _mask(self, start: int, steps: int, seen: int, device: torch.device) -> Tensor:
-        """Return a mask that is True where a token attends to another token; axes (steps, seen)."""
+        """Return a mask, True where a token may attend to another; axes (steps, seen)."""
         mask = torch.ones(steps, seen, dtype=torch.bool, device=device)
         if self._shape.causal:
             mask = mask.tril(start)
@@ -425,7 +429,7 @@ def _capped(x: Tensor, cap: float) -> Tensor:
 
 
 class _Stack(nn.Module):
-    """Base class of decoders and encoders: a stack of blocks that transform vectors."""
+    """Base class of decoders and encoders: a stack of blocks that transform token vectors."""
 
     shape: BlockShape
     layers: nn.ModuleList
@@ -440,20 +444,20 @@ class _Stack(nn.Module):
         return x
 
     def last(self, x: Tensor) -> Tensor:
-        """Apply the part after the last block: the final norm, if the model has one."""
+        """Apply the layers after the last block: the final norm, if the model has one."""
         return x
 
     def hidden(
         self, inputs: Tensor, layer: int | None = None, real: Tensor | None = None
     ) -> Tensor:
-        """Return hidden states after a block, axes (rows, steps, width).
+        """Return the hidden states after some blocks, axes (rows, steps, width).
 
         Args:
             inputs: tokens or pictures of the rows.
             layer: number of blocks to run; 0 returns the embedding, None runs all blocks and the
                 final norm.
-            real: mask that is False for padding tokens, axes (rows, steps). None means that no
-                token is padding.
+            real: mask of axes (rows, steps), False for padding tokens. None means that no token is
+                padding.
 
         Raises:
             BadOptionError: the stack has fewer blocks than `layer`.
@@ -466,7 +470,7 @@ class _Stack(nn.Module):
 
 
 class Decoder(_Stack):
-    """A language model: maps token ids to the logits of each next token.
+    """A language model: maps token ids to the logits of the token after each of them.
 
     Args:
         shape: its architecture.
@@ -491,7 +495,7 @@ class Decoder(_Stack):
             self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits, axes (texts, steps, vocabulary); within `cached`, tokens continue a text.
+        """Return logits, axes (texts, steps, vocabulary); in `cached`, `tokens` continue a text.
 
         Args:
             tokens: int64, axes (texts, steps).
@@ -521,14 +525,14 @@ class Decoder(_Stack):
 
 
 def checkpointed(module: nn.Module) -> nn.Module:
-    """Let every block store only its input for the backward pass, and compute other values again.
+    """Let every block keep only its input for the backward pass, which computes the rest again.
 
-    Gradients stay bit-equal; a training step computes each block's forward pass twice.
+    Gradients are the same bit for bit; a training step computes each block's forward pass twice.
 
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.
 
     Args:
-        module: a model or part of a model; the function changes it in place.
+        module: a model or a part of a model; the function changes its blocks in place.
     """
     for each in module.modules():
         if isinstance(each, DecoderLayer):
@@ -538,10 +542,10 @@ def checkpointed(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
-    """Let every block of a model store keys and values, so that each token is computed once.
+    """Let every block of a model store keys and values, so that each token is processed only once.
 
-    In a split model, the party that computes a block stores the block's keys and values. Yields the
-    list of the blocks' caches.
+    In a split model, the party that runs a block stores the block's keys and values. Yields the
+    list of all blocks' caches.
     """
     layers = [each for each in model.modules() if isinstance(each, DecoderLayer)]
     caches = [KeyValues() for _ in layers]
@@ -556,10 +560,11 @@ def cached(model: nn.Module) -> Iterator[list[KeyValues]]:
 
 @torch.no_grad()
 def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
-    """Return the most probable next tokens one by one (greedy decoding).
+    """Return the most probable next tokens, one after another (greedy decoding).
 
     Args:
-        model: a model from token ids to logits: a `Decoder`, or a model that `vfl.split` has cut.
+        model: a model that maps token ids to logits: a `Decoder`, or a model that `vfl.split` has
+            divided between parties.
         prompt: tokens.
         count: number of tokens to generate.
     """
@@ -574,7 +579,7 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
 
 
 class Vectors(_Stack):
-    """A table of word vectors, such as GloVe's, without blocks.
+    """A table of word vectors, such as GloVe's; it has no blocks.
 
     Args:
         shape: its sizes.
@@ -606,8 +611,8 @@ class EncoderShape(DecoderShape):
             no segment vectors.
         classes: number of classes of the head; 0 means no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
-        padding: id of the padding token; the position table has unused rows up to this number
-            (RoBERTa). -1 means no such token.
+        padding: id of the padding token; in RoBERTa, the rows of the position table up to this
+            number are unused. -1 means that the model has no padding token.
     """
 
     norms_at: Literal["before", "after", "both"] = "after"
@@ -628,7 +633,7 @@ class EncoderShape(DecoderShape):
 class Encoder(_Stack):
     """BERT for classification (Devlin et al. 2019): maps token ids to logits of the classes.
 
-    Every token attends to all tokens, and norms follow the residual sum instead of preceding each
+    Every token attends to all tokens; norms are after the residual sums instead of before each
     block.
 
     Args:
@@ -660,9 +665,9 @@ class Encoder(_Stack):
         """Return logits, axes (texts, classes); without a head, all hidden states (see `hidden`).
 
         Args:
-            tokens: token ids, int64, axes (texts, steps); the head reads the first token.
-            segments: segment number of each token, in the axes of `tokens`; None means segment 0.
-            real: mask that is False for padding, in the axes of `tokens`; None means no padding.
+            tokens: token ids, int64, axes (texts, steps); the head reads the first token's state.
+            segments: segment number of each token, with the axes of `tokens`; None means segment 0.
+            real: mask with the axes of `tokens`, False for padding; None means no padding.
         """
         x = self._through(self.embedded(tokens, segments=segments), self.shape.layers, real)
         if not self.shape.classes:
@@ -672,7 +677,7 @@ class Encoder(_Stack):
         return logits
 
     def embedded(self, inputs: Tensor, start: int = 0, segments: Tensor | None = None) -> Tensor:
-        """Return token vectors after the first norm, axes (texts, steps, width)."""
+        """Return the token vectors after the first norm, axes (texts, steps, width)."""
         x = self.tokens(inputs)
         if self.shape.segments:
             x = x + self.segments(torch.zeros_like(inputs) if segments is None else segments)
@@ -692,11 +697,11 @@ class PictureShape(BlockShape):
         size: height and width of a picture, in pixels.
         patch: height and width of a patch, in pixels; it must divide `size`.
         channels: number of channels of a picture.
-        patch_bias: whether the layer that embeds patches has a bias.
+        patch_bias: whether the layer that embeds patches adds a bias.
         first_norm: whether a norm precedes the first block (CLIP).
         classes: number of classes of the head; 0 means no head.
-        mean, deviation: mean and standard deviation that normalise each channel of a picture in [0,
-            1].
+        mean, deviation: mean and standard deviation with which each channel of a picture, in [0,
+            1], is normalised.
     """
 
     causal: bool = False
@@ -755,10 +760,10 @@ class PictureEncoder(_Stack):
             self.head = nn.Linear(shape.width, shape.classes)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return logits, axes (pictures, classes); without a head, the first token's last state.
+        """Return logits, axes (pictures, classes); without a head, the first token's final state.
 
         Args:
-            pictures: normalised pictures, axes (pictures, channels, size, size).
+            pictures: pictures after normalisation, axes (pictures, channels, size, size).
         """
         x = self.hidden(pictures)[:, 0]
         return self.head(x) if self.shape.classes else x

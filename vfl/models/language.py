@@ -46,8 +46,7 @@ class _Parts:
         tokens: width of a word's vector.
         layers: number of blocks in the whole decoder.
         heads: number of attention heads.
-        front: name of a model in this machine's folder of models (see `vfl model list`); "none"
-            starts with random weights.
+        front: number of blocks before the cut.
         pretrained: name of a model on this machine (see `vfl model list`); "none" starts with
             random weights.
         rank: rank of the low-rank adapters; 0 trains every weight.

@@ -1,8 +1,9 @@
 """Losses of a training, by name; the label party minimises one of them.
 
-A custom loss is a subclass of `Loss` with one method, which returns the loss of each row. A custom
-loss gets its name from an entry point in the group ``vfl.losses``, from `--plugin` or from
-`LOSSES.register`; only the label party needs it. `vfl.testing.LossContract` tests it.
+A custom loss is a subclass of `Loss` with one method, `rows`, which returns the loss of each row.
+It gets its name from an entry point in the group ``vfl.losses``, from `--plugin` or from
+`LOSSES.register`; only the label party needs it. The tests of `vfl.testing.LossContract` check a
+custom loss.
 
 >>> make_loss("focal:gamma=2", "classification")(torch.zeros(1, 2), torch.tensor([0]))
 tensor(0.1733)
@@ -25,7 +26,7 @@ class Loss(ABC):
     """Base class of losses; the loss of a batch is the weighted mean of its rows' losses.
 
     Attributes:
-        task: "classification" or "regression".
+        task: kind of labels: "classification" or "regression".
         power: exponent p of the loss: if labels and outputs are c times as large, the loss is c^p
             times as large.
     """
@@ -37,9 +38,9 @@ class Loss(ABC):
         """Return the loss of a batch, a scalar.
 
         Args:
-            outputs: outputs of the top: axes (rows, classes), or (rows,) for a regression.
-            targets: class codes, axes (rows,), or a defense's class probabilities, axes (rows,
-                classes); for a regression numbers, axes (rows,).
+            outputs: outputs of the top: axes (rows, classes), or axes (rows,) for a regression.
+            targets: class numbers, axes (rows,), or class probabilities that a defense returns,
+                axes (rows, classes); for a regression, numbers, axes (rows,).
             weights: weights of the rows, axes (rows,); None gives all rows the same weight.
         """
         rows = self.rows(outputs, targets)
@@ -47,14 +48,15 @@ class Loss(ABC):
 
     @abstractmethod
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each row, axes (rows,), which depends on no other row."""
+        """Return the loss of each row, axes (rows,), which must not depend on other rows."""
 
 
 class CrossEntropy(Loss):
     """Cross-entropy, with label smoothing (Szegedy et al. 2016, section 7).
 
     Args:
-        smoothing: share of each label that is spread equally over all classes, from 0 to below 1.
+        smoothing: share of each label's probability that is spread equally over all classes, from 0
+            to below 1.
 
     >>> CrossEntropy(smoothing=0.5)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(0.6269)
@@ -65,7 +67,7 @@ class CrossEntropy(Loss):
         self.smoothing = smoothing
 
     def __call__(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        if weights is None:  # torch's mean, since its last bits differ from those of other means
+        if weights is None:  # torch's own mean: other means differ in their last bits
             return functional.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
         return super().__call__(outputs, targets, weights)
 
@@ -75,12 +77,13 @@ class CrossEntropy(Loss):
 
 
 class Focal(Loss):
-    """Cross-entropy times (1 - p)^gamma for the label's probability p (Lin et al. 2017, eq 4).
+    """Cross-entropy times (1 - p)^gamma, p being the label's probability (Lin et al. 2017, eq 4).
 
-    Rows with a high p have small weights, which helps if most rows are of one easy class.
+    Rows with a high p get small weights, which helps if most rows are of a class that is easy to
+    predict.
 
     Args:
-        gamma: focusing parameter, at least 0; 0 is cross-entropy.
+        gamma: focusing parameter, at least 0; 0 gives the cross-entropy.
 
     >>> Focal(gamma=1)(torch.zeros(1, 2), torch.tensor([0]))  # log(2) / 2
     tensor(0.3466)
@@ -92,7 +95,7 @@ class Focal(Loss):
 
     def rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
         surprise = functional.cross_entropy(outputs, targets, reduction="none")
-        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # keeps the slope of the root finite
+        missed = (1 - torch.exp(-surprise)).clamp(min=1e-12)  # keeps the derivative finite
         return missed**self.gamma * surprise
 
 
@@ -111,7 +114,7 @@ class SquaredError(Loss):
 
 
 class AbsoluteError(Loss):
-    """Absolute error; of all constant predictions, the median minimises it.
+    """Absolute error; of all constant predictions, the median of the labels minimises it.
 
     >>> AbsoluteError()(torch.tensor([1.0, -3.0]), torch.tensor([0.0, 0.0]))
     tensor(2.)
@@ -128,14 +131,14 @@ class Huber(Loss):
     """Half the squared error near 0, and a linear function of the error elsewhere (Huber 1964).
 
     Args:
-        delta: error from which the loss is linear, in standard deviations of the labels.
+        delta: absolute error above which the loss is linear, in standard deviations of the labels.
 
     >>> Huber()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor(1.5000)
     """
 
     task = "regression"
-    power = 2  # if labels, outputs and delta grow together
+    power = 2  # if labels, outputs and delta are scaled together
 
     def __init__(self, delta: float = 1.0) -> None:
         require_range("delta", delta, 1e-6, 1e6)
@@ -146,7 +149,7 @@ class Huber(Loss):
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Return sum(w * v) / sum(w) for axes (rows,), or 0 if all weights are 0.
+    """Return sum(w * v) / sum(w) for weights w and values v, axes (rows,); 0 if all weights are 0.
 
     >>> float(weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
     2.0
@@ -178,7 +181,7 @@ def make_loss(spec: str, task: str) -> Loss:
         task: "classification" or "regression".
 
     Raises:
-        SpecError: the loss or option does not exist, or belongs to the other task.
+        SpecError: the loss or option does not exist, or the loss is for the other task.
     """
     loss = LOSSES.make(spec)
     if loss.task != task:

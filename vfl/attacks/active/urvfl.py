@@ -1,4 +1,4 @@
-"""URVFL: a label party makes the victim's bottom imitate its own encoder, class by class."""
+"""URVFL: a label party makes the victim's bottom imitate the attacker's encoder, per class."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _BATCH_SIZE = 64
 
 
 class URVFL(Bending):
-    """Sends gradients of a discriminator that also classifies, so the gradients depend on labels.
+    """Sends the gradient of a discriminator that also classifies, so gradients depend on labels.
 
-    The discriminator has two outputs for each class: one for codes of the attacker's encoder, and
-    one for the victim's cuts. Before the training, the attacker fits three networks on its own
-    labelled rows: an encoder of the victim's architecture, a decoder, and a classifier of the
-    codes. The gradient for a cut moves the cut towards the encoder's codes of the same class. A
-    wrong label gives a different gradient, as in an honest training, so the scores of `split_guard`
-    are higher than for `hijacking`. After the training, this class runs as an `Attack` and decodes
-    the targets' cuts. As with `hijacking`, a cut decodes to the right row only because bottom and
-    encoder have the same architecture.
+    The discriminator has two outputs for each class: one for the attacker's own codes (outputs of
+    its encoder), and one for the victim's cuts. Before the training, the attacker fits three
+    networks on its own labelled rows: an encoder of the victim's architecture, a decoder, and a
+    classifier of the codes. The discriminator's gradient moves a cut towards the encoder's codes of
+    the same class. A wrong label gives a different gradient, as in an honest training, so
+    `split_guard` computes higher scores than for `hijacking`. After the training, this class runs
+    as an `Attack` and decodes the targets' cuts. As with `hijacking`, the decoder reconstructs the
+    right row only because bottom and encoder have the same architecture.
 
     Source: Yao, Li, Gong, Hou, Pan 2025, "URVFL: undetectable data reconstruction attack on
     vertical federated learning" (NDSS; arXiv 2404.19582): the discriminator with an auxiliary
     classifier, and the pretrained encoder and decoder. The choice of layers and of loss weights is
-    ours.
+    vfl's own.
 
     Args:
-        victim: party whose gradient is replaced; "all" for every feature party.
-        steps: number of Adam steps for all of the attacker's networks before the training, each on
-            64 rows.
-        learning_rate: learning rate of the Adam steps before the training.
-        judge_steps: number of discriminator steps for each batch.
+        victim: feature party whose gradient the attacker replaces; "all" for every feature party.
+        steps: number of Adam steps, each on 64 rows, that fit the attacker's encoder, decoder and
+            classifier before the training.
+        learning_rate: learning rate of these Adam steps.
+        judge_steps: number of training steps of the discriminator for each batch.
         judge_learning_rate: learning rate of the discriminator. If the discriminator learns too
-            fast, it separates the victim's cuts from codes without using labels. In this case the
-            discriminator's gradients do not hide the tampering.
+            fast, it distinguishes the victim's cuts from codes without using labels. Its gradients
+            then do not depend on labels, and so do not hide the tampering.
 
     >>> URVFL(judge_steps=2).goal
     'inputs'
@@ -106,7 +106,7 @@ class URVFL(Bending):
         return networks | {"judging": self._judging}
 
     def _pretrain(self, classifier: nn.Module) -> None:
-        """Fit encoder and decoder on the attacker's rows, such that codes separate the classes."""
+        """Fit encoder and decoder on the attacker's rows, so that codes separate the classes."""
         assert self._decoder is not None
         networks = nn.ModuleList([self._encoder, self._decoder, classifier]).train()
         optimizer = torch.optim.Adam(networks.parameters(), lr=self.learning_rate)
@@ -118,6 +118,6 @@ class URVFL(Bending):
         networks.eval().requires_grad_(False)
 
     def _some(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return `count` random rows of the attacker, with their labels."""
+        """Return `count` random rows of the attacker's own, with their labels."""
         rows = torch.randint(len(self._public), (count,), generator=self._draw)
         return self._public[rows], self._known[rows]

@@ -1,4 +1,4 @@
-"""Infers labels from gradients: by norm, direction, similarity, a trained student, or signs."""
+"""Infers labels from gradients: by norm, direction, similarity, a trained network, or signs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from vfl.core.seeds import scoped
 from vfl.defenses.components import principal
 
 _HIDDEN, _BATCH = 128, 256
-#: Below this probability, a straight line continues the logarithm. The correction can make a
-#: probability negative, but the order of such rows still carries information.
+#: Below this probability, a straight line replaces the logarithm. The correction of probabilities
+#: can give negative values, but the order of such rows still carries information.
 _SMALL = 0.05
-_SHARES = 100.0  # number of leaked rows whose evidence equals that of very unequal class shares
+_SHARES = 100.0  # leaked rows that give as much evidence as very unequal class shares
 
 
 class GradientAttack(Attack):
     """Base class of attacks that read the gradients of the first epochs, or of all epochs.
 
-    Without noise, early gradients reveal most, because the gradient of a row that the network has
-    fitted is small and depends little on its label. If gradients are noisy, each further epoch adds
-    information.
+    Without noise, early gradients disclose most, because the gradient of a row that the network has
+    fitted is small and depends little on the row's label. If gradients are noisy, each further
+    epoch adds information about the label.
 
     Attributes:
         uses: grants that the attack needs besides gradients.
-        fewest: smallest allowed value of `epochs`; if it is 0, the value 0 is allowed too and reads
-            all epochs.
+        fewest: smallest allowed value of `epochs`; if it is 0, `epochs` may be 0, which reads all
+            epochs.
 
     Args:
-        epochs: number of epochs to read.
+        epochs: number of epochs to read, from the first one.
 
     Raises:
         BadOptionError: the number of epochs is too small.
@@ -53,7 +53,7 @@ class GradientAttack(Attack):
         self.needs = frozenset({Grant.GRADIENTS}) | self.uses
 
     def transcript(self, view: View) -> Transcript[RecordedExchange]:
-        """Return the messages about targets and leaked rows in the epochs that the attack reads.
+        """Return the messages about targets and leaked rows from the epochs that the attack reads.
 
         Raises:
             DataError: the recording holds no training exchange.
@@ -77,16 +77,16 @@ def directions(one: RecordedExchange) -> Tensor:
 
 
 class GradientNorm(GradientAttack):
-    """Scores a row by the norm of its gradient relative to other rows of its batch.
+    """Scores a row by its gradient's norm, relative to the other rows of its batch.
 
-    A network has learned little about a rare class, so rows of this class have larger losses and
-    gradients. The attack averages the scores over several epochs. A high score means the rarer
-    class.
+    A network has learned less about a rare class, so rows of this class have larger losses and
+    gradients. The attack averages a row's scores over several epochs. A high score means that the
+    row is probably of the rarer class.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
     Args:
-        epochs: number of epochs to read.
+        epochs: number of epochs to read, from the first one.
     """
 
     goal = "scores"
@@ -101,25 +101,26 @@ class GradientNorm(GradientAttack):
 
 
 def _loudness(one: RecordedExchange) -> Tensor:
-    """Return each row's gradient norm divided by the mean norm of its batch, axes (rows, 1)."""
+    """Return each row's gradient norm relative to its batch's mean norm, axes (rows, 1)."""
     norms: Tensor = one.gradients.norm(dim=1, keepdim=True)
     mean: Tensor = norms.mean().clamp(min=torch.finfo(norms.dtype).tiny)
     return norms / mean
 
 
 class GradientDirection(GradientAttack):
-    """Scores a row by the cosine of its gradient with those of leaked rows of the rarer class.
+    """Scores a row by the cosine of its gradient and the leaked gradients of the rarer class.
 
-    Gradients of rows of one class have nearly the same direction; gradients of the other class have
-    nearly the opposite direction. The attack compares gradients of the same epoch, in which the top
-    changes little, and averages the cosines over the epochs. With few leaked rows, noise may
-    reverse the mean direction of these rows. The attack therefore finds the principal direction,
-    which depends on no label, and orients it by all leaked rows and by the first gradients.
+    Gradients of the rows of one class have nearly the same direction; gradients of the other class
+    have nearly the opposite direction. The attack compares gradients of the same epoch, during
+    which the top changes little, and averages the cosines over the epochs. With few leaked rows,
+    noise may reverse the mean direction of these rows. The attack therefore computes the principal
+    direction, which depends on no label; all leaked rows and the first gradients determine its
+    sign.
 
     Source: Li et al. 2022, "Label leakage and protection in two-party split learning".
 
     Args:
-        epochs: number of epochs to read.
+        epochs: number of epochs to read, from the first one.
     """
 
     goal = "scores"
@@ -146,16 +147,17 @@ class GradientDirection(GradientAttack):
         return scores[:rows] * self._side(view, epochs, scores, is_sought)
 
     def _side(self, view: View, epochs: list[Tensor], scores: Tensor, is_sought: Tensor) -> float:
-        """Return the sign, 1 or -1, that the scores need so that high scores mean the sought class.
+        """Return 1 or -1: the sign with which high scores mean the sought class.
 
-        The principal direction of each epoch depends on no label; scores only choose its sign. All
-        leaked rows and the first gradients show whether this sign is right.
+        The principal direction of each epoch depends on no label; only its sign is chosen by the
+        scores. All leaked rows and the first gradients show whether this sign is right.
 
         Args:
             view: the attacker's view.
-            epochs: mean directions of each row in every epoch, axes (rows, width).
-            scores: similarity to the leaked rows of the sought class, axes (rows,).
-            is_sought: 1 for leaked rows of the sought class.
+            epochs: mean direction of each row's gradients, one tensor per epoch, axes (rows,
+                width).
+            scores: similarity to the leaked rows of the sought (rarer) class, axes (rows,).
+            is_sought: for each leaked row, 1 if it is of the sought class, otherwise 0.
         """
         first, along, axes = self.transcript(view).first(1), torch.zeros(len(scores)), []
         there = torch.stack(epochs).abs().sum((0, 2)) > 0
@@ -174,15 +176,15 @@ class GradientDirection(GradientAttack):
 
 
 class GradientSimilarity(GradientAttack):
-    """Clusters rows by the cosine of their gradients; clusters start at each class's leaked rows.
+    """Clusters rows by the cosine of their gradients; a class's cluster starts at its leaked rows.
 
     Source: Liu et al. 2024, "Similarity-based label inference attack against training and inference
-    of split learning". The cluster centres move as in k-means.
+    of split learning". The centres of the clusters move as in k-means.
 
     Args:
-        epochs: number of epochs to read; the attack compares a row's directions in all of these
-            epochs.
-        rounds: number of updates of the centres.
+        epochs: number of epochs to read, from the first one; the attack compares a row's directions
+            in all these epochs.
+        rounds: number of updates of the cluster centres.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -199,11 +201,11 @@ class GradientSimilarity(GradientAttack):
         return self.clustered(view)[0][: view.targets.rows]
 
     def clustered(self, view: View) -> tuple[Tensor, Tensor]:
-        """Return cosines to each class, axes (targets + leaked, classes), and a mask of rows.
+        """Return cosines to each class, axes (targets + leaked, classes), and a mask.
 
         The mask selects the rows that had a gradient other than zero.
 
-        A row with only zero gradients, or in no batch, has equal cosines to all classes.
+        A row that is in no batch, or has only zero gradients, gets equal cosines to all classes.
         """
         rows, leaked = view.targets.rows, view.leaked
         found = self.transcript(view).by_epoch(directions).flatten(1)
@@ -218,19 +220,20 @@ class GradientSimilarity(GradientAttack):
 
 
 class GradientTeacher(GradientSimilarity):
-    """Trains a network on the attacker's columns, with labels that gradients reveal for some rows.
+    """Trains a network on the attacker's columns, with labels that gradients disclose.
 
-    A defense may send gradients of few rows only, or gradients of randomised labels. With few rows,
-    the attack must guess most labels from the inputs. With randomised labels, single guesses may be
-    wrong, but together they still show the classes. So the attack trains a network on the inputs,
-    with the guesses of `gradient_similarity` as labels. The attack estimates the share of right
-    guesses from the class frequencies among the guesses, and from the leaked rows that had
-    gradients. This share corrects the network's outputs (Patrini et al. 2017, backward correction).
-    For a row with a gradient, the answer combines the corrected output and the guess. With two
-    classes, the mean of the first gradients and the leaked rows show which class is which.
+    A defense may send gradients of only a few rows, or gradients of randomised labels. With
+    gradients of a few rows, the attack must guess most labels from the inputs. With randomised
+    labels, a single row's guess may be wrong, but all guesses together still show the classes. So
+    the attack trains a network on the inputs, with the guesses of `gradient_similarity` as labels.
+    The attack estimates the share of right guesses from how often each class is guessed, and from
+    the leaked rows that had gradients. With this share, it corrects the network's outputs for wrong
+    guesses (Patrini et al. 2017, backward correction). For a row with a gradient, the result
+    combines the corrected output and the row's guess. With two classes, the mean of the first
+    gradients and the leaked rows show which class is which.
 
     Args:
-        epochs: number of epochs to read.
+        epochs: number of epochs to read, from the first one.
         rounds: number of updates of the cluster centres.
         components: number of principal components of the inputs that the network reads.
         steps: number of Adam steps of the network.
@@ -258,7 +261,8 @@ class GradientTeacher(GradientSimilarity):
             guesses = self._upright(view, scores[:, 1] - scores[:, 0], has_gradient)
         known = has_gradient[:rows]
         right, weight = right_by_shares(guesses[:rows][known], view.prior.double())
-        # One right and one wrong row are added, so that a few right guesses do not mean certainty.
+        # One row with a right and one with a wrong guess are added, so that a few right guesses do
+        # not mean certainty.
         agreed = (guesses[rows:] == truth)[has_gradient[rows:]].double()
         right = (agreed.sum() + 1 + weight * right) / (len(agreed) + 2 + weight)
         right = right.clamp(min=1.1 / classes)  # avoids a division by nearly 0
@@ -277,7 +281,7 @@ class GradientTeacher(GradientSimilarity):
         return (shares + answers.log()).float()
 
     def _upright(self, view: View, above: Tensor, has_gradient: Tensor) -> Tensor:
-        """Return guesses of two classes; the method exchanges the classes if this is more likely.
+        """Return guesses of two classes; exchange the classes if the other order is more likely.
 
         Args:
             view: the attacker's view.
@@ -292,24 +296,25 @@ class GradientTeacher(GradientSimilarity):
 
 
 def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
-    """Estimate the share of right guesses from class frequencies, and the estimate's weight.
+    """Estimate the share of right guesses from how often each class is guessed; and its weight.
 
-    The estimate assumes that all classes have the same share of wrong guesses.
+    The estimate assumes that the share of wrong guesses is the same in all classes.
 
-    With a share r of right guesses, a class of share p is guessed with frequency p r + (1 - p)(1 -
-    r)/(K - 1). Least squares over the K classes give r. If all classes have equal shares, the
-    frequencies are no evidence.
+    Let r be the share of right guesses. Of K classes, a class with share p of the rows is then
+    guessed with frequency p r + (1 - p)(1 - r)/(K - 1). Least squares over the K classes then give
+    r. If all classes have equal shares, the frequencies give no evidence.
 
     >>> right, _ = right_by_shares(torch.tensor([1] * 26 + [0] * 74), torch.tensor([0.9, 0.1]))
     >>> round(float(right), 4)  # .1 * .8 + .9 * .2 is .26
     0.8
 
     Args:
-        guesses: guessed class codes, axes (rows,).
+        guesses: guessed class numbers, axes (rows,).
         prior: share of each class, axes (classes,).
 
     Returns:
-        The share of correct guesses, and the number of leaked rows that would give equal evidence.
+        The share of right guesses; and its weight, the number of leaked rows that would give as
+        much evidence.
     """
     classes = len(prior)
     if not len(guesses):
@@ -331,14 +336,14 @@ def components_of(inputs: Tensor, count: int) -> Tensor:
 def student(
     inputs: Tensor, labels: Tensor, classes: int, steps: int, draw: torch.Generator
 ) -> nn.Module:
-    """Train the attacker's network from columns to logits, on labels inferred from gradients.
+    """Train a network that maps the attacker's columns to logits, on labels from gradients.
 
     Args:
         inputs: columns of the rows, axes (rows, features).
-        labels: class codes, int64, axes (rows,), or class probabilities, axes (rows, classes).
+        labels: class numbers, int64, axes (rows,), or class probabilities, axes (rows, classes).
         classes: number of classes.
         steps: number of Adam steps.
-        draw: generator of all random numbers.
+        draw: generator from which all random numbers are drawn.
     """
     with scoped(key_of(draw)):
         hidden = nn.Linear(inputs.shape[1], _HIDDEN)
@@ -347,7 +352,7 @@ def student(
 
 
 class DirectLabel(GradientAttack):
-    """Takes as label the class whose gradient entry is negative.
+    """Guesses the class whose entry in the gradient is negative.
 
     If the sum of all cuts is the output (`merge = "sum"`, `top = "identity"`), the gradient of the
     cross-entropy is p - y, which is negative only at the true class.
@@ -357,7 +362,7 @@ class DirectLabel(GradientAttack):
     learning" (direct label inference).
 
     Args:
-        epochs: number of epochs to read.
+        epochs: number of epochs to read, from the first one.
     """
 
     def check(self, classes: int, width: int) -> None:

@@ -1,4 +1,4 @@
-"""The parties' implementations of a session that makes a scorecard.
+"""The parties' implementations of a session that trains or uses a scorecard.
 
     feature party                                label party
       layout, number of each cell's bin  ---->     counts goods and bads of each bin;
@@ -6,9 +6,10 @@
       keeps its bins' weights and points <----     groups, weights of evidence and points;
       points of queried rows             ---->     scores of queried rows.
 
-Bins are sent as for boosted trees (`vfl.trees.cells`), so the label party learns the same facts
-about cells as in a training of boosted trees. A feature party learns the weight of evidence of each
-merged bin of its own columns, except of bins with fewer rows than the floor.
+Parties send bins in the same way as for boosted trees (`vfl.trees.cells`), so the label party
+learns the same facts about cells as in a training of boosted trees. A feature party learns the
+weight of evidence of each merged bin of its own columns, except for bins with fewer rows than the
+floor.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
 POINTS = np.dtype("<i4")
-#: Largest number of reasons for a row's score, as US Regulation B requires (12 CFR 1002.9).
+#: Largest number of reasons that are given for a row's score, as US Regulation B requires (12 CFR
+#: 1002.9).
 MOST_REASONS = 4
-#: Largest number of points of a party per row, largest number of points per bin, and largest weight
-#: of evidence.
+#: Limits: largest number of points of a party for one row, largest number of points of a bin, and
+#: largest absolute weight of evidence.
 MOST_POINTS, _MOST_POINTS_OF_BIN, _MOST_WEIGHT = 1 << 24, 1 << 20, 64.0
 
 
 class FeatureEnd(FeatureCellsEnd):
-    """A feature party's implementation; it uses fine bins first, then merged bins and points."""
+    """A feature party's implementation, with fine bins first, then merged bins and their points."""
 
     _mode: Scorecard
 
@@ -78,7 +80,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._note("weights of evidence of its bins", self._terms.label_party, TRAIN, told)
 
     def answer_rows(self, exchange: Exchange) -> None:
-        """Send the points of rows: per column if the mode requires this, else their sum per row."""
+        """Send points of rows: per column if the mode requires it, else their sum per row."""
         points = points_in(self._bins(self._asked_for(exchange)), self._columns)
         if self._mode.reasons == "party":
             points = points.sum(axis=1, keepdims=True)
@@ -94,7 +96,7 @@ class FeatureEnd(FeatureCellsEnd):
 
 
 class LabelEnd(LabelCellsEnd):
-    """The label party's implementation: it fits the scorecard and adds up points."""
+    """The label party's implementation: it fits the scorecard, and adds up points to scores."""
 
     _mode: Scorecard
 
@@ -110,7 +112,7 @@ class LabelEnd(LabelCellsEnd):
         self._card: Card | None = None
         self._parts: dict[str, tuple[np.ndarray, Layout]] = {}
         self._known = np.empty((0, 0), np.int64)
-        #: Points of the rows that were answered last.
+        #: Points of the rows in the last answered exchange.
         self._answers = self._known
 
     def _start(self, *, resumes: bool) -> None:
@@ -171,7 +173,7 @@ class LabelEnd(LabelCellsEnd):
 
     @property
     def _reason_names(self) -> list[str]:
-        """Return names for reasons: parties or columns; a column without a name has a number."""
+        """Return the names for reasons, parties or columns; an unknown name becomes a number."""
         if self._mode.reasons == "party":
             return list(self._counts)
         return [
@@ -181,8 +183,8 @@ class LabelEnd(LabelCellsEnd):
         ]
 
     def contributions(self, row: int) -> Mapping[str, Tensor]:
-        # A score is a sum of parts, so a party's Shapley value is the difference of its points from
-        # their mean over the training rows.
+        # A score is a sum of the parties' points, so a party's Shapley value is the difference
+        # between its points and their mean over the training rows.
         found, first = dict[str, Tensor](), 0
         for name in self._counts:
             usual = self._usual(name)
@@ -212,13 +214,13 @@ class LabelEnd(LabelCellsEnd):
         return self._card.columns[first : first + self._counts[name]]
 
     def _bad_rows(self, part: str) -> np.ndarray:
-        """Return whether each row of a split belongs to the bad class."""
+        """Return, for each row of a split (such as training), whether it is of the bad class."""
         assert self._rows.labels is not None, "a training has labels"
         codes = self._rows.labels[torch.from_numpy(self._positions(part))].numpy()
         return np.asarray(codes == self._bad)
 
     def _score_known(self) -> None:
-        """Compute points of training and validation rows in the way in which parties send them."""
+        """Compute points of training and validation rows, in the form that parties send."""
         points = [
             self._added(points_in(bins, self._columns_of(name)))
             for name, (bins, _) in self._parts.items()
@@ -226,20 +228,20 @@ class LabelEnd(LabelCellsEnd):
         self._known = np.concatenate(points, axis=1)
 
     def _added(self, points: np.ndarray) -> np.ndarray:
-        """Return a party's points in the form of reasons: per column, or summed over columns."""
+        """Return a party's points as reasons need them: per column, or summed over its columns."""
         return points if self._mode.reasons == "column" else points.sum(axis=1, keepdims=True)
 
     def _usual(self, name: str) -> np.ndarray:
-        """Return a party's mean points over training rows: per column, or summed over columns."""
+        """Return a party's mean points over training rows, per column or summed over columns."""
         usual = np.array([[one.usual for one in self._columns_of(name)]])
         return self._added(usual).ravel()
 
     def _asked_points(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> np.ndarray:
-        """Return the points of rows from all parties' answers, axes (rows, columns or parties).
+        """Return points of rows from all parties' answers, axes (rows, columns or parties).
 
-        For an absent party, its mean points over the training rows are used.
+        For an absent party, the function uses the party's mean points over the training rows.
         """
         found = []
         for name, count in self._counts.items():
@@ -276,11 +278,12 @@ class LabelEnd(LabelCellsEnd):
 
 
 def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
-    """Return the points of rows, int64, axes (rows, columns).
+    """Return the points of each row in each column, int64, axes (rows, columns).
 
     Args:
-        bins: fine bin of each cell, axes (rows, columns); a missing cell has the largest number.
-        columns: entries of the same party's columns.
+        bins: number of the fine bin of each cell, axes (rows, columns); a missing cell has the
+            largest number.
+        columns: scorecard entries of the columns, which belong to the same party.
     """
     found = np.empty(bins.shape, np.int64)
     for place, column in enumerate(columns):
@@ -290,12 +293,12 @@ def points_in(bins: np.ndarray, columns: Sequence[OwnColumn]) -> np.ndarray:
 
 
 def logits_of(scores: np.ndarray, bad: int, scale: Scale) -> Tensor:
-    """Return logits of both classes for scores, axes (rows, 2); 0 for the good class.
+    """Return the logits of both classes that follow from scores, axes (rows, 2); 0 for good.
 
     Args:
         scores: score of each row.
-        bad: code of the bad class.
-        scale: scale of the scores.
+        bad: number (0 or 1) of the bad class.
+        scale: scale that converts log odds to scores.
     """
     logits = np.zeros((len(scores), 2))
     logits[:, bad] = -scale.log_odds(scores)
@@ -308,9 +311,9 @@ def label_state(
     """Return the label party's saved state, as tensors.
 
     Args:
-        own: fine bins of the label party's own columns, if the label party has columns.
+        own: fine bins of the label party's own columns; None if it has no columns.
         counts: number of columns of each party, in the order of the card's columns.
-        bad: code of the bad class.
+        bad: number (0 or 1) of the bad class.
         card: the fitted scorecard.
     """
     found = counted_state(own, counts) | {"bad": torch.tensor(bad)}
@@ -318,10 +321,10 @@ def label_state(
 
 
 def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> None:
-    """Refuse to send a party more weights of evidence than the agreed budget.
+    """Refuse to send a party more weights of evidence than the budget that all parties agreed on.
 
     Raises:
-        DataError: the party would receive more weights of evidence than the budget.
+        DataError: the party would receive more weights of evidence than the agreed budget.
     """
     told = sum(len(one.weights) for one in columns)
     if told > mode.budget:
@@ -334,7 +337,7 @@ def require_budget(mode: Scorecard, name: str, columns: Sequence[OwnColumn]) -> 
 
 
 def reason_name(party: str, names: Sequence[str], place: int) -> str:
-    """Return the name of a column that is used in reasons.
+    """Return the name under which a column appears in reasons.
 
     >>> reason_name("shop", (), 0), reason_name("bank", ("income",), 0)
     ('shop column 1', 'bank income')
@@ -343,7 +346,7 @@ def reason_name(party: str, names: Sequence[str], place: int) -> str:
 
 
 def column_number(place: int) -> str:
-    """Return a substitute for a column's name that is not known on this host.
+    """Return a column's number as text, in place of a name that this host does not have.
 
     >>> column_number(0)
     'column 1'
@@ -352,7 +355,7 @@ def column_number(place: int) -> str:
 
 
 def bad_class(mode: Scorecard, rows: OwnRows) -> int:
-    """Return the code of the class that counts as bad."""
+    """Return the number (0 or 1) of the class that counts as bad."""
     if rows.classes != 2:
         raise BadOptionError(
             "a scorecard separates good rows from bad rows",
@@ -380,7 +383,7 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
 
 
 def written(column: OwnColumn) -> dict[str, Any]:
-    """Return a column's entry as JSON for the column's owner."""
+    """Return a column's entry as JSON data, which is sent to the column's owner."""
     return {
         "groups": column.groups.tolist(),
         "weights": column.weights.tolist(),
@@ -389,11 +392,11 @@ def written(column: OwnColumn) -> dict[str, Any]:
 
 
 def read_columns(told: Any, layout: Layout, mode: Scorecard) -> list[OwnColumn]:
-    """Parse columns from the result of `written`.
+    """Parse a party's columns from JSON data that `written` made.
 
     Raises:
-        ValueError, TypeError, KeyError: the columns do not fit the party's fine bins, or exceed the
-            budget.
+        ValueError, TypeError, KeyError: the columns do not fit the party's fine bins, or have more
+            weights of evidence than the budget.
     """
     found = []
     for one, fine in zip(told, layout.bins, strict=True):
