@@ -1,42 +1,44 @@
 """Two methods of the thesis that `vfl llm` does not use: float sharing, and a query under BFV.
 
-`python -m benchmarks.decoder` measures both methods beside the methods that `vfl llm` uses.
+`python -m benchmarks.decoder` measures both methods and, for comparison, the methods that `vfl llm`
+uses.
 
 # Float sharing
 
-**Insecure**: this role shares floats, as in the thesis (6.3.5.2), for measurements and attacks.
+**Insecure**: this class shares floats, as in the thesis (section 6.3.5.2), for measurements and
+attacks.
 
-A number x is shared as D and x - D, where D is normal with E D^2 = L^2 E x^2 (equations 6-11 and
-6-12; L is `SCALE`). Such a share is not uniform. A party that receives x - D n times, for the same
-x and new masks D, can average the messages. The error of the average is then L / sqrt(n) times the
-root mean square of x (equation 6-13, with the factor E x^2 that it omits). For a product, both
-parties open x - U, where U is the sum of both parties' masks, so the error is sqrt(2) times as
-large.
+A number x is shared as D and x - D, where the mask D is normal with E D^2 = L^2 E x^2 (equations
+6-11 and 6-12; L is `SCALE`). Such a share is not uniform, so it discloses something about x. A
+party that receives x - D n times, for the same x and a new mask D each time, can average the n
+messages. The error of this average is L / sqrt(n) times the root mean square of x (equation 6-13,
+with the factor E x^2 that the thesis omits). For a product, both parties open x - U, where the mask
+U is the sum of a mask of each party, so the error is sqrt(2) times as large.
 
-The dealer does not know the size of the values. It assumes that activations have mean square 1, and
-that weights have mean square 1 / (number of inputs). A float takes 4 bytes in a message, as in
-Tables 6.1 and 6.2.
+The dealer, which makes the masks, does not know how large the values are. It assumes that
+activations have mean square 1, and that weights have mean square 1 / (number of inputs). A float
+takes 4 bytes in a message, as in Tables 6.1 and 6.2.
 
 # An index, privately retrieved by homomorphic encryption: the query of algorithm 6.5 (thesis, 2025)
 
-**It does not hide the permutation from the user.** An answer is the sum of the query times the
-permutation, and the user knows the query. For up to 1,024 scores, dividing the answer by the query
-reveals the whole permutation; for more scores, an attacker gets 1,024 equations per digit, and as
-many from the noise. SEAL does not flood the noise, and the printed protocol does not mention noise
-flooding. `Form.retrieval` is therefore "sets" by default, which also needs fewer bytes; the query
-under BFV is only for measurements.
+The answer is a sum of products of the query and the permutation, and the user knows the query. For
+up to 1,024 scores, dividing the answer by the query reveals the whole permutation; for more scores,
+an attacker gets 1,024 equations for each digit of the entries, and as many from the noise. SEAL
+does not add flooding noise that would hide this, and the printed protocol does not mention noise
+flooding. `Form.retrieval` is therefore "sets" by default, a method that also needs fewer bytes; the
+query under BFV is only for measurements.
 
-To get an entry, the user encrypts X^position (BFV: Fan and Vercauteren 2012) as a polynomial. The
-polynomial has parts of 1,024 coefficients; all parts but one are zero. The owner multiplies each
-part by a polynomial, the sum of entry i of this part times X^-i, and adds the products. The
-constant coefficient of the result is the wanted entry. The other coefficients would disclose other
-entries, so the owner adds uniform numbers to these coefficients. The owner learns nothing about the
-position.
+To get one entry of a permutation, the user encrypts X^position as a polynomial (BFV: Fan and
+Vercauteren 2012). This polynomial consists of parts of 1,024 coefficients; all parts but one are
+zero. The owner multiplies each part by a polynomial, the sum over i of this part's entry i times
+X^-i, and adds the products. The constant coefficient of the sum is the wanted entry. The other
+coefficients would disclose other entries, so the owner adds uniform random numbers to them. The
+owner learns nothing about the position.
 
-Messages are small, because a ciphertext of the user consists of one polynomial and the seed of the
-other polynomial (symmetric encryption). Entries are retrieved in digits of 5 bits. The products of
-these digits have so little noise that a modulus of 24 bits is enough for a sum of a million
-products. At degree 1024, moduli of up to 27 bits have 128 bits of security
+Messages are small: of the two polynomials of a ciphertext, the user sends one, and a seed for the
+other (symmetric encryption). Entries are retrieved as several digits of 5 bits each. The products
+of such digits have so little noise that a modulus of 24 bits is enough for a sum of a million
+products. At polynomial degree 1024, moduli of up to 27 bits have 128 bits of security
 (homomorphicencryption.org, 2018).
 """
 
@@ -72,22 +74,22 @@ from vfl.mpc.ring import require_integer_bits
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import PadStream
 
-#: The value of L in the example of the thesis.
+#: Ratio of a mask's size to a value's size (L) in the example of the thesis.
 SCALE = 100.0
 _FLOAT_BITS = 32
-#: Purposes of the integer pads that the query by sets needs; all other pads are floats here
-#: (`Role.choose`).
+#: Purposes of the pads that stay integers, because the query by sets needs them; pads of all other
+#: purposes are floats here (`Role.choose`).
 _WHOLE = ("set", "sum")
 _DEGREE, _MODULUS_BITS, _DIGIT_BITS = 1024, 24, 5
-#: Largest length of a permutation.
+#: Largest length of a permutation whose entries can be retrieved.
 _MOST = 2**20
 _LENGTH = struct.Struct("<I")
-#: Size of a polynomial before the library compresses it, and bytes that the library adds.
+#: Size in bytes of a polynomial before the library compresses it, and bytes that the library adds.
 _POLYNOMIAL, _MORE = 8 * _DEGREE, 1024
 
 
 def normal(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
-    """Draw standard normal numbers (Box and Muller 1958) that both parties of a stream can draw.
+    """Draw standard normal numbers (Box and Muller 1958) from a stream that two parties share.
 
     >>> both = [normal(PadStream(bytes(32)), 3, "D") for _ in range(2)]
     >>> bool((both[0] == both[1]).all()), both[0].shape
@@ -100,10 +102,10 @@ def normal(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class FloatRole(Role):
-    """A `Role` on floats, for ``Form``'s thesis mode: float64 in memory, float32 in messages."""
+    """A `Role` on floats for the thesis mode of `Form`: float64 in memory, float32 in messages."""
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """Draw normal numbers, `SCALE` times as large as the assumed size of a value."""
+        """Draw normal numbers whose deviation is `SCALE` times the assumed size of a value."""
         if purpose[0] in _WHOLE:
             return super().pad(peer, shape, *purpose)
         drawn = normal(self.pads[peer], math.prod(shape), *purpose)
@@ -113,22 +115,22 @@ class FloatRole(Role):
     def question(
         self, shape: Sequence[int], values: Tensor | None, bits: int, ring: int, where: str
     ) -> Shared:
-        """Run `Role.question` on floats; the zeros that P0 holds as its share are masked too."""
+        """Run `Role.question` on floats; the zeros that P0 has as its share are also masked."""
         return super().question(shape, values, bits, ring, where).map(Tensor.double)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
-        """Return the values themselves, as float64."""
+        """Return the values themselves as float64; float sharing needs no encoding."""
         require_integer_bits(values.double(), integer_bits, bits, where)
         return values.detach().double()
 
     def decode(self, elements: Tensor, shared: Shared) -> Tensor:
-        """Return the elements themselves."""
+        """Return the elements themselves; float sharing needs no decoding."""
         return elements
 
     def constant(
         self, layer: LayerShape, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Constant:
-        """Run `Role.constant` on floats: send one message, and store the mask."""
+        """Run `Role.constant` on floats: send one message, and store the mask of the weights."""
         number = self.next_number()
         if self.role == P1:
             (masked,) = self._receive(P0, number, (layer.shape, layer.ring))
@@ -175,7 +177,7 @@ def _as_words(part: Sent) -> Sent:
 
 
 class BfvRole(Role):
-    """A `Role` that retrieves its index by homomorphic encryption, without dealt material."""
+    """A `Role` that retrieves an index by homomorphic encryption, without dealt randomness."""
 
     def _retrieve(
         self, scores: Shared, mine: Tensor, pick: Pick | None, where: str, number: int
@@ -184,7 +186,8 @@ class BfvRole(Role):
         if self.role == P2:
             return [0] * rows
         if self.offline:
-            package()  # checked here, so that an error comes before a question
+            # Checked in the constructor, so that a missing package shows before a question.
+            package()
             return [0] * rows
         channel = self.channels[P1 - self.role]
         if self.role == P0:
@@ -199,25 +202,25 @@ class BfvRole(Role):
 
 
 class FloatBfvRole(FloatRole, BfvRole):
-    """A `Role` on floats that also queries indices under BFV."""
+    """A `Role` on floats that also retrieves indices by BFV."""
 
 
 def role_of(form: Form) -> type[Role]:
-    """Return the class that runs a role of a form of this module."""
+    """Return the class that runs a party's role in a form of this module."""
     if form.sharing == INSECURE_FLOAT:
         return FloatBfvRole if form.retrieval == "bfv" else FloatRole
     return BfvRole
 
 
 class Keys:
-    """The user's keys for one query."""
+    """The user's BFV keys for one query."""
 
     def __init__(self) -> None:
         seal, context = package(), _context()
         self._key = seal.KeyGenerator(context).secret_key()
 
     def query(self, places: Sequence[int], count: int) -> bytes:
-        """For each position, encrypt this position among `count` entries."""
+        """Encrypt each position as a query polynomial; each permutation has `count` entries."""
         seal = package()
         encryptor, found = seal.Encryptor(_context(), self._key), []
         with _scratch() as file:
@@ -229,7 +232,7 @@ class Keys:
         return _framed(found)
 
     def read(self, answer: bytes, rows: int, count: int) -> list[int]:
-        """Return the entries in an answer about permutations of `count` numbers.
+        """Decrypt the entries in an answer; each permutation has `count` entries.
 
         Raises:
             ProtocolError: the answer does not have `rows` rows.
@@ -247,11 +250,11 @@ class Keys:
 
 
 def answer(query: bytes, order: np.ndarray) -> bytes:
-    """Run the owner's part: for each row, return the permutation's entry at the encrypted position.
+    """Run the owner's part: retrieve the entry at each encrypted position, without decrypting.
 
     Args:
-        query: query with the same number of rows as `order`.
-        order: a permutation of each row, int64, axes (rows, count).
+        query: a user's query with the same number of rows as `order`.
+        order: one permutation per row, int64, axes (rows, count).
 
     Raises:
         ProtocolError: the message does not have the shape of a query.
@@ -260,12 +263,13 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
     parts, digits = _parts(count), _digits(count)
     asked = _unframed(query, rows * parts, _POLYNOMIAL + _MORE)
     shifts = _DIGIT_BITS * np.arange(digits)
-    # The library refuses products with zero polynomials. Digits of all entries are never all zero:
-    # the padding of the last part is not zero, and the digits of the largest entry are not.
+    # The library refuses products with the zero polynomial. No polynomial of digits is zero: the
+    # last part contains padding whose digits are not zero, and the largest entry has digits that
+    # are not zero.
     padded = np.full((rows, parts * _DEGREE), (1 << shifts).sum())
     padded[:, :count] = order
     values = padded.reshape(rows * parts, 1, _DEGREE) >> shifts[:, None] & _mask()
-    # The factor of part p is the sum of its entries times X^-i; X^-i is -X^(1024 - i).
+    # The factor for part p is the sum of the part's entries i times X^-i; X^-i is -X^(1024 - i).
     factors = np.concatenate([values[..., :1], -values[..., :0:-1] & _mask()], -1)
     found = []
     with _scratch() as file:
@@ -274,13 +278,17 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
             loaded = [_loaded(each, file) for each in asked[own]]
             try:
                 found += [_saved(each, file) for each in _products(loaded, factors[own])]
-            except (ValueError, RuntimeError):  # raised for a ciphertext that contains no secret
+            # The library raises this error for a ciphertext that contains no secret.
+            except (ValueError, RuntimeError):
                 raise _no_ciphertexts() from None
     return _framed(found)
 
 
 def _products(asked: Sequence[Any], factors: np.ndarray) -> list[Any]:
-    """Return each digit's sum of products over parts; factors have axes (parts, digits, degree)."""
+    """Return each digit's sum of products over the parts.
+
+    The axes of `factors` are (parts, digits, degree).
+    """
     seal, context = package(), _context()
     evaluator = seal.Evaluator(context)
     products: list[list[Any]] = [[] for _ in factors[0]]
@@ -328,14 +336,14 @@ def _mask() -> int:
 
 
 def _plaintext(coefficients: np.ndarray) -> Any:
-    """Make a polynomial in the library's notation from its coefficients, the lowest first."""
+    """Make a polynomial in the library's text notation; the lowest coefficient comes first."""
     terms = _terms()[coefficients, np.arange(_DEGREE)]
     return package().Plaintext(" + ".join(terms[::-1].tolist()))
 
 
 @cache
 def _terms() -> np.ndarray:
-    """Return the library's text of every digit at every power."""
+    """Return the library's text for each pair of a digit and a power of X."""
     powers = ["", *(f"x^{power}" for power in range(1, _DEGREE))]
     return np.array(
         [[f"{digit:X}{power}" for power in powers] for digit in range(_mask() + 1)], "O"
@@ -362,7 +370,7 @@ def _unframed(payload: bytes, count: int, most: int) -> list[bytes]:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """Open a temporary file, because the library reads and writes only files."""
+    """Open a temporary file, because the library reads and writes ciphertexts only as files."""
     with tempfile.TemporaryDirectory(prefix="vfl-bfv-") as folder:
         yield str(Path(folder) / "ciphertext")
 
@@ -404,10 +412,10 @@ def _context() -> Any:
 
 @cache
 def package() -> Any:
-    """Return SEAL's module, which TenSEAL contains.
+    """Return the module of Microsoft SEAL that the package TenSEAL contains.
 
     Raises:
-        MissingPackageError: the extra "he" is not installed.
+        MissingPackageError: the extra "he" of vfl (TenSEAL) is not installed.
     """
     try:
         from tenseal import sealapi

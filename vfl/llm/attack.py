@@ -4,8 +4,9 @@
 >>> found.tolist()  # each question's outputs in an order of their own
 [[5.0, 1.0], [2.0, 6.0]]
 
-The attacks are pure functions of the view of P1 in `vfl.llm.two_party`, and of granted knowledge.
-`Asker` asks real questions and stores P1's view.
+The attacks are pure functions of what P1 (the user) sees in `vfl.llm.two_party`, and of the
+knowledge that the attacker is granted. `Asker` asks real questions and stores everything that P1
+sees.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ Seen = dict[str, Tensor]
 
 
 class Asker:
-    """P1 of a private decoder, with a store of all values that P1 sees; a context manager.
+    """P1 (the user) of a private decoder, which stores all values that it sees; a context manager.
 
     Args:
-        model: model whose weights P0 owns.
-        form: form of the protocols.
+        model: model whose weights P0 (the model owner) holds.
+        form: form (settings) of the protocols.
         watcher: role whose view is stored: P1, or P0, which sees the user's text in thesis mode on
             floats.
     """
@@ -42,7 +43,10 @@ class Asker:
         self._hidden.parties.parties[watcher].watch = self._seen.__setitem__
 
     def ask(self, prompt: Sequence[int]) -> Seen:
-        """Ask for one next token; return the view by layer: axes (tokens, width), or one axis."""
+        """Ask for one next token; return what P1 sees, by layer.
+
+        A layer's values have the axes (tokens, width), or one axis.
+        """
         self._seen.clear()
         self._hidden.generate(prompt, 1)
         axes = {True: (-1, self._width), False: (-1,)}
@@ -63,15 +67,15 @@ class Asker:
 def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
     """Infer a text's words from a model's permuted vectors, as an attacker who knows the weights.
 
-    The attack proceeds word by word: it chooses the word whose sorted vector is nearest to one of
-    the sorted vectors that no word has yet, whatever their positions. Permuting the order inside
-    vectors, or the order of the vectors, does not prevent this (Thomas et al. 2025, arXiv
-    2505.18332).
+    The attack proceeds word by word: it chooses, for each position of the text, the word whose
+    sorted vector is nearest to one of the observed sorted vectors that are not yet assigned to a
+    word. The attack thus succeeds although the order inside each vector and the order of the
+    vectors are permuted (Thomas et al. 2025, arXiv 2505.18332).
 
     Args:
-        front: embedding, and the blocks that come before the observed values.
-        seen: observed values, axes (words, values); both the vectors and the values in each vector
-            are permuted.
+        front: the model's embedding, and its blocks up to the observed values.
+        seen: observed vectors, axes (words, values); both the order of the vectors and the order
+            inside each vector are permuted.
     """
     left, every = seen.sort(1).values, torch.arange(front.words.num_embeddings)
     cache = [KeyValues() for _ in front.layers]
@@ -88,11 +92,11 @@ def words_from_multisets(front: Front, seen: Tensor) -> list[int]:
 
 
 def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
-    """Return the candidate whose sorted values are nearest to the observed sorted values.
+    """Return the index of the candidate whose sorted values are nearest to the observed ones.
 
-    An attacker with a list of possible texts or next words, and with weights near the owner's, can
-    use this function. A permuted vector identifies the text that produced it, and so do permuted
-    token scores and attention scores.
+    An attacker who has a list of possible texts or next words, and weights near the owner's, can
+    use this function. A permuted vector identifies the text that produced it; permuted token scores
+    and attention scores do so too.
 
     Args:
         candidates: values that each candidate would produce, axes (candidates, values).
@@ -109,23 +113,25 @@ def nearest_multiset(candidates: Tensor, seen: Tensor) -> int:
 def layer_from_questions(
     inputs: Tensor, seen: Tensor, start: Tensor, offset: Tensor | None = None, rounds: int = 50
 ) -> Tensor:
-    """Compute the weights of a linear layer from permuted outputs for many known inputs.
+    """Compute the weights of a linear layer from its permuted outputs for many known inputs.
 
-    The attack assigns each observed value to the output whose predicted value has the same rank,
-    solves least squares for the weights, and repeats (shuffled regression, Abid et al. 2017,
-    section 3, with known inputs). The attack starts from the public weights from which the owner's
-    weights were fine-tuned; from other weights, the attack does not converge.
+    The attack assigns each observed value to the output whose predicted value has the same rank. It
+    then solves a least-squares problem for the weights, and repeats both steps (shuffled
+    regression, Abid et al. 2017, section 3, with known inputs). The attack starts from the public
+    weights of which the owner's weights are a fine-tuned version; from other weights, it does not
+    converge.
 
     Args:
-        inputs: inputs of the layer, axes (questions, inputs), not permuted.
-        seen: observed outputs, axes (questions, outputs); each row is permuted separately.
-        start: weights to start from, axes (inputs, outputs).
-        offset: vector that is added to the outputs (by a residual connection), axes (questions,
+        inputs: known inputs of the layer, axes (questions, inputs), not permuted.
+        seen: observed outputs of the layer, axes (questions, outputs); each row is permuted
+            separately.
+        start: weights from which the attack starts, axes (inputs, outputs).
+        offset: vector that a residual connection adds to the layer's outputs, axes (questions,
             outputs).
-        rounds: largest number of rounds.
+        rounds: largest number of repetitions of both steps.
 
     Returns:
-        the weights, axes (inputs, outputs).
+        The weights, axes (inputs, outputs).
     """
     ranked = seen.double().sort(1).values
     inputs, weight = inputs.double(), start.double()
@@ -133,8 +139,8 @@ def layer_from_questions(
     for _ in range(rounds):
         predicted = inputs @ weight + added
         wanted = torch.empty_like(ranked).scatter_(1, predicted.argsort(1), ranked)
-        # Of all weights that fit, take the weights nearest to `start`, because few questions
-        # determine few of them.
+        # Of all weights that fit the outputs, take the weights nearest to `start`, because few
+        # questions determine only few of the weights.
         missing = wanted - added - inputs @ start.double()
         moved = start.double() + torch.linalg.lstsq(inputs, missing, driver="gelsd").solution
         if torch.equal(moved, weight):
@@ -144,21 +150,22 @@ def layer_from_questions(
 
 
 def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[Tensor]:
-    """Repeat one question; return the means of all masked values that a party receives.
+    """Repeat one question; return the means of all masked values that one party receives.
 
-    With float sharing (`vfl.llm.as_printed`), the means tend to the values themselves, each at its
-    own position, even if other steps permute the values. The error is L / sqrt(times) times the
-    root mean square of the values (thesis 6.4.2, eq 6-13, with the factor E x^2 that it omits). For
-    values under both parties' masks, the error is sqrt(2) times as large. With ring sharing, the
-    means do not tend to the values.
+    With float sharing (`vfl.llm.as_printed`), the mean of each masked value tends to the value
+    itself. The attacker knows the value's position, even if other steps permute the values. The
+    error is L / sqrt(times) times the root mean square of the values, where L is
+    `as_printed.SCALE`. The source is thesis 6.4.2, eq 6-13, which omits the factor E x^2. For
+    values under a mask of each of both parties, the error is sqrt(2) times as large. With ring
+    sharing, the means do not tend to the values, because the masks are uniform.
 
     Args:
-        asker: P1, or P0 with the user's question, of a decoder in thesis mode.
+        asker: P1's `Asker`, or that of P0 with the user's question, of a decoder in thesis mode.
         prompt: token ids.
-        times: number of repetitions.
+        times: number of repetitions of the question.
 
     Returns:
-        The means, in the order in which the values were opened, one axis each.
+        The means, one tensor of one axis for each opening, in the order of the openings.
     """
     total: list[Tensor] = []
     for _ in range(times):
@@ -168,29 +175,33 @@ def averaged_openings(asker: Asker, prompt: Sequence[int], times: int) -> list[T
 
 
 def permuted_rows(values: Tensor, bits: int, draw: torch.Generator) -> Tensor:
-    """Permute each row separately, and round it as shares are rounded, to imitate what P1 sees.
+    """Permute each row separately, and round it as shares are rounded.
+
+    The result imitates what P1 (the user) sees.
 
     Args:
-        values: values, axes (rows, values).
+        values: values that the model computes, axes (rows, values).
         bits: fraction bits.
-        draw: generator that draws the permutations.
+        draw: generator from which the permutations are drawn.
     """
     orders = torch.rand(values.shape, generator=draw).argsort(1)
     return on_grid(values.double(), bits).gather(1, orders)
 
 
 def pairs_of(inputs: Tensor) -> Tensor:
-    """Return products of each two values of a row; a word's attention scores are linear in them.
+    """Return the product of each two values of a row.
 
-    A word alone has the score ``x @ A @ x`` with itself, where A is the product of a head's query
-    weights and key weights. So `layer_from_questions` infers the symmetric part of A from scores
-    that P1 sees.
+    The attention scores of a word are linear in these products. In a text of one word, the word's
+    vector x has the score ``x @ A @ x`` with itself, where A is the product of a head's query
+    weights and key weights. So `layer_from_questions` can infer the symmetric part of A from the
+    scores that P1 (the user) sees.
 
     Args:
-        inputs: axes (questions, width).
+        inputs: vectors of words, axes (questions, width).
 
     Returns:
-        Axes (questions, width (width + 1) / 2); products of two different values are doubled.
+        Products, axes (questions, width (width + 1) / 2); the product of two different values is
+        counted twice.
 
     >>> pairs_of(torch.tensor([[2.0, 3.0]]))
     tensor([[ 4., 12.,  9.]])
@@ -201,7 +212,10 @@ def pairs_of(inputs: Tensor) -> Tensor:
 
 
 def score_map(layer: DecoderLayer, shape: DecoderShape) -> Tensor:
-    """Return the map from `pairs_of` (normed word vectors) to scores, axes (pairs, heads)."""
+    """Return the linear map from `pairs_of` (normed word vectors) to scores.
+
+    Its axes are (pairs, heads).
+    """
     made = layer.attention_in.weight.double().T.reshape(shape.width, -1, shape.head_width)
     q, k, _ = torch.split(made, [shape.heads, shape.groups, shape.groups], 1)
     k = k.repeat_interleave(shape.heads // shape.groups, 1)

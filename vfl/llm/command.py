@@ -33,7 +33,8 @@ llm = typer.Typer(
 Folder = Annotated[Path, argument("A party's folder, or the llm.toml in it.", "FOLDER")]
 MaxTokens = Annotated[int, option("Largest number of tokens of an answer.", min=1)]
 ModelFolder = Annotated[
-    Path | None, option("Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT.", "--model")
+    Path | None,
+    option("Folder of a GPT-2, LLaMA or BERT model, in Hugging Face's layout.", "--model"),
 ]
 IntegerBits = Annotated[
     int | None,
@@ -58,7 +59,7 @@ Stop = Annotated[list[str] | None, option("Text that ends the answer. Repeat.", 
 def init(
     folder: Annotated[Path, argument("A new folder.", "PROJECT")],
     model: Annotated[
-        Path, option("Folder as Hugging Face lays it out: GPT-2, LLaMA or BERT.", "--model")
+        Path, option("Folder of a GPT-2, LLaMA or BERT model, in Hugging Face's layout.", "--model")
     ],
     owner: Annotated[str, option("Host and port of the model owner.")] = "127.0.0.1:9300",
     dealer: Annotated[str, option("Host and port of the dealer.")] = "127.0.0.1:9301",
@@ -83,11 +84,11 @@ def init(
         ),
     ] = True,
 ) -> None:
-    """Write a project: one folder each for model owner, user and dealer.
+    """Write a project: one folder each for the model owner, the user and the dealer.
 
-    Each folder has an llm.toml with the terms, an identity key, and the addresses and public keys
-    of the other parties. With these terms, the model owner consents to the limits. Move each folder
-    to its party's machine.
+    Each folder has an llm.toml with the terms that all three parties share, an identity key, and
+    the addresses and public keys of the other parties. By these terms, the model owner consents to
+    answer within their limits. Move each folder to the machine of its party.
     """
     from vfl.llm.project import private_model, write_llm_project
 
@@ -115,7 +116,7 @@ def init(
 
 @llm.command()
 def serve(folder: Folder) -> None:
-    """Answer as the model owner until interrupted."""
+    """Answer questions as the model owner, until interrupted."""
     from vfl.core.seeds import use_one_thread
 
     use_one_thread()
@@ -130,12 +131,13 @@ def deal(
     questions: Annotated[int, option("Number of questions to deal for.", min=1)] = 1,
     texts: Annotated[int, option("Number of questions asked together each time.", min=1)] = 1,
 ) -> None:
-    """As the dealer, deal until interrupted; as the user, request material ahead of questions.
+    """As the dealer, deal material until interrupted; as the user, request material in advance.
 
-    The options apply to the user's folder only: afterwards, the user can ask questions of exactly
-    this length without waiting for the dealer. A classifier generates no tokens. Meanwhile,
-    material dealt earlier answers questions; a question that needs new material waits only until
-    the material in progress is dealt.
+    Material is the random data that one question uses up. The options apply to the user's folder
+    only: afterwards, the user can ask questions of exactly this length without waiting for the
+    dealer. A classifier generates no tokens, so an answer of it has no length. While the dealer
+    makes material, questions use material that it dealt earlier; a question that needs new material
+    waits only until the dealing in progress ends.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import Dealer, User
@@ -182,11 +184,12 @@ def ask(
     seed: Annotated[int | None, option("Seed of the draws; by default a fresh one.")] = None,
     json: Json = False,
 ) -> None:
-    """Ask as the user; the answer appears token by token, or as classes from a classifier.
+    """Ask as the user; the answer appears token by token, or as the classes of a classifier.
 
-    The command uses material that was dealt for questions of this length, or requests it now.
-    Several questions of one length share messages, and need no more messages than a single
-    question. Only the user knows how tokens are chosen.
+    The command uses material (random data from the dealer) that was dealt for questions of this
+    length, or requests it now. Several questions of equal length travel in common messages, and
+    need no more messages than a single question. Only the user learns by which rule the tokens are
+    chosen.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.llm.parties import User
@@ -208,11 +211,11 @@ def ask(
 
 @llm.command()
 def restored(folder: Folder) -> None:
-    """Continue with a store that was restored from a copy, if no newer store is left.
+    """Continue with a store that was restored from an old copy, if no newer store is left.
 
-    All dealt material is removed, because the copy does not record which material was used since;
-    request new material. At the model owner, all questions that max_questions allows count as
-    answered with these weights.
+    The command removes all dealt material, because the old copy does not record which material was
+    used since; request new material. At the model owner, all questions that max_questions allows
+    then count as answered with the present weights.
     """
     from vfl.llm.file import read_llm_file
     from vfl.llm.parties import Dealer, User
@@ -244,9 +247,9 @@ def demo(
 ) -> None:
     """Ask a model on this machine, over TLS: owner, dealer and user are three processes.
 
-    Without --model, the command uses the smallest language model in the folder of `vfl model add`,
-    or the model that examples/llm/train_decoder.py trains. Plain torch answers the same question,
-    and a table shows the bytes sent over the network.
+    Without --model, the command uses the smallest language model that `vfl model add` has stored,
+    or the model that examples/llm/train_decoder.py trains. Plain torch answers the same question
+    for comparison, and a table shows the bytes that were sent over the network.
     """
     from vfl.config.run_folder import new_run_name
     from vfl.core.seeds import use_one_thread
@@ -303,7 +306,7 @@ def demo(
 def _bits(
     model: Decoder | Encoder, integer_bits: int | None, inner_bits: int | None, protect: str
 ) -> dict[str, int]:
-    """Return the number of bits before the point: the given number, or what the model needs."""
+    """Return the number of bits before the binary point: the given one, or what the model needs."""
     from vfl.llm.project import needed_bits
 
     given = {"integer_bits": integer_bits, "inner_bits": inner_bits}
@@ -340,7 +343,7 @@ def _file(folder: Path, *parties: str) -> LlmFile:
 
 
 def _questions(given: list[str], files: list[Path]) -> list[str]:
-    """Return the texts of the questions, from the command line, the standard input and files."""
+    """Return the texts of the questions, from the command line, standard input and files."""
     if given.count("-") > 1:
         raise typer.BadParameter("only one question can come from the standard input")
     texts = [sys.stdin.read().strip() if text == "-" else text for text in given]
@@ -351,15 +354,15 @@ def _questions(given: list[str], files: list[Path]) -> list[str]:
 
 
 def _answered(user: User, max_tokens: int) -> int:
-    """Return the largest number of tokens of an answer."""
+    """Return the largest number of tokens that an answer may have."""
     return 1 if user.classifies else max_tokens
 
 
 def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pick:
-    """Return the user's rule to choose a token.
+    """Return the rule by which the user chooses a token.
 
     Raises:
-        ConfigError: the options set both sampling and greedy choice.
+        ConfigError: the options demand sampling and greedy choice at the same time.
         BadOptionError: a number is out of range.
     """
     from vfl.llm.private_decoder import Sampling, greedy
@@ -377,15 +380,15 @@ def _pick(temperature: float, top_k: int, top_p: float, seed: int | None) -> Pic
 
 @dataclass
 class _Answer:
-    """Result of one question.
+    """Result of one question to the model.
 
     Attributes:
         question: text of the question.
-        text: the answer, or the name of the likeliest class.
-        tokens: tokens of the answer.
+        text: text of the answer, or the name of the likeliest class.
+        tokens: token numbers of the answer.
         logits: logits of a classifier, by class.
         labels: names of the classes.
-        reply: the user's `Reply` for the whole batch with this question.
+        reply: the user's `Reply` for the whole batch that contained this question.
     """
 
     question: str
@@ -407,7 +410,10 @@ class _Answer:
 def _asked(
     user: User, questions: list[str], max_tokens: int, stop: list[str], pick: Pick, *, quiet: bool
 ) -> list[_Answer]:
-    """Ask questions, those of equal length together; print a single answer while tokens arrive."""
+    """Ask questions; those of equal length together.
+
+    A single answer is printed token by token.
+    """
     from vfl.llm.text import Streamed, read_tokenizer
 
     tokenizer = read_tokenizer(user.file.beside(user.file.tokenizer))
@@ -418,7 +424,8 @@ def _asked(
             for question, prompt in zip(questions, prompts, strict=True)
         ]
     lengths = [len(prompt) for prompt in prompts]
-    for length, texts in Counter(lengths).items():  # check all questions before the first is asked
+    # Check all questions before the command asks the first one.
+    for length, texts in Counter(lengths).items():
         user.require_askable(length, max_tokens, texts)
     found: dict[int, _Answer] = {}
     try:
@@ -431,7 +438,7 @@ def _asked(
             for place, stream, tokens in zip(own, streams, reply.answers, strict=True):
                 found[place] = _Answer(questions[place], stream.text, tokens, [], [], reply)
     except VFLError:
-        if found and not quiet:  # these questions were counted and answered already
+        if found and not quiet:  # the owner has already counted and answered these questions
             _show([found[place] for place in sorted(found)], several=True)
         raise
     return [found[place] for place in range(len(questions))]
@@ -455,7 +462,7 @@ class _Shown:
         self._began = time.monotonic()
 
     def add(self, text: int, token: int) -> bool:
-        """Print one more token of an answer; return whether the answer ends."""
+        """Print one more token of an answer; return whether this token ends the answer."""
         new, ended = self._streams[text].add(token)
         if self._text:
             print(new, end="", flush=True)
@@ -465,21 +472,21 @@ class _Shown:
         return ended
 
     def end(self) -> None:
-        """End the output."""
+        """End the display of the answers."""
         progress_line.end()
         if self._text:
             print(self._streams[0].finish(), flush=True)
 
 
 def _progress(done: int, total: int, began: float) -> str:
-    """Return the progress of an answer."""
+    """Return a line about the progress of an answer."""
     a_second = done / max(time.monotonic() - began, 1e-9)
     left = duration((total - done) / a_second)
     return f"token {done} of {total} at most, {a_second:.1f} tokens/s, about {left} left"
 
 
 def _show(asked: list[_Answer], several: bool = False) -> None:
-    """Print the answers that were not shown, then the traffic of each phase."""
+    """Print the answers that are not yet shown, then the traffic of each phase."""
     import torch
 
     for each in asked:

@@ -1,4 +1,4 @@
-"""One party's own file for private questions to a language model: terms, addresses, model."""
+"""A party's own file for private questions to a language model: terms, addresses, model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Real = Annotated[float, Field(ge=0, le=1e9)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
-#: Unit of each limit, for error texts.
+#: Unit of each limit, for the texts of errors.
 _COUNTED = {
     "max_questions": "questions",
     "questions_per_hour": "questions within an hour",
     "max_tokens": "tokens of questions and their answers",
     "max_dealt": "questions that are dealt",
 }
-#: Addresses that the settings file of each party has to name.
+#: Addresses that the settings file of each role must contain.
 _ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
     "owner": ("listen", "dealer"),
     "user": ("owner", "dealer"),
@@ -40,15 +40,16 @@ _ADDRESSES: dict[LlmParty, tuple[str, ...]] = {
 
 
 class LlmLimits(Settings):
-    """Limits of the model owner's consent; a larger request is refused.
+    """Limits to which the model owner consents; it refuses a larger request.
 
     Attributes:
-        max_questions: largest number of questions answered with one set of weights; with many
-            answers, a user could solve for a layer's weights.
+        max_questions: largest number of questions answered with one set of weights; from many
+            answers, a user could compute a layer's weights.
         questions_per_hour: largest number of questions answered within an hour.
-        max_tokens: largest number of tokens of a question and its answer together, summed over a
-            batch.
-        max_dealt: largest number of dealt questions whose material is stored.
+        max_tokens: largest number of tokens of a question and its answer together, summed over the
+            questions of a batch.
+        max_dealt: largest number of questions whose dealt material (correlated randomness) is
+            stored.
     """
 
     max_questions: _Count = 1000
@@ -57,10 +58,10 @@ class LlmLimits(Settings):
     max_dealt: Annotated[int, Field(ge=1, le=256)] = 64
 
     def require(self, **asked: int) -> None:
-        """Refuse values above the limits of these names.
+        """Refuse requested values that exceed the limits of the same names.
 
         Raises:
-            ConsentError: a number exceeds its limit; the error names the first such number.
+            ConsentError: a value exceeds its limit; the error names the first such value.
         """
         for limit, got in asked.items():
             if got > (most := getattr(self, limit)):
@@ -74,7 +75,7 @@ class LlmLimits(Settings):
 
 
 def of_terms(terms: LlmTerms) -> Iterator[str]:
-    """Yield mistakes in the architecture, and in the settings of messages."""
+    """Yield mistakes in the model's architecture, and in the settings of the protocol."""
     try:
         _ = terms.architecture
     except (TypeError, VFLError) as problem:
@@ -92,14 +93,14 @@ def of_terms(terms: LlmTerms) -> Iterator[str]:
 
 
 def of_llm_file(file: LlmFile) -> Iterator[str]:
-    """Yield mistakes for addresses that a party's file lacks."""
+    """Yield the mistakes of a party's file that lacks an address."""
     for name in _ADDRESSES[file.party]:
         if getattr(file, name) is None:
             yield f"the file of the {file.party} has no '{name}'"
 
 
 #: Settings of an architecture that computation on shares supports; all other settings must have
-#: their defaults.
+#: default values.
 _COMPUTED = (
     "vocabulary", "width", "layers", "heads", "groups", "inner", "context", "positions", "norm",
     "mlp", "tied", "bias", "epsilon", "theta", "stretch", "stretch_low", "stretch_high", "trained",
@@ -108,10 +109,11 @@ _OF_ENCODERS = ("segments", "classes")
 
 
 def shape_in_terms(shape: BlockShape) -> dict[str, Any]:
-    """Return the architecture in the form that terms contain.
+    """Return the model's architecture in the form that the terms contain.
 
     Raises:
-        SpecError: shares do not support this architecture; the error names the setting.
+        SpecError: computation on shares does not support this architecture; the error names the
+            setting.
     """
     if not isinstance(shape, DecoderShape):
         raise _not_computed("an encoder of pictures", "a decoder or a classifier of texts")
@@ -142,20 +144,21 @@ def _not_computed(got: str, want: str) -> SpecError:
 
 
 class LlmTerms(Settings):
-    """Terms that all three parties share.
+    """Terms (settings) that all three parties share.
 
     Attributes:
-        project: random name, drawn when the project was written.
+        project: random name, drawn when `vfl llm init` wrote the project.
         shape: architecture of the model; see `vfl.models.decoder.DecoderShape`, or `EncoderShape`
             for a classifier.
-        labels: names of a classifier's classes.
+        labels: names of the classes, if the model is a classifier.
         end_tokens: tokens that end an answer.
         mode, shown_bytes, first_bytes, integer_bits, inner_bits, protect, score_bits: see
             `vfl.llm.two_party.Form`.
         dealer_counts: whether the dealer takes part at the start of every question, and counts the
-            question's material as used. Owner and user can then not use material twice, even if the
-            stores of both were restored from a copy. `vfl llm init` writes true.
-        limits: limits of the model owner's consent.
+            question's dealt material as used. Owner and user then cannot use material twice, even
+            if the stores of both were restored from old copies. `vfl llm init` writes this setting
+            as true.
+        limits: limits to which the model owner consents.
     """
 
     held_to: ClassVar = (of_terms,)
@@ -178,7 +181,7 @@ class LlmTerms(Settings):
 
     @property
     def architecture(self) -> DecoderShape:
-        """Return the architecture as a checked shape."""
+        """Return the model's architecture as a checked shape."""
         kind = EncoderShape if "classes" in self.shape else DecoderShape
         shape = kind(**self.shape)  # type: ignore[arg-type]
         _ = shape_in_terms(shape)
@@ -186,7 +189,7 @@ class LlmTerms(Settings):
 
     @property
     def form(self) -> Form:
-        """Return the form of the protocols."""
+        """Return the form (settings) of the protocols."""
         sizes = self.shown_bytes, self.first_bytes, self.integer_bits, self.inner_bits
         return Form(self.mode, *sizes, protect=self.protect, score_bits=self.score_bits)
 
@@ -197,18 +200,18 @@ class LlmTerms(Settings):
 
 
 class LlmFile(OwnFile):
-    """One party's file of settings.
+    """Settings file of one party.
 
     Attributes:
         party: role of the party: owner, user or dealer.
-        model: at the owner, the folder with the weights, relative to this file.
-        tokenizer: at the user, the folder with tokenizer.json; without it, each byte of a text is a
-            token.
-        listen: addresses at which owner and dealer listen.
-        owner, dealer: addresses at which other parties reach them.
-        store: folder for shares, material and records.
+        model: at the owner, the folder with the model's weights; the path is relative to this file.
+        tokenizer: at the user, the folder that contains tokenizer.json; without it, each byte of a
+            text is a token.
+        listen: address at which the owner or the dealer listens.
+        owner, dealer: addresses at which the other parties reach the owner and the dealer.
+        store: folder for shares of weights, dealt material and records.
         patience_s: longest time in seconds to wait for one message of another party.
-        rejoin_s: time within which an interrupted stream must reconnect, in seconds.
+        rejoin_s: time in seconds within which an interrupted stream must reconnect.
     """
 
     held_to: ClassVar = (of_llm_file,)
@@ -226,16 +229,16 @@ class LlmFile(OwnFile):
 
     @property
     def store_path(self) -> Path:
-        """Return the path of the store."""
+        """Return the path of the party's store."""
         return self.beside(self.store)
 
     def address(self, name: Literal["listen", "owner", "dealer"]) -> Address:
-        """Return the host and port in a setting."""
+        """Return the host and port that a setting contains."""
         return parse_address(getattr(self, name))
 
 
 def read_llm_file(path: Path) -> LlmFile:
-    """Read the file of a party, given its path or its folder.
+    """Read the settings file of a party, from the path of the file or of its folder.
 
     Raises:
         ConfigError: the file is missing, is not TOML, or has mistakes.

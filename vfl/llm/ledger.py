@@ -1,4 +1,4 @@
-"""Ledger of the questions that a model owner has answered with its weights, to check limits."""
+"""Ledger of the questions that a model owner has answered with its weights; it enforces limits."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from vfl.llm.file import LlmFile, LlmLimits
 
 _HOUR_S = 3600.0
-#: Upper bound of the numbers in an entry of the ledger; every limit is smaller.
+#: Upper bound of every number in an entry of the ledger; every limit is smaller than this bound.
 _ALL = 2**31
 #: File next to the ledger in which an earlier version of vfl recorded each answer as a line.
 _FORMER = "asked.jsonl"
 
 
 class Questions(Settings):
-    """Counts of the questions that were answered with one set of weights.
+    """Counts of the questions that the owner has answered with one set of weights.
 
     Attributes:
-        run: SHA-256 of the weights.
+        run: SHA-256 digest of the weights.
         texts: number of texts answered so far.
-        recent: times of the answers of the last hour, each with its number of texts.
+        recent: times of the answers of the last hour, each with the number of texts in the answered
+            batch.
     """
 
     run: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -42,15 +43,18 @@ class Questions(Settings):
 
 
 class QuestionLedger(Spending[Questions]):
-    """Ledger of answered questions, by set of weights; only the model owner's has entries."""
+    """Ledger of answered questions, by set of weights.
+
+    Only the ledger of the model owner has entries.
+    """
 
     kind, form, restored_by = "questions about weights", Questions, "vfl llm restored FOLDER"
 
     def require(self, weights: str, texts: int, limits: LlmLimits) -> None:
-        """Refuse to answer `texts` more questions if this would exceed a limit.
+        """Refuse to answer `texts` more questions if that would exceed a limit.
 
         Raises:
-            ConsentError: a limit would be exceeded.
+            ConsentError: answering would exceed a limit.
         """
         known = self._asked(weights)
         recent = sum(count for _, count in known.recent)
@@ -68,7 +72,7 @@ class QuestionLedger(Spending[Questions]):
             self._write(entry.model_copy(update={"texts": _ALL}))
 
     def _asked(self, weights: str) -> Questions:
-        """Return the recorded questions; of the answers' times, only those of the last hour."""
+        """Return the entry for a set of weights, with the times of the last hour's answers only."""
         known, hour = self._read(weights), time.time() - _HOUR_S
         if known is None:
             path = self._store / _FORMER
@@ -83,6 +87,6 @@ class QuestionLedger(Spending[Questions]):
 
 
 def questions_of(file: PartyFile | LlmFile) -> QuestionLedger:
-    """Return the ledger of the questions that a party has answered, in its store."""
+    """Return the ledger, in a party's store, of the questions that the party has answered."""
     store = file.store_path
     return QuestionLedger(store / "questions" / file.party, file.party, store)

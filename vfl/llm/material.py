@@ -1,8 +1,8 @@
 """A dealer's material for questions, on disk; each file is used only once, even after a restart.
 
-If a mask is used for two questions, it discloses the difference of the masked values. A file is
-therefore marked as used on disk, and its content is removed from the disk, before the program
-receives the content.
+Material is correlated randomness, such as masks: a mask that is used for two questions discloses
+the difference of the two masked values. The store therefore marks a file as used on disk, and
+removes its content from the disk, before it hands the content to the program.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from vfl.session.store.spending import Spending
 
 _NAME = re.compile(r"[a-z0-9-]{1,80}")
 _LEFT = ".material"
-#: Header of a stored tensor: the number of its type and the number of its axes; the length of each
-#: axis follows.
+#: Header of a stored tensor: numbers that stand for its type and for its number of axes; the length
+#: of each axis follows.
 _HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
 _TYPES = (torch.int64, torch.int32, torch.float64)
-#: Number of bytes that are read before the memory pages of these bytes are released; a multiple of
+#: Number of bytes after which a reader releases the memory pages that it has read; a multiple of
 #: any page size.
 _DROPPED_BYTES = 1 << 22
 
 
 class Used(Settings):
-    """Entry of the ledger for material that was used.
+    """Entry of the ledger for one file of material that was used.
 
     Attributes:
-        run: name of the used material.
+        run: name of the used file of material.
     """
 
     run: str
@@ -51,14 +51,15 @@ class Used(Settings):
 
 
 class MaterialStore(Spending[Used]):
-    """One party's offline material: one sealed file per question, in a private folder.
+    """One party's offline material (correlated randomness): one sealed file per question.
 
-    An entry of the ledger is the name of material that was used.
+    An entry of the ledger is the name of a file of material that was used.
 
     Args:
         folder: folder of this party's material.
         party: name of this party.
-        setup: identifier of the sharing of the weights for which the material was dealt.
+        setup: identifier of the sharing of the weights (their split into shares) to which the
+            material belongs.
     """
 
     kind, form, suffix = "used material", Used, ".used"
@@ -69,17 +70,17 @@ class MaterialStore(Spending[Used]):
         private_folder(folder)
 
     def put(self, name: str, material: Iterable[Tensor]) -> None:
-        """Store the material of an offline phase; see `putting`."""
+        """Store the material that the dealer sends for one question; see `putting`."""
         with self.putting(name) as keep:
             for tensor in material:
                 keep(tensor)
 
     @contextmanager
     def putting(self, name: str) -> Iterator[Callable[[Tensor], None]]:
-        """Yield a function that writes material to disk, tensor by tensor.
+        """Yield a function that writes the material of one question to disk, tensor by tensor.
 
         Raises:
-            ReusedPadError: material with this name was dealt before.
+            ReusedPadError: material with this name was already dealt.
         """
         with self.locked():
             if self._left(name).exists() or self._path(name).exists():
@@ -88,32 +89,34 @@ class MaterialStore(Spending[Used]):
             yield lambda tensor: put(_as_bytes(tensor))
 
     def take(self, name: str) -> Iterator[Tensor]:
-        """Take the material of a question and mark it as used; tensors are read one by one.
+        """Take the material of a question and mark it as used; yield its tensors one by one.
 
         Raises:
-            ReusedPadError: the material was used before, or no material with this name was dealt.
-            RunFolderError: the file is damaged, or of another party or other weights; it counts as
-                used.
+            ReusedPadError: the material was already used, or no material with this name was dealt.
+            RunFolderError: the file is damaged, or belongs to another party or other weights; the
+                file counts as used.
         """
         with self.locked():
             if self._path(name).exists():
-                self._left(name).unlink(missing_ok=True)  # a killed process took this material
+                # A process that was killed took this material.
+                self._left(name).unlink(missing_ok=True)
                 raise self._gone(name, "used before")
             if not self._left(name).exists():
                 raise self._gone(name, "never dealt")
             try:
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
-                self._use(name)  # otherwise every question would first try this file
+                self._use(name)  # otherwise every question would try this damaged file first
                 damage.fix = "ask again: the next question uses other material"
                 raise
             with self._left(name).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._use(name)  # The file has no name any more, so it disappears with this process.
+            # The file has no name any more, so its content disappears with this process.
+            self._use(name)
         return _tensors(mapped, span)
 
     def names(self) -> list[str]:
-        """Return the names of questions that can still be asked, in order."""
+        """Return the names of the questions for which unused material is stored, in order."""
         names = sorted(path.name.removesuffix(_LEFT) for path in self.folder.glob(f"*{_LEFT}"))
         return [name for name in names if not self._path(name).exists()]
 
@@ -123,7 +126,10 @@ class MaterialStore(Spending[Used]):
         self._left(name).unlink()
 
     def _read(self, run: str) -> Used | None:
-        """Check that the entry's file exists; an earlier version of vfl left such files empty."""
+        """Check that the entry's file exists.
+
+        An earlier version of vfl left such files empty.
+        """
         return Used(run=run) if self._path(run).exists() else None
 
     def _path(self, run: str) -> Path:
@@ -145,7 +151,7 @@ class MaterialStore(Spending[Used]):
 
 
 def _as_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor as the bytes of a file; integers of 32 bits are stored as such."""
+    """Return a tensor as bytes for a file; integers of 32 bits stay 32 bits wide."""
     array = tensor.contiguous().numpy()
     if array.dtype == np.int64 and array.size:
         least, most = int(array.min()), int(array.max())
@@ -157,7 +163,7 @@ def _as_bytes(tensor: Tensor) -> bytes:
 
 
 def _tensors(file: mmap.mmap, span: range) -> Iterator[Tensor]:
-    """Yield the tensors of a checked file one by one; the memory of each is freed after use."""
+    """Yield the tensors of a checked file one by one; free each tensor's memory after its use."""
     file.seek(span.start)
     left = 0
     while file.tell() < span.stop:

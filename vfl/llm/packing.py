@@ -1,7 +1,7 @@
-"""Ring elements in messages and files: each element takes a fixed number of bits, without gaps.
+"""Ring elements in messages and files: each takes a fixed number of bits, without gaps.
 
 If numba is installed, a compiled loop packs the elements. Otherwise numpy packs groups of eight
-elements, which begin at whole bytes, in eight passes over all groups.
+elements, each of which begins at a whole byte, in eight passes over all groups.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from vfl.core.compiled import COMPILED, compiled
 
-#: Number of elements in a group, which begins at a whole byte for any number of bits per element.
+#: Number of elements in a group; a group begins at a whole byte for any number of bits per element.
 _GROUP = 8
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Return the number of bytes of `count` packed elements.
+    """Return the number of bytes that `count` packed elements take.
 
     >>> packed_bytes(3, 34)
     13
@@ -26,7 +26,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
-    """Pack `bits` bits of each element, without its `low` lowest bits; low bits come first.
+    """Pack `bits` bits of each element, without its `low` lowest bits; lower bits come first.
 
     >>> bytes(pack_elements(torch.tensor([0x01020304, 0x0A0B0C0D]), 12, low=8)).hex()
     '03c2b0'
@@ -40,7 +40,10 @@ def pack_elements(elements: Tensor, bits: int, low: int = 0) -> memoryview:
 
 
 def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) -> Tensor:
-    """Unpack elements of `pack_elements`, with zeros for omitted bits; int64 of axes (count,)."""
+    """Unpack elements of `pack_elements`; omitted low bits become 0.
+
+    The result is int64 of axes (count,).
+    """
     packed = np.frombuffer(payload, np.uint8)
     if COMPILED:
         padded = np.zeros(_packed_words(count, bits), np.uint64)
@@ -52,11 +55,11 @@ def unpack_elements(payload: memoryview, count: int, bits: int, low: int = 0) ->
 
 
 def _packed(elements: np.ndarray, bits: int, low: int) -> memoryview:
-    """Pack without a compiled loop: for each i, pack element i of all groups at once."""
+    """Pack without a compiled loop: in eight passes, each packs one element of every group."""
     count, size = len(elements), packed_bytes(len(elements), bits)
     values = np.zeros((-(-count // _GROUP), _GROUP), np.uint64)
     values.reshape(-1)[:count] = (elements >> np.uint64(low)) & _mask(bits)
-    if bits < _GROUP:  # words of neighbouring groups would overlap
+    if bits < _GROUP:  # 64-bit words of neighbouring groups would overlap
         raw = values.view(np.uint8).reshape(-1, 8)
         return np.packbits(np.unpackbits(raw, 1, bits, "little"), bitorder="little").data[:size]
     packed = np.zeros(len(values) * bits + _GROUP, np.uint8)
@@ -85,7 +88,7 @@ def _unpacked(packed: np.ndarray, count: int, bits: int, low: int) -> np.ndarray
 def _words(
     packed: np.ndarray, groups: int, each: int, bits: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return, for element i of all groups, its first word, the byte after it, and the shift."""
+    """Return, for element i of every group, its first word, the next byte, and the bit shift."""
     first, shift = divmod(each * bits, 8)
     words = np.ndarray((groups,), "<u8", packed.data, first, (bits,))
     behind = min(first + 8, len(packed) - 1)
@@ -98,13 +101,13 @@ def _mask(bits: int) -> np.uint64:
 
 
 def _packed_words(count: int, bits: int) -> int:
-    """Return the number of 64-bit words for packed elements, with a spare word at the end."""
+    """Return the number of 64-bit words for packed elements, including one spare word."""
     return count * bits // 64 + 2
 
 
 @compiled
 def _pack_pass(elements: np.ndarray, bits: int, low: int, packed: np.ndarray) -> None:
-    """Pack elements into words, which must be zero; uint64 of axes (elements,) and (words,)."""
+    """Pack elements into words that are zero before; uint64 of axes (elements,) and (words,)."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     for place in range(len(elements)):
         value = (elements[place] >> np.uint64(low)) & mask

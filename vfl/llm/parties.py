@@ -1,20 +1,21 @@
-"""Private transformer inference over a network: owner, user and dealer are separate processes.
+"""Private transformer inference over a network: owner, user and dealer are three processes.
 
-The protocols are in `vfl.llm.two_party`. The owner (P0) and the dealer (P2) listen; the user (P1)
-connects. In the offline phase, each pair of parties has a stream. In the online phase, only the
-owner and the user have a link; if `dealer_counts` is set, the dealer has marked the question's
-material as used before that phase. Every stream uses TLS 1.3 and the token of its pair. Before
-anything is shared, each party signs fresh session keys with its identity key, and the other parties
-check the signatures with pinned identity keys.
+The protocols are in `vfl.llm.two_party`. The owner (role P0) and the dealer (P2) listen on ports;
+the user (P1) connects to them. In the offline phase, the dealer deals material (correlated
+randomness), and each pair of parties has a stream. In the online phase, a question is answered, and
+only the owner and the user have a link. If `dealer_counts` is set, the dealer has marked the
+question's material as used before. Every stream uses TLS 1.3 and a token that belongs to this pair
+of parties. Before a session shares any value, each party signs fresh session keys with its identity
+key, and the other parties check the signatures with identity keys that they have pinned.
 
-A party that takes material marks it as used, on its disk, before it sends a message that depends on
-it.
+A party that takes material marks the material as used on its disk, before it sends a message that
+depends on it.
 
-Dealing and asking use separate streams, so that a question can be answered while material for later
-questions is dealt. Their handshakes exclude one another: the user holds its folder's lock from a
-request until all keys are checked and the material is marked. Owner and dealer lock their folders
-for the same time. All three parties therefore run handshakes in the same order, and every store's
-counter only grows.
+Dealing and asking use separate streams, so that the parties can answer a question while the dealer
+makes material for later questions is dealt. Their handshakes exclude one another: the user holds
+the lock of its folder from a request until all keys are checked and the question's material is
+marked. Owner and dealer lock their own folders for the same time. All three parties therefore run
+handshakes in the same order, and the counter of every store only grows.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ from vfl.transport import (
 Task = Literal["deal", "ask"]
 PARTIES: tuple[LlmParty, ...] = ("owner", "user", "dealer")
 ROLES = dict(zip(PARTIES, (P0, P1, P2), strict=True))
-#: Parties from which each party accepts connections.
+#: Parties from which each role accepts connections.
 CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
     "owner": ("user",),
     "user": (),
@@ -99,16 +100,16 @@ CALLERS: dict[LlmParty, tuple[LlmParty, ...]] = {
 _CALLED = {"owner": "the model owner", "user": "the user", "dealer": "the dealer"}
 _WINDOW = 16
 _TALK_BYTES, _ERROR_BYTES = 16 * 1024, 64 * 1024
-#: Time in seconds, after the rejoin window, for which a listening party may still refuse a new
-#: process of a party, because it waits for that party's earlier process.
+#: Time in seconds, after the rejoin window, for which a listening party may refuse a caller's new
+#: process because it still waits for the caller's earlier process.
 _GRACE_S = 2.0
-#: Time in seconds for which a command silently waits for another command of its folder; then it
-#: prints a message.
+#: Time in seconds for which a command silently waits for another command of the same folder; then
+#: it prints a message.
 _QUIET_S = 0.5
 _ELSEWHERE = "owner and dealer"
 _WRITTEN = "vfl llm init writes all of them; take the file of this project's folder of the party"
-#: Format of the files of shared weights. If stored weights have an earlier format, the weights are
-#: shared anew.
+#: Format version of the files of shared weights. If stored weights have an earlier format, the
+#: parties share the weights again.
 _STORED = 2
 
 _Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{32}|)$")]
@@ -118,22 +119,24 @@ Say = Callable[[str], None]
 
 
 class Talk(Settings):
-    """Handshake message of parties before they compute; it has only sizes and names.
+    """Handshake message before a computation; it contains only sizes and names.
 
     Attributes:
         version, terms: version of vfl, and digest of the agreed terms.
-        task: request of the user in this session.
-        prompt_tokens, count: number of tokens of a question and of its answer; for a classifier,
-            `count` is 1.
-        texts: number of questions of this length in a batch.
-        questions: number of such batches for which the dealer should deal.
-        session: identifier of this session; each party contributes a part.
-        setup: identifier of the sender's sharing of the weights; "" if it has none.
-        fresh: whether the weights are to be shared again.
-        names: names of the material to deal or to use.
-        spent: bytes and messages that the receiver neither sent nor received, by phase.
-        known: the largest counter that the sender has recorded for the receiver's store. A restored
-            store refuses to continue until its counter is larger.
+        task: kind of session that the user requests.
+        prompt_tokens, count: number of tokens of a question, and largest number of tokens of its
+            answer; for a classifier, `count` is 1.
+        texts: number of questions of this length in one batch.
+        questions: number of such batches for which the dealer is to make material.
+        session: identifier of this session; each party contributes a part of it.
+        setup: identifier of the sharing of the weights that the sender has stored; "" if it has
+            none.
+        fresh: whether the weights are to be shared again, with new randomness.
+        names: names of the material to deal or to use in this session.
+        spent: bytes and messages, by phase, that other parties exchanged without the receiver of
+            this message.
+        known: the largest counter of the receiver's store that the sender has recorded. A restored
+            store refuses to continue until its own counter is larger than this one.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -152,16 +155,16 @@ class Talk(Settings):
 
     @property
     def kind(self) -> str:
-        """Name of the kind of material that this request needs."""
+        """Name of the kind of material that the user's request needs."""
         return _kind(self.prompt_tokens, self.count, self.texts)
 
 
 @dataclass(slots=True)
 class Account:
-    """Counts bytes and messages on one party's links, headers included, by phase.
+    """Counts bytes and messages on one party's links by phase; headers are included.
 
     Attributes:
-        phase: phase to which traffic is counted now.
+        phase: phase in which traffic is counted now.
         spent: bytes and messages, by phase and by pair of parties.
     """
 
@@ -183,7 +186,7 @@ class Account:
         return {phase: row[pair] for phase, row in self.spent.items() if pair in row}
 
     def facts(self, phase: str, seconds: float, questions: int = 1) -> dict[str, Any]:
-        """Return a phase's bytes, messages and seconds, divided by the number of questions."""
+        """Return a phase's bytes, messages and seconds, each divided by the number of questions."""
         pairs = {pair: size / questions for pair, (size, _) in self.spent.get(phase, {}).items()}
         messages = sum(count for _, count in self.spent.get(phase, {}).values()) / questions
         return {
@@ -195,13 +198,13 @@ class Account:
 
 
 class Wire:
-    """A link that counts its traffic, and can wait for its next frame without receiving it.
+    """A link that counts its traffic, and can wait for a frame without removing it from the link.
 
     Args:
         link: link to another party.
-        account: account to which the link adds its traffic.
-        parties: this party, then the other party.
-        witness: witness of this party's store.
+        account: account in which the link counts its traffic.
+        parties: the two ends of the link: this party, then the other party.
+        witness: witness (counter record) of this party's store.
     """
 
     def __init__(
@@ -229,14 +232,14 @@ class Wire:
         return frame
 
     def ends(self) -> bool:
-        """Wait for the next frame; return whether the other party has finished."""
+        """Wait for the next frame; return whether it says that the other party has finished."""
         self._ahead.append(self.receive())
         return self._ahead[0].kind is Kind.DONE
 
     def watch(self, link: HubLink) -> None:
-        """Receive frames that have arrived on `link`, so that errors there are noticed in time.
+        """Receive frames that have arrived on this object's `link`, to notice errors in time.
 
-        Meanwhile, the party waits for a frame of a different party.
+        A party calls this method while it waits for a frame of a different party.
         """
         while len(self._ahead) < _WINDOW and (frame := link.poll()) is not None:
             self._count(frame)
@@ -252,9 +255,9 @@ class Wire:
         """Receive a handshake message before a computation.
 
         Raises:
-            ProtocolError: another message was received than expected.
-            RolledBackError: the other party has recorded a larger counter for this store than the
-                store itself has.
+            ProtocolError: the other party sent another kind of message.
+            RolledBackError: the other party has recorded a larger counter for this party's store
+                than the store itself has.
         """
         frame = self.receive()
         if frame.kind is not kind:
@@ -269,9 +272,9 @@ class Wire:
         return talk
 
     def fail(self, error: BaseException) -> None:
-        """Send the error to the other party, then close.
+        """Send an error of this party to the other party, then close the link.
 
-        Of an unexpected error, only the type is sent.
+        For an unexpected error, the message contains only the error's type.
         """
         if not isinstance(error, VFLError):
             error = ProtocolError("a party ended the computation early", got=type(error).__name__)
@@ -287,7 +290,7 @@ class Wire:
 
 
 class _EnoughError(Exception):
-    """Raised at P0 or P1 when the answer ends before its material is used up."""
+    """Raised at P0 or P1 if the answer ends before its material is used up."""
 
 
 class _OverError(Exception):
@@ -300,20 +303,24 @@ def _stream_of(party: LlmParty, task: Task) -> str:
 
 
 def most_bytes(shape: DecoderShape, tokens: int, form: Form) -> int:
-    """Return the size of the largest message about these tokens, or of a block of the weights."""
+    """Return the largest message's size in bytes.
+
+    The message is about these tokens, or is a block of the weights.
+    """
     widest = max(shape.vocabulary, 3 * shape.width, 2 * shape.inner, shape.heads * tokens)
-    if form.protect == "scores":  # every row has a number of at most 4 bytes for each score level
+    # Every row contains a number of at most 4 bytes for each score level.
+    if form.protect == "scores":
         widest = max(widest, shape.heads << form.score_bits - 1)
-        widest = max(widest, 2 * shape.heads * tokens)  # four products for each score
+        widest = max(widest, 2 * shape.heads * tokens)  # each score takes four products
     return max(8 * (BLOCK + widest), 2 * 8 * tokens * widest, _TALK_BYTES)
 
 
 class Party:
-    """Common base of the three parties: keys, files, and the start of a session.
+    """Common base class of the three parties: keys, files, and the start of a session.
 
     Args:
         file: the party's own file of settings.
-        say: function that is called with one line of text for each event.
+        say: function that receives one line of text for each event.
 
     Attributes:
         digest: SHA-256 of the weights; only the model owner has it.
@@ -358,7 +365,7 @@ class Party:
         return wire
 
     def listen(self) -> tuple[TcpHub, dict[str, Credential]]:
-        """Return the party's hub, and the credentials that its callers must present."""
+        """Return the party's hub (listening end), and the credentials that callers must present."""
         files = self.file.beside("certificates")
         certificate = ServerCertificate(
             *(_bytes(files / name) for name in ("ca.pem", "server.pem", "server.key"))
@@ -378,13 +385,13 @@ class Party:
         return hub, credentials
 
     def serve(self, poll: Callable[[], None] | None = None) -> None:
-        """Listen, and run every session that begins, until interrupted.
+        """Listen, and run every session that another party begins, until interrupted.
 
-        A dealing and a question can run at the same time.
+        A dealing of material and a question can run at the same time.
 
         Args:
-            poll: function that is called every 0.05 s while no question is asked; its exceptions
-                end this call.
+            poll: function that is called every 0.05 s while no question is being answered; an
+                exception of it ends this call.
         """
 
         def ended() -> None:
@@ -404,17 +411,17 @@ class Party:
                 self._over.set()
                 hub.close()
                 for wire in list(self._wires):
-                    wire.close()  # this ends a dealing in progress, too
+                    wire.close()  # this ends a dealing in progress too
                 dealing.join()
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
-        """Run one session at a listening party, from the first message on.
+        """Run one session at a listening party, from the first message to the end.
 
         Args:
             hub: hub to which the first caller has connected.
-            wires: dictionary that the method fills with the streams, by the caller's name; errors
-                are sent to them.
-            task: task of the streams.
+            wires: dictionary that the method fills with the streams, by the caller's name; if the
+                session fails, the error is sent to these callers.
+            task: kind of session (task) for which the streams were opened.
         """
         raise NotImplementedError
 
@@ -425,7 +432,7 @@ class Party:
         task: Task,
         poll: Callable[[], None] | None,
     ) -> None:
-        """Run every session of a task, one after another."""
+        """Run every session of one task, one session after another."""
         streams = [_stream_of(caller, task) for caller in CALLERS[self.name]]
         with suppress(_OverError):
             while True:
@@ -473,8 +480,8 @@ class Party:
                 )
                 return self.wire(link, peer, account)
             except AuthenticationError as refusal:
-                # The other party may still wait for an earlier process of this party; a certificate
-                # identifies that party.
+                # The other party, which its certificate has identified, may still wait for an
+                # earlier process of this party.
                 if refusal.where is not None:
                     raise
                 if time.monotonic() > deadline:
@@ -490,7 +497,7 @@ class Party:
 
     @contextmanager
     def _failing(self, wire: Wire) -> Iterator[Wire]:
-        """Use a stream; if an error stops this party, report it to the other party."""
+        """Use a stream in a block; if an error ends the block, report it to the other party."""
         try:
             yield wire
         except BaseException as error:
@@ -505,11 +512,11 @@ class Party:
         return streams.enter_context(self._failing(self.call(peer, account, task)))
 
     def check(self, said: Talk, task: Task) -> None:
-        """Check that the other party has the same version and terms.
+        """Check that the other party has the same version of vfl and the same terms.
 
         Raises:
-            DisagreementError: the other party has another version or other terms.
-            ProtocolError: the task differs from the task of the stream.
+            DisagreementError: the other party has another version of vfl or other terms.
+            ProtocolError: the requested task differs from the task of the stream.
         """
         if said.task != task:
             raise ProtocolError("a request arrived on the stream of another task", got=said.task)
@@ -535,11 +542,11 @@ class Party:
         )
 
     def require_within(self, asked: Talk) -> None:
-        """Check that a question fits the terms and the model.
+        """Check that a question fits the terms and the model's context.
 
         Raises:
-            ConsentError: the request has more tokens than the owner allows.
-            DataError: the sequence is longer than the model's context.
+            ConsentError: the request has more tokens than the owner's terms allow.
+            DataError: the question and its answer are longer than the model's context.
         """
         each = asked.prompt_tokens + asked.count
         if each > self.shape.context + 1:
@@ -553,13 +560,14 @@ class Party:
         self.terms.limits.require(max_tokens=asked.texts * each)
 
     def meet(self, wires: Mapping[LlmParty, Wire], session: str) -> Role:
-        """Sign fresh keys, and check the signed keys of all other parties.
+        """Exchange signed fresh keys with all other parties, and check the parties' signatures.
 
-        The result is the role of this party, with a key for each of its pairs.
+        The result is the role of this party, with a key for each of its pairs of parties.
 
         Raises:
-            AuthenticationError: a party's key differs from its pinned key.
-            RolledBackError: a party's folder was restored from a copy.
+            AuthenticationError: a party's identity key differs from the key that this party has
+                pinned.
+            RolledBackError: a party's folder was restored from an old copy.
         """
         parties = tuple(each for each in PARTIES if each == self.name or each in wires)
         binding = Binding(session, 0, self.terms.digest(), parties)
@@ -580,7 +588,7 @@ class Party:
     def called_to_count(
         self, streams: ExitStack, wires: Mapping[LlmParty, Wire], plan: Talk, account: Account
     ) -> dict[LlmParty, Wire]:
-        """Open the first streams of a question, including the dealer's if the dealer counts.
+        """Open the first streams of a question, including that to the dealer if the dealer counts.
 
         Raises:
             LostPeerError: the dealer does not answer.
@@ -592,14 +600,14 @@ class Party:
         return {**wires, "dealer": dealer}
 
     def take(self, wires: Mapping[LlmParty, Wire], plan: Talk) -> tuple[Role, Iterator[Tensor]]:
-        """Connect to the parties of a question; take its material, which is then marked as used.
+        """Connect to the parties of a question, and take the question's material.
 
-        If the dealer counts, the dealer has also marked the material as used before this method
-        returns.
+        The material is then marked as used. If the dealer counts, the dealer too has marked the
+        material as used before this method returns.
 
         Raises:
-            RolledBackError: a party's folder was restored from a copy.
-            PeerFailedError: the dealer has counted this material as used before.
+            RolledBackError: a party's folder was restored from an old copy.
+            PeerFailedError: the dealer has already counted this material as used.
         """
         role = self.meet(wires, plan.session)
         material = self.store(plan.setup).take(plan.names[0])
@@ -611,7 +619,7 @@ class Party:
     # Files.
 
     def setup(self) -> dict[str, Any]:
-        """Return facts about the shared weights on this disk; empty if there are none."""
+        """Return facts about the shared weights on this party's disk; empty if there are none."""
         path = self.folder / "setup.json"
         if not path.exists():
             return {}
@@ -619,11 +627,13 @@ class Party:
         return found if found.get("stored") == _STORED else {}
 
     def store(self, setup: str) -> MaterialStore:
-        """Return the store of the material that was dealt for one sharing of the weights."""
+        """Return the store of the material that belongs to one sharing of the weights."""
         return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
 
     def layers(self, setup: str) -> PrivateLayers:
-        """Return this party's shares of the weights, which are read once and mapped from the disk.
+        """Return this party's shares of the weights.
+
+        They are checked once, and mapped from the disk into memory.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -639,9 +649,9 @@ class Party:
     def shared(
         self, role: Role, plan: Talk, account: Account, model: Decoder | Encoder | None = None
     ) -> PrivateLayers:
-        """Return the shared weights for a dealing; share them anew if a party lacks its part.
+        """Return the shared weights for a dealing; share them again if a party lacks its part.
 
-        After a new sharing, all data of earlier sharings are removed.
+        After a new sharing, all shares and material of earlier sharings are removed.
         """
         setup = plan.setup
         if not plan.fresh:
@@ -661,17 +671,17 @@ class Party:
         return layers
 
     def restored(self) -> None:
-        """Continue with a store that was restored from a copy, if no newer store exists.
+        """Continue with a store that was restored from an old copy, if no newer store exists.
 
-        The material may have been used since the copy was made. All of it is therefore removed, and
-        the next dealing shares the weights again.
+        The material in the copy may have been used since the copy was made. All of the material is
+        therefore removed, and the next dealing shares the weights again.
         """
         with self.ledger.alone():
             self._remove_all_but(None)
             self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
-        """Remove all other sharings of the weights, with their material."""
+        """Remove all sharings of the weights but one, together with their material."""
         if setup is None:
             (self.folder / "setup.json").unlink(missing_ok=True)
         for path in self.folder.glob("*-*"):
@@ -691,8 +701,8 @@ class Owner(Party):
 
     Args:
         file: the owner's file of settings.
-        load: function that loads the model; the constructor calls it, and each sharing of the
-            weights calls it again. Between these calls, the model is not in memory.
+        load: function that loads the model; the constructor calls it once, and each sharing of the
+            weights calls it again. Between these calls, the model's weights are not in memory.
         say: see `Party`.
     """
 
@@ -721,10 +731,12 @@ class Owner(Party):
             self._answer(wire, asked, account)
 
     def _model(self) -> Decoder | Encoder:
-        """Return the model; the ledger counts questions by the digest of the weights.
+        """Return the model.
+
+        The ledger counts questions by the digest of the model's weights.
 
         Raises:
-            ConfigError: the weights in the folder were replaced after this party started.
+            ConfigError: the weights in the folder have changed since this party started.
         """
         model = self._load()
         if weights_digest(model.state_dict()) != self.digest:
@@ -736,7 +748,7 @@ class Owner(Party):
         return model
 
     def _known(self) -> str:
-        """Return the identifier of the sharing of exactly these weights; "" if there is none."""
+        """Return the identifier of the sharing of exactly these weights; "" without such one."""
         facts = self.setup()
         return str(facts["setup"]) if facts.get("weights") == self.digest else ""
 
@@ -752,7 +764,7 @@ class Owner(Party):
             for name in plan.names:
                 with store.putting(name) as keep:
                     role.prepare(_program(layers, _blank(plan), plan.count), keep)
-                wire.receive_talk(Kind.DONE)  # the user has stored its part
+                wire.receive_talk(Kind.DONE)  # the user has stored its part of the shares
             dealer.receive_talk(Kind.DONE)
             spent = account.of(_ELSEWHERE)
             wire.send_talk(plan.model_copy(update={"names": (), "spent": spent}), Kind.DONE)
@@ -767,7 +779,8 @@ class Owner(Party):
         if known:
             store = self.store(known)
             for name in set(store.names()) - set(asked.names):
-                store.take(name)  # a dealing was interrupted before the user got its part
+                # An earlier dealing was interrupted before the user received its part.
+                store.take(name)
             waiting += sum(_texts_in(name) for name in store.names())
         self.terms.limits.require(max_dealt=waiting)
         dealer = self._open(streams, "dealer", account, "deal")
@@ -791,8 +804,8 @@ class Owner(Party):
             both = sorted(set(theirs) & set(store.names() if store else ()))
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
-            # Check the limits first, so that no material is dealt for a question that would then be
-            # refused.
+            # Check the limits first, so that the dealer makes no material for a question that the
+            # owner would then refuse.
             self.ledger.require(self.digest, asked.texts, self.terms.limits)
             if not both:
                 wire.send_talk(plan)
@@ -823,7 +836,7 @@ class Owner(Party):
 
 
 class Dealer(Party):
-    """The dealer: it deals before a question, counts used material, and sees no text."""
+    """The dealer: it deals material before a question, counts used material, and sees no text."""
 
     def session(self, hub: TcpHub, wires: dict[LlmParty, Wire], task: Task) -> None:
         link = hub.link(_stream_of("owner", task))
@@ -851,22 +864,22 @@ class Dealer(Party):
             layers = self.shared(role, plan, Account())
         store = self.store(plan.setup)
         for name in plan.names:
-            store.put(name, ())  # store the name before any party has the material
+            store.put(name, ())  # store the name of the material before any party has the material
             role.prepare(_program(layers, _blank(plan), plan.count))
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
 
     def _known(self) -> str:
-        """Return the identifier of the shared weights on this disk; "" if there are none."""
+        """Return the identifier of the shared weights on this disk; "" if there is none."""
         return str(self.setup().get("setup", ""))
 
     def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
-        """Mark the material of a question as used, as both other parties have done.
+        """Mark the material of a question as used, as the owner and the user have done.
 
         Raises:
-            ReusedPadError: the material was used before, or was dealt before an earlier store of
-                this dealer was lost.
+            ReusedPadError: the material was already used, or was dealt before this dealer lost an
+                earlier store.
         """
         for wire in wires.values():
             wire.receive_talk(Kind.DONE)
@@ -879,15 +892,15 @@ class Dealer(Party):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A user's result for a batch of questions.
+    """The user's result for one batch of questions.
 
     Attributes:
-        answers: tokens of each answer; empty for a classifier.
-        logits: logits of a classifier, one number per class.
+        answers: token numbers of each answer; empty for a classifier.
+        logits: logits of a classifier, one number for each class.
         phases: bytes, messages and seconds of each phase, summed over all parties; and the bytes
-            between each pair of parties. The phase "setup" occurs once per set of weights, and
-            "offline" occurs before the questions. "control" counts all other messages; its seconds
-            are those of the whole call.
+            between each pair of parties. The phase "setup" (sharing of the weights) occurs once per
+            set of weights, and "offline" (dealing of material) occurs before the questions. The
+            phase "control" counts all other messages; its seconds are those of the whole call.
     """
 
     answers: list[list[int]]
@@ -906,22 +919,22 @@ class User(Party):
 
     @property
     def classifies(self) -> bool:
-        """Return whether the model answers with a class instead of text."""
+        """Return whether the model answers with a class instead of tokens."""
         return isinstance(self.shape, EncoderShape)
 
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
-        """Let the dealer make material for questions of one length before they are asked.
+        """Let the dealer make material for questions of one length before the user asks them.
 
         Args:
             prompt_tokens: number of tokens of a question.
             count: largest number of tokens of an answer; 1 for a classifier.
-            questions: number of questions to deal for.
-            texts: number of questions that will be asked together each time.
+            questions: number of batches for which to deal.
+            texts: number of questions that the user will ask together in one batch.
 
         Raises:
             ConsentError: the owner's terms do not allow the request.
-            DataError: the sequence is longer than the model's context.
-            PeerError: a party does not answer, or has disconnected.
+            DataError: the question and its answer are longer than the model's context.
+            PeerError: another party does not answer, or has disconnected.
         """
         account, nonce = Account(), secrets.token_hex(16)
         sizes = {"texts": texts, "questions": questions, "session": nonce}
@@ -962,16 +975,20 @@ class User(Party):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait until no other command of this folder is in a handshake; then exclude others."""
+        """Keep other commands of this folder out of handshakes in a block.
+
+        First, wait until no other command is in a handshake.
+        """
         with ExitStack() as held:
             self._wait_for(held, self.ledger.alone)
             yield
 
     def _take_turn(self, held: ExitStack, task: Task) -> None:
-        """Wait until no other command of this folder runs this task; then keep other commands out.
+        """Wait until no other command of this folder runs this task.
 
-        A command waits while it holds the first lock, so that a command that has just ended cannot
-        overtake the waiting command.
+        Until `held` ends, other commands wait for this one. A command waits for the second lock
+        while it holds the first, so that a command that has just ended cannot overtake the waiting
+        command.
         """
         folder = self.folder / "turns" / task
         with ExitStack() as waiting:
@@ -1004,20 +1021,23 @@ class User(Party):
         pick: Pick = greedy,
         on_token: OnToken = lambda text, token: False,
     ) -> Reply:
-        """Answer questions of one length together; deal material now if no stored material fits.
+        """Answer questions of one length together.
+
+        If no stored material fits (randomness that the dealer made for such questions), the dealer
+        makes it now.
 
         Args:
-            prompts: token ids of each question; a classifier takes one question.
-            count: largest number of tokens of an answer.
-            pick: function that picks a token from permuted scores; see `Pick`.
-            on_token: function that is called with a question's number and its next token; it
-                returns True to end that answer.
+            prompts: token numbers of each question; a classifier takes one question.
+            count: largest number of tokens of each answer.
+            pick: function that picks a token from scores in permuted order; see `Pick`.
+            on_token: function that receives a question's number and its next token, and returns
+                True to end this question's answer.
 
         Raises:
-            DataError: a question has no token, a token is unknown to the model, or the sequence
-                exceeds the model's context.
+            DataError: a question has no token, or a token that the model lacks, or is too long for
+                the model's context.
             ConsentError: the owner's terms do not allow the request.
-            PeerError: a party does not answer, or has disconnected.
+            PeerError: another party does not answer, or has disconnected.
         """
         (length,) = {len(prompt) for prompt in prompts}
         self.require_askable(length, count, len(prompts))
@@ -1044,10 +1064,11 @@ class User(Party):
         return reply
 
     def require_askable(self, length: int, count: int, texts: int = 1) -> None:
-        """Require that questions of this length fit the terms and the model.
+        """Require that questions of this length fit the terms and the model's context.
 
         Raises:
-            DataError: there is no token, or the sequence is longer than the model's context.
+            DataError: there is no token, or the question and its answer are longer than the model's
+                context.
             ConsentError: the owner's terms do not allow the request.
         """
         if not length:
@@ -1059,17 +1080,17 @@ class User(Party):
         self.require_within(self.talk("ask", length, count, texts=texts))
 
     def require_dealable(self, questions: int, texts: int = 1) -> None:
-        """Require that the owner allows dealing in advance for this many more questions.
+        """Require that the owner's terms allow dealing for this many more questions in advance.
 
         Raises:
-            ConsentError: the owner does not allow dealing in advance for so many questions.
+            ConsentError: the owner's terms do not allow dealing in advance for so many questions.
         """
         known = str(self.setup().get("setup", ""))
         waiting = sum(map(_texts_in, self.store(known).names())) if known else 0
         self.terms.limits.require(max_dealt=waiting + questions * texts)
 
     def left(self) -> dict[str, int]:
-        """Return the number of questions of each kind whose material is stored."""
+        """Return, by kind of question, the number of questions whose material is stored."""
         known = str(self.setup().get("setup", ""))
         found: dict[str, int] = {}
         for name in self.store(known).names() if known else ():
@@ -1125,7 +1146,8 @@ class User(Party):
     def restored(self) -> None:
         """See `Party.restored`; first wait until running questions and dealings have ended."""
         with ExitStack() as held:
-            for task in ("ask", "deal"):  # take the locks in the same order as `ask_all`
+            # Take the locks in the order in which `ask_all` takes them.
+            for task in ("ask", "deal"):
                 self._take_turn(held, task)
             super().restored()
 
@@ -1145,16 +1167,17 @@ def _program(
     on_token: OnToken = lambda text, token: False,
     wants: Callable[[bool], bool] = lambda going: going,
 ) -> Callable[[Role], Tensor | None]:
-    """Run a party's part of answers or of a classification; see `PrivateLayers.answer`.
+    """Run a party's part of answering texts or of classifying a text; see `PrivateLayers.answer`.
 
     Args:
-        layers: this party's part of the shared layers.
-        prompts: at P1, the tokens of questions of one length; at other parties, as many zeros.
+        layers: this party's part of the layers with shared weights.
+        prompts: at P1 (the user), the tokens of questions of one length; at the other parties, as
+            many zeros.
         count: largest number of tokens of an answer.
-        pick: function that picks tokens, at P1.
-        on_token: function that receives each token, at P1.
-        wants: function that receives this party's own wish to continue, and returns P1's decision
-            at both parties.
+        pick: P1's function that picks tokens.
+        on_token: P1's function that receives each token.
+        wants: function that both parties call with their wish to continue; it returns P1's wish at
+            both.
     """
 
     def goes_on(going: bool) -> bool:
@@ -1172,7 +1195,7 @@ def _program(
 
 
 def _kind(prompt_tokens: int, count: int, texts: int) -> str:
-    """Return the name of a kind of material.
+    """Return the name of the material for questions of these sizes.
 
     >>> _kind(8, 24, 1), _kind(8, 24, 3)
     ('8-24', '8-24x3')
@@ -1181,7 +1204,7 @@ def _kind(prompt_tokens: int, count: int, texts: int) -> str:
 
 
 def _texts_in(name: str) -> int:
-    """Return the number of questions that share the material with this name."""
+    """Return the number of questions that use the material of this name together."""
     texts = name.rpartition("-")[0].partition("x")[2]
     return int(texts) if texts else 1
 

@@ -1,13 +1,13 @@
 """Transformers on shares: the owner sees no text; only secret permutations hide weights from users.
 
 The values that the user (P1) sees in every layer are permuted, and known attacks on permuted values
-apply: see docs/mpc.md. The user may also solve for a layer's weights by asking many questions; this
+apply: see docs/mpc.md. By asking many questions, the user may also compute a layer's weights; this
 module does not count questions.
 
-P0 owns the weights, P1 owns the text, and P2 deals before the question; the protocols are those of
-`vfl.llm.two_party`. P1 computes norms and functions on permuted values, so a norm's weights are
-merged into the next linear layer and stay with P0. All parties know the architecture and the length
-of a text.
+P0 (the owner) has the weights, P1 (the user) has the text, and P2 (the dealer) deals randomness
+before the question; the protocols are those of `vfl.llm.two_party`. P1 computes norm layers and
+functions on permuted values, so the weights of a norm layer are merged into the next linear layer
+and stay with P0. All three parties know the architecture and the length of a text.
 """
 
 from __future__ import annotations
@@ -51,58 +51,59 @@ from vfl.mpc.rules import NAMES, P0, P1, P2, Mode
 _Model = TypeVar("_Model", Decoder, Encoder)
 _Result = TypeVar("_Result")
 
-#: Bits that a ring has in addition to the bits of a value: one for the sign, and one that detects a
-#: value that wrapped around.
+#: Bits that a ring has in addition to the bits of a value: one for the sign, and one to detect that
+#: a value wrapped around.
 _GUARD = 2
-#: Fraction bits of a sum between layers: the bits of an activation plus those of a weight
+#: Fraction bits of a sum between layers: those of an activation plus those of a weight
 #: (`_normed_bits`).
 _SUM = 24
 #: Fraction bits in attention: of the linear layer's outputs; of queries, keys and values, which
-#: keep fewer bits; of rotations. The next line of code has the fraction bits of a probability, and
-#: those of the weighted mean of values before the next linear layer. A score has the fraction bits
-#: of a query plus those of a key. The ring of a norm's outputs must have room for all bits that are
-#: dropped before the next sum.
+#: have fewer bits; of the factors of rotary positions. The next line of code has the fraction bits
+#: of a probability, and those of the weighted mean of values before the next linear layer. A score
+#: has the fraction bits of a query plus those of a key. The ring of a norm layer's outputs must
+#: also hold all low bits that are dropped before the next sum.
 _ATTENTION, _QUERY, _KEY, _VALUE, _TURN = 23, 12, 8, 10, 12
 _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
-#: Fraction bits in the last layers, which run once per token: of inputs and of weights. A head that
-#: shares the embedding's weights uses the same shares of these weights. The last norm's weights are
-#: therefore multiplied before the head, and the head's input is rounded again.
+#: Fraction bits in the last layers, which run once per token: of the layers' inputs and of their
+#: weights. A head with the same weights as the embedding uses the same shares as the embedding.
+#: Then the last norm's weights cannot be merged: they are multiplied before the head, and the
+#: head's input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
 _TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
-#: Fraction bits of a value that P1 sees before a function. Word vectors need more bits, because
-#: their values are small until a layer has added to them (Llama 2: 0.02), and the first norm
-#: enlarges values and errors together.
+#: Fraction bits of a value that P1 sees before P1 computes a function of it. Word vectors need more
+#: bits, because their values are small until a layer has added to them (Llama 2: 0.02), and the
+#: first norm layer enlarges values and errors together.
 _SEEN, _WORDS_SEEN, _SCORE_SEEN = 11, 16, 14
 
-#: Function at P1 that is called with a text's number and its next token; it returns True to end
-#: that answer.
+#: P1's function that receives a text's number and its next token, and returns True to end this
+#: text's answer.
 OnToken = Callable[[int, int], bool]
 
 
 def has_token(shape: DecoderShape, token: int) -> bool:
-    """Return whether questions may contain a token; the padding token is excluded."""
+    """Return whether a question may contain a token; it may not contain the padding token."""
     return 0 <= token < shape.vocabulary and token != getattr(shape, "padding", -1)
 
 
 def greedy(scores: Tensor) -> int:
-    """Return the position of the largest score."""
+    """Return the position of the largest score: greedy choice of a token."""
     return int(scores.argmax())
 
 
 class Sampling:
-    """A `Pick` that samples by temperature among the k best tokens, up to a total probability p.
+    """A `Pick` that draws a token by temperature, among the k best tokens with total probability p.
 
     The drawn token depends on the seed and on the scores, never on the order in which the scores
-    come.
+    arrive.
 
     Args:
-        temperature: divisor of the scores; below 1, the best tokens are drawn more often.
-        top_k: largest number of tokens to sample from; 0 means all tokens.
-        top_p: total probability that the sampled tokens must reach; the fewest most probable tokens
-            are used (Holtzman et al. 2020).
-        seed: seed of the draws, one per token.
+        temperature: divisor of the scores; below 1, likely tokens are drawn more often.
+        top_k: number of most probable tokens from which to draw; 0 means all tokens.
+        top_p: total probability of the tokens from which to draw: the fewest most probable tokens
+            that reach it (Holtzman et al. 2020).
+        seed: seed of the draws; each token takes one draw.
 
     Raises:
         BadOptionError: the temperature is not above 0, or a probability is not between 0 and 1.
@@ -133,30 +134,36 @@ class Sampling:
 
 
 def scores_of(keys: Tensor, queries: Tensor) -> Tensor:
-    """Multiply every query by every key; axes (groups, keys, width) and (heads, steps, width)."""
+    """Multiply every query by every key.
+
+    The axes are (groups, keys, width) and (heads, steps, width).
+    """
     return batched(queries, _for_each(keys, queries).transpose(1, 2))
 
 
 def mixture(values: Tensor, shares: Tensor) -> Tensor:
-    """Sum values, weighted by `shares`; axes (groups, keys, width) and (heads, steps, keys)."""
+    """Return the mean of `values`, weighted by `shares` (probabilities).
+
+    The axes are (groups, keys, width) and (heads, steps, keys).
+    """
     return batched(shares, _for_each(values, shares))
 
 
 def _for_each(groups: Tensor, heads: Tensor) -> Tensor:
-    """Return, for each head, the tensor of the group to which the head belongs."""
+    """Return, for each attention head, the tensor of the group to which the head belongs."""
     each = len(heads) // len(groups)
     return groups if each == 1 else groups.repeat_interleave(each, 0)
 
 
 def gated_silu(pairs: Tensor) -> Tensor:
-    """Return gated SiLU of axes (2, elements), where the gates come first."""
+    """Return gated SiLU of a pair, axes (2, elements); the gates are first."""
     return F.silu(pairs[0]) * pairs[1]
 
 
 def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
-    """Return softmax along rows in units of 2^-bits.
+    """Return the softmax of each row, as integers in units of 2^-bits.
 
-    The rounding keeps the sum of many small values from vanishing.
+    The cumulative sums are rounded, so that the sum of many small probabilities does not vanish.
     """
     whole = torch.softmax(rows, -1).cumsum(-1).mul_(2.0**bits).round_()
     return torch.diff(whole, dim=-1, prepend=torch.zeros_like(whole[..., :1])).mul_(2.0**-bits)
@@ -164,12 +171,14 @@ def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
 
 @dataclass(slots=True)
 class PrivateLayers:
-    """One party's part of a transformer with shared weights; all parties run its methods.
+    """One party's part of a transformer with shared weights.
+
+    All three parties run its methods.
 
     Attributes:
         shape: the architecture.
-        constants: shared linear layers, by name.
-        positions: at P0, the vectors of learned positions, in the scale of values between layers.
+        constants: the linear layers with shared weights, by name.
+        positions: at P0, the vectors of learned positions, scaled like the values between layers.
     """
 
     shape: DecoderShape
@@ -184,14 +193,14 @@ class PrivateLayers:
         model: Decoder | Encoder | None,
         keep: Callable[[Constant], Constant] = lambda constant: constant,
     ) -> Self:
-        """Share the weights layer by layer; this is done once per set of weights.
+        """Share the weights layer by layer; the parties do this once per set of weights.
 
         Args:
             party: this party.
             shape: the architecture.
             model: the model at P0; None at other parties.
-            keep: function that stores this party's part of each layer, and returns the form in
-                which it is used later.
+            keep: function that stores this party's part of each layer, and returns the part in the
+                form that answers use.
 
         Raises:
             RingRangeError: a weight is too large; the error names its layer.
@@ -217,16 +226,17 @@ class PrivateLayers:
         on_token: OnToken = lambda text, token: False,
         goes_on: Callable[[bool], bool] = lambda going: True,
     ) -> list[list[int]]:
-        """Return all tokens of the answers at P1, and zeros at other parties.
+        """Return all tokens of the answers at P1 (the user), and zeros at the other parties.
 
         Args:
             party: this party.
-            prompts: at P1, the tokens of questions of one length; at other parties, as many zeros.
+            prompts: at P1, the tokens of questions of one length; at the other parties, as many
+                zeros.
             count: largest number of tokens of an answer.
-            pick: function that picks tokens, at P1.
-            on_token: function that receives each token, at P1.
-            goes_on: function that is called before each further token with this party's own wish;
-                it returns whether to continue.
+            pick: P1's function that picks tokens.
+            on_token: P1's function that receives each token.
+            goes_on: function that each party calls before each further token with its wish to
+                continue; it returns the common decision.
         """
         caches = [(Growing(), Growing()) for _ in range(self.shape.layers)]
         found: list[list[int]] = [[] for _ in prompts]
@@ -250,7 +260,10 @@ class PrivateLayers:
         caches: Sequence[tuple[Growing, Growing]],
         pick: Pick | None,
     ) -> list[int]:
-        """Return the next token of each text at P1; other parties use only the number of texts."""
+        """Return each text's next token at P1.
+
+        The other parties use only the number of texts.
+        """
         count, steps = len(texts), len(texts[0])
         tokens = torch.tensor([token for text in texts for token in text])
         x = self._embedded(party, F.one_hot(tokens, self.shape.vocabulary), start, count)
@@ -268,7 +281,7 @@ class PrivateLayers:
         return chosen
 
     def _scores(self, party: Role, x: Shared) -> Shared:
-        """Return scores from each text's vector, axes (texts, vocabulary)."""
+        """Return the scores of all tokens from each text's vector, axes (texts, vocabulary)."""
         ring = _head_ring(party.form)
         if not is_tied(self.shape):
             last = self._normed(party, x, "norm", ring, _LAST)
@@ -279,7 +292,7 @@ class PrivateLayers:
         return party.multiply(last, self.constants["tokens"].transposed())
 
     def classify(self, party: Role, tokens: Sequence[int], segments: Sequence[int]) -> Tensor:
-        """Return a text's class logits at P1, zeros elsewhere; only for encoders."""
+        """Return a text's class logits at P1, and zeros at other parties; only for encoders."""
         shape, ring = self.shape, _sum_ring(party.form)
         assert isinstance(shape, EncoderShape), "a classifier's"
         one_hot = torch.cat(
@@ -295,7 +308,7 @@ class PrivateLayers:
             name, last = f"layers.{index}", index + 1 == shape.layers
             mixed = self._attention(party, name, normed, 0, (Growing(), Growing()), 1)
             x = self._skipped(party, f"{name}.attention", normed.within(ring)).plus(mixed)
-            if last:  # the classifier uses only the first token's output
+            if last:  # the classifier uses only the output at the first token
                 x = x.map(lambda share: share[:1])
             normed = self._normed(party, x, f"{name}.attention_norm", ring)
             x = self._skipped(party, f"{name}.mlp", normed).plus(self._mlp(party, name, normed))
@@ -316,7 +329,7 @@ class PrivateLayers:
         caches: tuple[Growing, Growing],
         texts: int = 1,
     ) -> Shared:
-        """Compute one layer for some new tokens; axes (texts * steps, width)."""
+        """Compute one layer for some new tokens; the result has the axes (texts * steps, width)."""
         name, ring = f"layers.{index}", _sum_ring(party.form)
         shown, wide = _SEEN if index else _WORDS_SEEN, ring + _ATTENTION_RING
         normed = self._normed(party, x, f"{name}.attention_norm", wide, shown=shown)
@@ -345,7 +358,10 @@ class PrivateLayers:
         return party.apply(x, function, bits, ring, where, "vectors", shown)
 
     def _skipped(self, party: Role, name: str, normed: Shared) -> Shared:
-        """Return the residual input of a part of an encoder's layer: its norm, with weights."""
+        """Return the input of a residual connection in an encoder's layer.
+
+        It is the output of a norm layer, with the norm layer's weights.
+        """
         return party.scale(normed, self.constants[f"{name}_skip"])
 
     def _mlp(self, party: Role, name: str, normed: Shared) -> Shared:
@@ -394,8 +410,8 @@ class PrivateLayers:
         v = v.dropped(v.bits - _VALUE).within(ring + _MIXED_DROP)
         rows = texts * shape.heads
         axes = (rows, steps, seen)
-        # For a single step with few keys, the parts of the values that the weighted mean needs are
-        # opened in the same message as the scores.
+        # For a single new token with few earlier tokens, the parts of the values that the weighted
+        # mean needs are opened in the same message as the scores.
         fast = party.form.mode == "fast" and not protected
         fused = fast and steps == 1 and seen <= party.form.fused_tokens
         ahead = (caches[1], v) if fused else None
@@ -423,7 +439,10 @@ class PrivateLayers:
     def _probabilities(
         self, party: Role, where: str, scores: Shared, ring: int, start: int
     ) -> Shared:
-        """Return the softmax of scores, axes (texts x heads, steps, seen); 0 at later tokens."""
+        """Return the softmax of scores, axes (texts x heads, steps, seen).
+
+        The probability of a later token is 0.
+        """
         _, steps, seen = axes = scores.share.shape
         future = torch.zeros(axes, dtype=torch.bool)
         if self.shape.causal:
@@ -435,8 +454,8 @@ class PrivateLayers:
             found = party.softmax(flat, rows, _PROBABILITY, ring)
             zeros = torch.zeros(axes, dtype=torch.int64)
             return found.map(lambda share: zeros.masked_scatter(now, share))
-        # A score of a later token is set far below every other score, but within the range that P1
-        # accepts, so that its probability is zero.
+        # The score of a later token is set far below every other score, but within the range that
+        # P1 accepts, so that the token's probability is zero.
         far = -15 * 2.0 ** (scores.ring - 6 - scores.bits) * (party.role == P0)
         low = party.encode(torch.tensor(far), scores.bits, where, scores.ring)
         flat = scores.map(lambda share: share.masked_fill(future, low).reshape(-1, seen))
@@ -444,7 +463,7 @@ class PrivateLayers:
         return found.map(lambda share: share.reshape(axes))
 
     def _heads(self, share: Tensor, texts: int) -> Tensor:
-        """Return a share with axes (texts * heads, steps, head width)."""
+        """Return a share rearranged by heads, axes (texts * heads, steps, head width)."""
         width = self.shape.head_width
         apart = share.reshape(texts, len(share) // texts, -1, width).transpose(1, 2)
         return apart.reshape(-1, len(share) // texts, width)
@@ -463,16 +482,16 @@ def _head_ring(form: Form) -> int:
 
 
 def is_tied(shape: DecoderShape) -> bool:
-    """Return whether a decoder's head shares the embedding's weights, and thus its shares."""
+    """Return whether a decoder's head uses the embedding's weights, and thus its shares."""
     return shape.tied and not isinstance(shape, EncoderShape)
 
 
 def _normed_bits(width: int) -> int:
-    """Return the fraction bits of a linear layer's input; a weight gets the rest of the sum's bits.
+    """Return the fraction bits of a linear layer's input; a weight gets the sum's other bits.
 
-    An output's error has two parts: the inputs' error times the weights' norm, about 1, and the
-    weights' error times the inputs' norm, about sqrt(width). Weights therefore have more bits than
-    inputs. Inputs of attention have slightly fewer bits.
+    The error of an output has two parts: the inputs' error times the weights' norm, which is about
+    1, and the weights' error times the inputs' norm, which is about sqrt(width). Weights therefore
+    have more fraction bits than inputs. Inputs of attention layers have slightly fewer bits.
 
     >>> _normed_bits(64), _normed_bits(768), _normed_bits(4096)
     (9, 8, 8)
@@ -481,7 +500,10 @@ def _normed_bits(width: int) -> int:
 
 
 def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shared:
-    """Rotate by positions; the rotation is public, so each holder rotates its own share."""
+    """Rotate by positions (rotary embedding).
+
+    The rotation is public, so each holder rotates its own share.
+    """
     turned = Rotation.at(start, heads.share.shape[1], shape)
     cos, sin = (party.encode(each, _TURN, "positions", 1) for each in (turned.cos, turned.sin))
     share = heads.share * cos + half_turn(heads.share) * sin
@@ -489,7 +511,7 @@ def _turned(party: Role, heads: Shared, start: int, shape: DecoderShape) -> Shar
 
 
 def layer_shapes(shape: DecoderShape, form: Form) -> list[LayerShape]:
-    """Return the shapes of linear layers in the order in which they are shared."""
+    """Return the shapes of the linear layers, in the order in which the parties share them."""
     width, keys = shape.width, shape.groups * shape.head_width
     gated, normed = 2 if shape.mlp == "silu" else 1, _normed_bits(width)
     ring, inner_ring, head_ring = _sum_ring(form), _inner_ring(form), _head_ring(form)
@@ -532,16 +554,17 @@ def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | 
 
 
 def linear_layer(model: Decoder | Encoder, name: str) -> tuple[Tensor, Tensor | None]:
-    """Return P0's weights of a layer, axes (inputs, outputs), and its bias, with norms folded in.
+    """Return P0's weights of a layer, and its bias, with norm layers merged in.
 
-    The weights of queries include the scale of attention.
+    The weights have the axes (inputs, outputs). The weights of queries include the scaling of
+    attention scores.
     """
     shape, encoder = model.shape, isinstance(model, Encoder)
     *inside, part = name.split(".")
     if inside:
         index = int(inside[1])
         layer = _layer_of(model, index)
-        # In an encoder, a norm is applied after the module that it is named after.
+        # In an encoder, a norm layer follows the module after which it is named.
         earlier = _layer_of(model, index - 1).mlp_norm if index else model.norm
         before = earlier if encoder else layer.attention_norm
         between = layer.attention_norm if encoder else layer.mlp_norm
@@ -574,14 +597,14 @@ def _layer_of(model: Decoder | Encoder, index: int) -> DecoderLayer:
 
 
 def _norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return a norm's factor for each column, axes (1, columns), and its offset."""
-    assert isinstance(norm.weight, Tensor), "norms of these models have weights"
+    """Return a norm layer's factor for each column, axes (1, columns), and its offset."""
+    assert isinstance(norm.weight, Tensor), "the norm layers of these models have weights"
     shift = getattr(norm, "bias", None)
     return norm.weight.detach().double()[None], None if shift is None else shift.detach().double()
 
 
 def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Return W (g x + b) + c as one linear layer of x, where g and b are the norm's weights."""
+    """Return W (g x + b) + c as one linear layer of x; g and b are the norm layer's weights."""
     weight = linear.weight.detach().double().t().contiguous()
     bias = None if linear.bias is None else linear.bias.detach().double()
     if norm is None:
@@ -594,19 +617,21 @@ def _folded(norm: nn.Module | None, linear: nn.Linear) -> tuple[Tensor, Tensor |
 
 
 class PrivateTransformer(Generic[_Model]):
-    """The three parties as threads of this process; made by `vfl.mpc.private`.
+    """The three parties of a private transformer as threads of this process.
+
+    `vfl.mpc.private` makes such objects.
 
     Args:
-        model: model of P0.
+        model: the model that P0 (the owner) has.
         form: parameters of the protocols, or the name of a mode with default parameters.
         timeout_s: seconds that a party waits for another party.
-        folder: folder for the parties' dealt material; None creates a temporary folder. A later
-            object for the same model and form can use the material that is left in this folder. No
-            material is used twice.
+        folder: folder for the parties' dealt material (correlated randomness); None creates a
+            temporary folder. A later object for the same model and form can use the material that
+            is left in this folder. No material is ever used for two questions.
 
     Attributes:
-        computes: class of the models that can be computed.
-        parties: the three parties of the session.
+        computes: class of the models that the object can compute.
+        parties: the session of the three parties.
     """
 
     computes: ClassVar[type[nn.Module]]
@@ -646,7 +671,7 @@ class PrivateTransformer(Generic[_Model]):
         self.parties.run(prepare)
 
     def _online(self, name: str, program: Callable[[PrivateLayers, Role], _Result]) -> _Result:
-        """Run the online phase of a program; return P1's result."""
+        """Run the online phase of a program at all parties; return P1's result."""
         taken = [store.take(name) for store in self._stores]
 
         def answer(party: Role) -> object:
@@ -657,7 +682,8 @@ class PrivateTransformer(Generic[_Model]):
         return found
 
     def _left(self, kind: str) -> list[str]:
-        theirs = self._stores[P1].names()  # an interrupted dealing may have stored one part
+        # An interrupted dealing may have stored the material of one party only.
+        theirs = self._stores[P1].names()
         return [
             each for each in self._stores[P0].names() if each.startswith(kind) and each in theirs
         ]
@@ -672,15 +698,15 @@ class PrivateTransformer(Generic[_Model]):
             )
 
     def traffic(self) -> list[Traffic]:
-        """Return the bytes that the parties have exchanged since the beginning."""
+        """Return the bytes that the parties have exchanged since the object was made."""
         return self.parties.traffic()
 
     def leaks(self) -> list[Leak]:
-        """Return the values that each party has learned since the beginning."""
+        """Return the values that each party has learned since the object was made."""
         return self.parties.leaks()
 
     def close(self) -> None:
-        """End the threads, and remove a temporary folder; closing twice is harmless."""
+        """End the threads, and remove a temporary folder; a second call has no effect."""
         self.parties.close()
         if self._temporary:
             self._temporary.cleanup()
@@ -707,13 +733,13 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
         """Run the offline phase.
 
-        This phase makes material for questions of this length and this many next tokens.
+        This phase makes the material for questions of this length with this many next tokens.
 
         Args:
             prompt_tokens: number of tokens of a question.
-            count: number of tokens of an answer.
-            questions: number of questions that will be asked one after another.
-            texts: number of texts per question; see `generate_all`.
+            count: largest number of tokens of an answer.
+            questions: number of questions that will be asked, one after another.
+            texts: number of texts that a question contains; see `generate_all`.
 
         Raises:
             BadOptionError: a length exceeds the model's context.
@@ -736,21 +762,23 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         stop: Sequence[int] = (),
         on_token: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """Return the next tokens to P1 alone; deal material now if no stored material fits.
+        """Return the next tokens to P1 (the user) alone.
+
+        If no stored material fits, the dealer makes new material first.
 
         Args:
-            prompt: token ids of P1's question.
+            prompt: token numbers of P1's question.
             count: largest number of tokens of an answer.
-            pick: P1's function that picks a token from permuted scores: `greedy`, `Sampling(...)`
-                or the caller's own function.
-            stop: tokens that end an answer; the ending token is the last token of the answer. P0
-                learns the length of the answer.
-            on_token: function that P1's thread calls with each new token.
+            pick: P1's function that picks a token from scores in permuted order: `greedy`,
+                `Sampling(...)` or the caller's own function.
+            stop: tokens that end an answer; such a token is the last token of the answer. P0 (the
+                owner) learns the length of the answer.
+            on_token: function that P1's thread calls with each new token of the answer.
 
         Raises:
-            DataError: there is no token, or a token is unknown to the model.
-            BadOptionError: the sequence is longer than the model's context.
-            RingRangeError: an activation is too large; the error names its layer.
+            DataError: there is no token, or the model lacks a token.
+            BadOptionError: the question and its answer are longer than the model's context.
+            RingRangeError: an activation is too large for the ring; the error names its layer.
         """
         each = None if on_token is None else lambda text, token: on_token(token)
         return self.generate_all([prompt], count, pick, stop, each)[0]
@@ -763,13 +791,15 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         stop: Sequence[int] = (),
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
-        """Generate for several texts; texts of one length share the messages of a single text.
+        """Generate for several texts.
+
+        Texts of one length travel in common messages, as many as for one text.
 
         Args:
-            prompts: token ids of each text.
+            prompts: token numbers of each text.
             count: largest number of tokens of each answer.
-            pick: function that picks the next token of each text, text by text.
-            stop: tokens that end a text; the ending token is part of the answer.
+            pick: P1's function that picks the next token of each text, one text after another.
+            stop: tokens that end an answer; such a token is part of the answer.
             on_token: function that receives a text's number and its next token.
         """
         for prompt in prompts:
@@ -793,17 +823,17 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         return found
 
     def ask(self, name: str, prompt: Sequence[int], pick: Pick = greedy) -> list[int]:
-        """Run the online phase with the material named `name`; see `left` and `generate`.
+        """Run the online phase with the material of a name; see `left` and `generate`.
 
         Raises:
-            ReusedPadError: the material was used before, or was dealt for other tokens.
+            ReusedPadError: the material was already used, or was dealt for other numbers of tokens.
         """
         self._require_tokens(prompt)
         count = int(name.split("-")[1])
         return self._ask(name, [list(prompt)], count, pick, lambda text, token: False)[0]
 
     def left(self, prompt_tokens: int, count: int) -> list[str]:
-        """Return the names of unused material for one text of this kind."""
+        """Return the names of unused material for one text of these lengths."""
         return self._left(_kind(prompt_tokens, count, 1))
 
     def _ask(
@@ -831,7 +861,7 @@ def _kind(prompt_tokens: int, count: int, texts: int) -> str:
 
 
 class PrivateEncoder(PrivateTransformer[Encoder]):
-    """A classifier of texts; see `PrivateTransformer`. Only P1 learns the logits.
+    """A classifier of texts; see `PrivateTransformer`. Only P1 (the user) learns the logits.
 
     >>> torch.manual_seed(0) and None
     >>> model = Encoder(EncoderShape(vocabulary=40, width=32, layers=1, heads=2)).eval()
@@ -844,7 +874,7 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
     computes = Encoder
 
     def deal(self, tokens: int, questions: int = 1) -> None:
-        """Run the offline phase: make material for texts of this length.
+        """Run the offline phase, in which the dealer makes material for texts of this length.
 
         Raises:
             BadOptionError: a length exceeds the model's context.
@@ -855,16 +885,18 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
             self._deal(f"{tokens}", lambda layers, party: layers.classify(party, blank, blank))
 
     def classify(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> Tensor:
-        """Return logits, axes (1, classes); deal material now if no stored material fits.
+        """Return logits, axes (1, classes).
+
+        If no stored material fits, the dealer makes new material first.
 
         Args:
-            tokens: token ids of P1's text.
-            segments: at P1, the number of the segment that each token belongs to; by default zeros.
+            tokens: token numbers of P1's text.
+            segments: P1's number of the segment to which each token belongs; by default zeros.
 
         Raises:
-            DataError: there is no token, or a token or segment is unknown to the model.
-            BadOptionError: the sequence is longer than the model's context.
-            RingRangeError: an activation is too large; the error names its layer.
+            DataError: there is no token, or the model lacks a token or a segment.
+            BadOptionError: the text is longer than the model's context.
+            RingRangeError: an activation is too large for the ring; the error names its layer.
         """
         self._require_tokens(tokens)
         shape, segments = self._shape, [0] * len(tokens) if segments is None else segments

@@ -1,4 +1,4 @@
-"""Registers `vfl.llm` with the kernel."""
+"""Registration of `vfl.llm` with the kernel."""
 
 from __future__ import annotations
 

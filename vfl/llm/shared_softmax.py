@@ -1,29 +1,32 @@
-"""Softmax of attention scores on additive shares: no party sees scores, permuted or not.
+"""Softmax of attention scores on additive shares: no party sees scores, not even permuted.
 
-A form with ``protect="scores"`` uses this softmax. The holders open only values under uniform masks
-of the same ring, so neither holder learns a value. The dealer deals offline and sees no value.
+A form with ``protect="scores"`` uses this softmax. The two holders open only values under uniform
+masks of the same ring, so neither holder learns a value. The dealer deals randomness offline and
+sees no value.
 
 **Look-up by a shared one-hot vector** (one-time truth tables: Ishai, Kushilevitz, Meldgaard,
-Orlandi and Paskin-Cherniavsky 2013, section 3). The holders open c = x + r in a ring of m bits. The
-dealer knows the mask r, and has shared a vector of 2^m entries, which is 1 at r and 0 elsewhere.
-Entry c - v of the vector is 1 if x = v, and otherwise 0. The sum over v of T[v] times entry c - v
-is therefore T[x], for any public table T. Each holder computes its share of this sum by itself.
+Orlandi and Paskin-Cherniavsky 2013, section 3). For a secret x, the holders open c = x + r in a
+ring of m bits. The dealer knows the mask r, and has shared a vector of 2^m entries that is 1 at
+entry r and 0 elsewhere. Entry c - v of the vector is 1 if x = v, and otherwise 0. For any public
+table T, the sum over v of T[v] times entry c - v is therefore T[x]. Each holder computes its share
+of this sum locally.
 
 The softmax of a row of scores s, of magnitude below 2^score_bits, takes five steps:
 
-1. The largest score m, with an error of at most 1. One-hot vectors of the rounded scores give the
-   number of scores at or above each level. A second look-up tests which of these numbers are 0.
-2. e = exp(s - m). The upper digit of the exponent s - m is looked up. The lower digit is c - r, and
-   exp(c - r) = exp(c) exp(-r): c is public, and the dealer multiplies the vector by exp(-r).
-3. p = e y, where y is 1 / sum(e), looked up with an error of at most 9 %.
-4. p / sum(p). The sum is from .9 to 1.1, and its inverse is looked up with 12 bits. The uppermost
-   bit of the mask of p converts p to the larger ring of this product (see `vfl.mpc.numbers`).
-5. P1 sends P0 its share minus a pad, which P0 adds to its own share. This pad is P1's new share,
-   which is known in advance.
+1. m, the largest score of the row, with an error of at most 1. The one-hot vectors of the rounded
+scores give, for each level, the number of scores at or above it. A second look-up tests which of
+these numbers are 0; this yields m. 2. e = exp(s - m). A look-up gives the exponential of the upper
+digit of s - m. The lower digit is c - r, and exp(c - r) = exp(c) exp(-r): c is public, and the
+dealer multiplies the one-hot vector by exp(-r). 3. p = e y, where y approximates 1 / sum(e); a
+look-up gives y with an error of at most 9 %. 4. The result p / sum(p). The sum of p is from .9 to
+1.1, and a look-up gives its inverse with 12 bits. The highest bit of p's mask converts p to the
+larger ring of this product (see `vfl.mpc.numbers`). 5. P1 sends P0 its share of the result minus a
+pad, and P0 adds this message to its own share. The pad is P1's new share, so P1 knows its share in
+advance.
 
-The cost is seven openings, of two simultaneous messages each, and one more message. **No party
-notices a score beyond the range**, because no party sees scores; in that case, the softmax of the
-row is wrong.
+The softmax takes seven openings, of two simultaneous messages each, and one more message. **No
+party notices a score beyond the range**, because no party sees scores; in that case, the softmax of
+the score's row is wrong.
 """
 
 from __future__ import annotations
@@ -48,43 +51,45 @@ from vfl.mpc.shares import blank
 
 #: Number of openings of a softmax; the two messages of an opening travel at the same time.
 OPENINGS = 7
-#: Fraction bits of an exponent s - m, and number of bits of its lower digit, which is below 8.
+#: Fraction bits of an exponent s - m, and number of bits of the exponent's lower digit, whose value
+#: is below 8.
 _EXPONENT, _DIGIT = 13, 16
 #: Fraction bits of exp(-r), of exp(c), and of their product before it enters the next product.
 _DEALT, _PUBLIC, _EXPONENTIAL = 26, 14, 15
-#: Upper digits for which an exponential is not 0; and the largest argument of exp(c), as an
-#: exponent is at most 1.01 and r is below 8.
+#: Upper digits for which an exponential is not 0; and the largest argument of exp(c): an exponent
+#: is at most 1.01 and r is below 8.
 _DIGITS, _MOST_ARGUMENT = (1, 0, -1, -2), 9.01
-#: Fraction bits of a sum of exponentials whose inverse is looked up; least fraction bits of the
-#: inverse, and its largest relative error by rounding; least such sum.
+#: Fraction bits of a sum of exponentials whose inverse is looked up; smallest number of fraction
+#: bits of the inverse, and the inverse's largest relative error by rounding; the smallest such sum.
 _SUM, _INVERSE, _INVERSE_ERROR, _LEAST_SUM = 5, 9, 0.09, 0.3
-#: Fraction bits of a probability before it is normalised, and bits of its ring; the offset that
-#: makes it positive; fraction bits of the second inverse, and number of bits of its argument, which
-#: is the sum minus 1.
+#: Fraction bits of a probability before its normalisation, and bits of its ring; the offset that
+#: makes it positive; fraction bits of the second inverse, and number of bits of this inverse's
+#: argument, which is the sum minus 1.
 _NEARLY, _NEARLY_RING, _OFFSET = 13, 15, 1 << 11
 _SECOND, _SECOND_RING = 12, 10
 
-#: Indices of a block's elements, the elements' opened values, and this holder's share of their
-#: one-hot vectors.
+#: A block of a look-up: indices of its elements, the elements' opened values, and this holder's
+#: share of their one-hot vectors.
 Block = tuple[Tensor, Tensor, Tensor]
-#: Function from the lower digits of masks to the factors by which the dealer multiplies the one-hot
-#: vectors.
+#: Function from the lower digits of the masks to the factors by which the dealer multiplies the
+#: one-hot vectors.
 Factor = Callable[[Tensor], Tensor]
 
 
 class SharingRole(Role):
-    """A role that also computes a softmax on shares; see the module's description."""
+    """A `Role` that also computes a softmax on shares; see the module's description."""
 
     def softmax(self, scores: Shared, rows: Tensor, bits: int, ring: int) -> Shared:
-        """Return the softmax of each row, exact to three units of 2^-12.
+        """Return the softmax of each row, with an error of at most three units of 2^-12.
 
         Args:
-            scores: axes (scores,); two bits of the ring are above the range of a score.
-            rows: number of each score's row, ascending.
+            scores: shared scores, axes (scores,); the ring has two more bits than the range of a
+                score needs.
+            rows: number of the row to which each score belongs, ascending.
             bits: fraction bits of the result.
-            ring: number of bits of the result's elements.
+            ring: number of bits of an element of the result.
 
-        The plain reference is ``torch.softmax``, row by row.
+        The same function in plain torch is ``torch.softmax``, row by row.
         """
         lengths = rows.bincount()
         largest = self._largest(scores, rows, lengths)
@@ -103,7 +108,10 @@ class SharingRole(Role):
         return self._known(found)
 
     def _largest(self, scores: Shared, rows: Tensor, lengths: Tensor) -> Tensor:
-        """Return each row's largest score, rounded; its ring has only the bits before the point."""
+        """Return each row's largest score, rounded.
+
+        The result's ring has only the bits before the binary point.
+        """
         level = scores.dropped(scores.bits)
         reach = 1 << level.ring - 2
         levels, last = torch.arange(1 - reach, reach + 1), (1 << level.ring) - 1
@@ -122,7 +130,7 @@ class SharingRole(Role):
         return self._plus(-none.reshape(count, -1).sum(1), torch.tensor(reach))
 
     def _exponentials(self, above: Shared, ring: int) -> Shared:
-        """Return the exponentials of `above`: scores minus the row's largest score, rounded."""
+        """Return the exponentials of `above`: scores minus their row's rounded largest score."""
         exponent = above.dropped(above.bits - _EXPONENT)
         last, drop = (1 << exponent.ring - _DIGIT) - 1, _DEALT + _PUBLIC - _EXPONENTIAL
         found = torch.zeros(exponent.share.shape, dtype=torch.int64)
@@ -131,13 +139,14 @@ class SharingRole(Role):
             for digit in _DIGITS:
                 argument = low + digit * 2.0 ** (_DIGIT - _EXPONENT)
                 factor = _rounded(argument.clamp(max=_MOST_ARGUMENT).exp(), _PUBLIC)
-                factor[argument > _MOST_ARGUMENT] = 0  # larger than any valid exponential
+                # An exponential that is larger than any valid one.
+                factor[argument > _MOST_ARGUMENT] = 0
                 place = (c >> _DIGIT) - digit & last
                 found[at] += factor * dealt.gather(1, place[:, None])[:, 0]
         return Shared(found, _DEALT + _PUBLIC, ring + drop).dropped(drop)
 
     def _inverse(self, totals: Shared, bits: Tensor, inverse_bits: int, ring: int) -> Tensor:
-        """Return the approximate inverse of each row's sum, with `inverse_bits` fraction bits."""
+        """Return approximate inverses of the rows' sums, with `inverse_bits` fraction bits."""
         x = totals.dropped(totals.bits - _SUM).within(int(bits.max()))
         sums = torch.arange(1 << x.ring).double() * 2.0**-_SUM
         table = _rounded(1 / sums.clamp(min=_LEAST_SUM), inverse_bits)
@@ -147,7 +156,7 @@ class SharingRole(Role):
         return found
 
     def _by_row(self, parts: Shared, factors: Tensor, rows: Tensor) -> Tensor:
-        """Multiply each element by the factor of its row; one opening."""
+        """Multiply each element by the factor of its row; this takes one opening."""
         number, numbers = self.next_number(), Ring(parts.ring)
         shapes = parts.share.shape, factors.shape
         operation = partial(_of_row, rows=rows)
@@ -163,7 +172,7 @@ class SharingRole(Role):
         return masked_product(RING, operation, (e, f), u, self._plus(v, f), w)
 
     def _normalised(self, nearly: Shared, rows: Tensor, bits: int, ring: int) -> Shared:
-        """Divide probabilities by their sums, which are from .9 to 1.1."""
+        """Divide probabilities by the sum of their row, which is from .9 to 1.1."""
         number, drop = self.next_number(), _NEARLY + _SECOND - bits
         numbers = Ring(ring + drop)
         totals = self._totals(nearly, rows)
@@ -192,13 +201,17 @@ class SharingRole(Role):
         if self.offline:
             return Shared(blank(wide), bits, ring)
         (f,) = self._open(number, (y - t, numbers.bits))
-        # x = p + offset is c - u, plus 2^15 where x + u wrapped: u's upper bit is 1, and c's is 0.
+        # With mask u, the ring gives x = p + offset as c - u, plus 2^15 where x + u wrapped around:
+        # there u's highest bit is 1, and c's is 0.
         f, wrapped = f[rows], 1 - (c >> _NEARLY_RING - 1) << _NEARLY_RING
         share = (c - _OFFSET) * y[rows] - f * whole - whole_t + wrapped * (f * top + top_t)
         return Shared(share, _NEARLY + _SECOND, numbers.bits).dropped(drop)
 
     def _known(self, shared: Shared) -> Shared:
-        """Share values again, so that P1's share is a pad; P1 sends one message to P0."""
+        """Share values anew, so that P1's share is a pad that P1 knows in advance.
+
+        P1 sends one message to P0.
+        """
         number, share = self.next_number(), shared.share
         if self.role == P1:
             pad = self._kept(lambda: self.pad(P2, share.shape, "again", number))
@@ -210,7 +223,7 @@ class SharingRole(Role):
         return Shared(share, shared.bits, shared.ring, known=self._fast)
 
     def _totals(self, shared: Shared, rows: Tensor) -> Shared:
-        """Return the sum of each row."""
+        """Return the sum of each row, as shares."""
         zeros = torch.zeros(int(rows[-1]) + 1, dtype=torch.int64)
         return shared.map(lambda share: zeros.index_add(0, rows, share))
 
@@ -224,7 +237,7 @@ class SharingRole(Role):
         factor: Factor = torch.ones_like,
         bits: Tensor | None = None,
     ) -> Iterator[Block]:
-        """Open elements under masks, and yield the blocks of `_vectors`; one opening."""
+        """Open elements under masks, and yield the blocks of `_vectors`; this takes one opening."""
         number = self.next_number()
         r, c = self._kept_mask(x.share.shape, "r", number), x.share
         if not self.offline:
@@ -241,17 +254,17 @@ class SharingRole(Role):
         low: int = 0,
         factor: Factor = torch.ones_like,
     ) -> Iterator[Block]:
-        """Yield shares of the masks' one-hot vectors, block by block; yield nothing offline.
+        """Yield shares of the one-hot vectors of masks, block by block; offline, yield nothing.
 
         Args:
-            c: opened elements, axes (elements,).
-            r: at the dealer, the masks of the elements.
-            bits: for each element, a number of bits that suffices; vectors for fewer bits are
-                shorter.
-            numbers: ring of the vectors.
-            low: number of lower bits that do not select an entry.
-            factor: function that returns the vectors' factors, given the `low` lower bits of the
-                masks.
+            c: opened masked elements, axes (elements,).
+            r: the masks of the elements, at the dealer.
+            bits: for each element, a number of bits that its value needs at most; vectors for fewer
+                bits are shorter.
+            numbers: ring of the vectors' entries.
+            low: number of lower bits of an element that do not select an entry.
+            factor: function that returns the factors of the vectors from the `low` lower bits of
+                the masks.
         """
         for own in bits.bincount().nonzero()[:, 0].tolist():
             entries, group = 1 << own - low, (bits == own).nonzero()[:, 0]
@@ -267,7 +280,7 @@ class SharingRole(Role):
                     yield at, c[at] & (1 << own) - 1, dealt
 
     def _kept_mask(self, shape: Sequence[int], name: str, number: int) -> Tensor:
-        """Return this holder's part of a mask drawn offline; at the dealer, the whole mask."""
+        """Return this holder's share of a mask drawn offline; at the dealer, the whole mask."""
         if self.deals:
             return self._mask(shape, name, number=number)
         return self._kept(lambda: self._mask(shape, name, number=number))
@@ -275,7 +288,10 @@ class SharingRole(Role):
     def _kept_dealt(
         self, shapes: Sequence[Sequence[int]], number: int, numbers: Ring
     ) -> list[Tensor]:
-        """Return stored shares of dealt values; offline, store them packed and return blanks."""
+        """Return stored shares of values that the dealer dealt.
+
+        Offline, store the shares packed and return blank tensors.
+        """
         if self.offline:
             if self.holds:
                 for each in self._dealt(shapes, "W", number, numbers):
@@ -284,7 +300,10 @@ class SharingRole(Role):
         return [_unpacked(self._take(), shape, numbers.bits) for shape in shapes]
 
     def _open(self, number: int, *parts: tuple[Tensor, int]) -> list[Tensor]:
-        """Open masked shares to both holders; each part has its own number of bits per element."""
+        """Open masked shares to both holders.
+
+        Each tensor is sent with a number of bits per element of its own.
+        """
         peer = P1 - self.role
         self._send(peer, number, *parts)
         theirs = self._receive(peer, number, *((own.shape, bits) for own, bits in parts))
@@ -298,10 +317,10 @@ class SharingRole(Role):
 
 
 def inverse_bits_of(longest: int) -> int:
-    """Return the fraction bits of inverses for rows of at most `longest` scores.
+    """Return the fraction bits of the inverses for rows of at most `longest` scores.
 
-    The sum S of a row's exponentials is at most e times its length, plus 2. Rounding 1 / S to b
-    bits gives a relative error of at most S 2^-(b + 1), which stays below 9 %.
+    The sum S of a row's exponentials is at most e (2.718) times the row's length, plus 2. Rounding
+    1 / S to b bits gives a relative error of at most S 2^-(b + 1), which stays below 9 %.
 
     >>> inverse_bits_of(32), inverse_bits_of(256), inverse_bits_of(1024)
     (9, 12, 14)
@@ -311,12 +330,12 @@ def inverse_bits_of(longest: int) -> int:
 
 
 def _bits_of(numbers: Iterable[int]) -> Tensor:
-    """Return the number of bits of each number; the result is the same on all machines."""
+    """Return the number of bits that each number needs; the result is equal on all machines."""
     return torch.tensor([each.bit_length() for each in numbers])
 
 
 def _decay(low: Tensor) -> Tensor:
-    """Return exp(-r) for the lower digit r of a mask."""
+    """Return exp(-r), the dealer's factor, for the lower digit r of a mask."""
     return _rounded((-low.double() * 2.0**-_EXPONENT).exp(), _DEALT)
 
 
@@ -329,7 +348,7 @@ def _of_row(elements: Tensor, factors: Tensor, rows: Tensor) -> Tensor:
 
 
 def _from_table(table: Tensor, block: Block) -> Tensor:
-    """Return shares of a public table's entries at the elements of a block."""
+    """Return shares of the entries that the elements of a block select from a public table."""
     _, c, dealt = block
     entries = dealt.shape[1]
     places = c[:, None] - torch.arange(entries) & entries - 1
@@ -337,7 +356,7 @@ def _from_table(table: Tensor, block: Block) -> Tensor:
 
 
 def _packed(elements: Tensor, bits: int) -> Tensor:
-    """Pack the lower bits of elements into as few int64 words as possible."""
+    """Pack the `bits` lower bits of elements into as few int64 words as possible."""
     payload = pack_elements(elements, bits)
     words = np.zeros(-(-len(payload) // 8), np.int64)
     words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)

@@ -1,4 +1,4 @@
-"""Conversion between text and tokens at the user, and the text of an answer as tokens arrive."""
+"""Conversion between text and tokens at the user, and an answer's text as tokens arrive."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _MOST_PIECES = 1 << 16
 
 
 class Tokenizer(Protocol):
-    """Converts text to token ids, and token ids to text."""
+    """Converts text to token numbers, and token numbers to text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token numbers of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids; incomplete bytes become U+FFFD."""
+        """Return the text of token numbers; incomplete bytes of a character become U+FFFD."""
 
 
 class BytePairs:
-    """Byte-pair encoding (Sennrich et al. 2016) within words; without merges, each byte is a token.
+    """Byte-pair encoding (Sennrich et al. 2016) of words; without merges, each byte is a token.
 
     Args:
-        merges: pairs of tokens that are merged to token 256, to token 257, and so on.
+        merges: pairs of token numbers; the first pair is merged to token 256, the second to token
+            257, and so on.
 
     >>> pairs = BytePairs([(104, 105)])
     >>> pairs.encode("hi é"), pairs.decode([256, 32])
@@ -55,12 +56,12 @@ class BytePairs:
 
     @staticmethod
     def pieces(text: str) -> list[str]:
-        """Split a text into words, each with the space before it."""
+        """Split a text into words; a word includes the space before it."""
         return _PIECE.findall(text)
 
     @staticmethod
     def join(tokens: list[int], pair: tuple[int, int], joined: int) -> None:
-        """Replace a pair of tokens by one token wherever it occurs, in place."""
+        """Replace a pair of adjacent tokens by one token wherever the pair occurs, in place."""
         place = 0
         while place < len(tokens) - 1:
             if (tokens[place], tokens[place + 1]) == pair:
@@ -68,7 +69,7 @@ class BytePairs:
             place += 1
 
     def save(self, folder: Path) -> None:
-        """Write the merges to a folder."""
+        """Write the merges to a file in a folder."""
         write_text(folder / TOKENIZER, json.dumps({"merges": self._merges}) + "\n")
 
     def _encoded(self, piece: str) -> list[int]:
@@ -86,7 +87,7 @@ class BytePairs:
 
 
 class OfPackage:
-    """A tokenizer with the interface of the package `tokenizers`, from the extra "llm"."""
+    """A tokenizer of the package `tokenizers` (extra "llm"), with the interface of `Tokenizer`."""
 
     def __init__(self, folder: Path) -> None:
         self._made = load_tokenizer(folder)
@@ -99,7 +100,7 @@ class OfPackage:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a model's folder; without a file, each byte of UTF-8 is a token.
+    """Read the tokenizer in a model's folder; if there is none, each byte of UTF-8 is a token.
 
     Raises:
         DataError: the file is not a tokenizer.
@@ -120,12 +121,12 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 class Streamed:
-    """An answer as tokens arrive: its final text so far, and whether a stop word occurred.
+    """An answer while its tokens arrive: its final text so far, and whether a stop text occurred.
 
     Args:
         tokenizer: tokenizer of the user.
         stop: texts that end the answer and are not part of it.
-        end_tokens: tokens that end the answer.
+        end_tokens: tokens that end the answer, besides the stop texts.
 
     >>> answer = Streamed(BytePairs(), ["."])
     >>> [answer.add(token) for token in b"a."], answer.text
@@ -142,7 +143,7 @@ class Streamed:
         self.text = ""
 
     def add(self, token: int) -> tuple[str, bool]:
-        """Return the text that a token adds, and whether the answer ends here."""
+        """Return the text that a new token adds, and whether the answer ends with this token."""
         self.count += 1
         if token in self._ends:
             return self.finish(), True
@@ -155,11 +156,11 @@ class Streamed:
         return self._until(len(self.text) - self._open()), False
 
     def finish(self) -> str:
-        """Return the rest of the text of an answer that has no further token."""
+        """Return the rest of the answer's text after its last token."""
         return self._until(len(self.text))
 
     def _open(self) -> int:
-        """Return how many last characters may still change, or may become part of a stop word."""
+        """Return the number of last characters that may still change or begin a stop text."""
         broken = len(self.text) - len(self.text.rstrip("\ufffd"))
         begun = [
             size

@@ -1,29 +1,31 @@
 """Two-party inference with an offline dealer; permutations, not cryptography, hide values from P1.
 
-The protocols are those of chapter 6 (thesis of split learning, 2025). P1 sees the values before
-every function, in permuted order, and sees which two values form a pair. All three parties follow
-the protocol, and no two of them collude; P2 together with another party learns everything.
+The protocols are those of chapter 6 of the split-learning thesis (2025). P1 sees the values before
+every function in permuted order; of paired values, it sees which two belong together. The protocols
+assume that all three parties follow them and that no two collude; P2 together with another party
+would learn everything.
 
-P0 owns the weights, and P1 owns the text. P2 deals in two phases without seeing any part of a
-question: in the initialisation, once per set of weights, and offline, once per question. Only P0
-and P1 are online. They use the result of the offline phase: their material, which is a list of
-tensors that is read once.
+P0 (the model owner) has the weights, and P1 (the user) has the text. P2 (the dealer) deals
+correlated randomness in two phases without seeing any part of a question: in the initialisation,
+once per set of weights, and offline, once per question. Only P0 and P1 are online. They use the
+result of the offline phase: their dealt material, which is a list of tensors that is read once.
 
-A program is a function that receives a `Role`. All three parties call it with the same shapes. In
-the offline phase no party knows P0's shares, but P1's share is often known already: after a product
-with a constant, or after a function, P1's share is a dealt number. In mode "fast", P1 sends
-messages in advance if they depend only on such numbers. A function then takes one round trip, and a
-linear layer takes none. Mode "thesis" sends all messages of the printed protocols, with the printed
-errors corrected.
+A program is a function that receives a `Role`. All three parties call this function with tensors of
+the same shapes. In the offline phase, before a question, no party knows P0's shares, but P1's share
+is often known already: after a product with a constant, or after a function, P1's share is a dealt
+random number. In mode "fast", P1 sends a message in advance if it depends only on such dealt
+numbers. A function then takes one round trip, and a linear layer takes no message. Mode "thesis"
+sends all messages of the protocols as the thesis prints them; errors in print are corrected.
 
-Numbers have fixed-point form in the ring 2^ring, where ring is at most 64. A message carries `ring`
-bits per element, packed. Products are not truncated. The number of fraction bits shrinks when both
-holders drop low bits of their shares. The result is shared in a ring that is smaller by these bits,
-and is exact to one unit; wrapping around cannot cause a large error. If P1 only evaluates a
-function of a value, P1 receives only as many upper bits of the value as the operation needs.
+Numbers have fixed-point form in the ring of integers modulo 2^ring, where ring is at most 64. A
+message carries `ring` bits per element, packed. Products are not truncated by a protocol. Instead,
+the number of fraction bits shrinks when both holders drop low bits of their shares. The result is
+shared in a ring that is smaller by these bits, and is exact to one unit; a wrap-around of the
+shares cannot cause a large error. If P1 only evaluates a function of a value, P1 receives only as
+many upper bits of the value as the function needs.
 
-The numbers of bits in the docstrings below are payloads of the online phase, for n elements in a
-ring of s bits.
+The numbers of bits in the docstrings below are payloads of messages in the online phase, for n
+elements in a ring of s bits.
 """
 
 from __future__ import annotations
@@ -65,16 +67,16 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 _Result = TypeVar("_Result")
 
 _ANSWER_BITS = 32
-#: Additional bits in which P1 sends its share before a value is opened; rounding the share then
-#: adds a quarter of a unit to the error.
+#: Number of bits beyond the shown ones in which P1 sends its share before a value is opened;
+#: rounding P1's share then adds a quarter of a unit to the error.
 _FIRST_MORE = 2
-#: Bits before the point that a weight may have; the ring must also have room for the bits of a
+#: Bits before the binary point that a weight may have; the ring must also hold the bits of a
 #: product.
 _WEIGHT_INTEGER_BITS = 30
-#: Value of `Form.sharing` for floats.
+#: Value of the setting `Form.sharing` for float sharing.
 INSECURE_FLOAT = "insecure_float"
-#: Function that returns the role class of forms for measurements only; and the role class that
-#: protects scores.
+#: Function that returns the role class of forms that are only for measurements; and the role class
+#: whose softmax protects scores.
 _AS_PRINTED = "vfl.llm.as_printed:role_of"
 _SHARING = "vfl.llm.shared_softmax:SharingRole"
 _INSECURE = "float sharing is insecure: repeated questions average out its noise"
@@ -83,47 +85,48 @@ _FIX = (
     "layer, and of scores, --inner-bits 10"
 )
 
-#: Values that P1 does not see, not even in permuted order; "nothing" means that P1 sees all of them
-#: permuted.
+#: Values that P1 does not see, not even in permuted order; "nothing" means that P1 sees all values
+#: before functions, in permuted order.
 Protect = Literal["nothing", "scores"]
-#: Function on permuted values of axes (rows, width), or (2, elements) for a pair.
+#: Function that P1 computes on permuted values, axes (rows, width), or (2, elements) for a pair.
 Function = Callable[[Tensor], Tensor]
-#: Function at P1 that returns the position of the chosen score among secretly permuted scores.
+#: P1's function that returns the position of the chosen score among scores in a secret order.
 Pick = Callable[[Tensor], int]
-#: Bilinear map of a factor that grows with each token and of another factor.
+#: Bilinear map of a factor that grows with each token, and of another factor.
 Bilinear = Callable[[Tensor, Tensor], Tensor]
-#: Tensor in a message (its elements, or its axes), the bits of each element, and optionally the
-#: number of omitted lower bits.
+#: Tensor in a message (its elements, or only its axes), the bits of each element, and optionally
+#: the number of low bits that are left out.
 Sent = tuple[Tensor, int] | tuple[Tensor, int, int]
 Wanted = tuple[Sequence[int], int] | tuple[Sequence[int], int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Parameters of the protocols, on which the parties agree.
+    """Parameters of the protocols; all three parties use the same.
 
     Attributes:
-        mode: "fast", or "thesis" for the protocols of chapter 6 as printed.
-        shown_bytes: number of bytes of each element that P1 sees, if the operation does not set a
-            number of bits; the error is one unit of the sent value.
-        first_bytes: number of bytes of P1's share, in thesis mode or if the share was not known in
-            advance; the error is one unit of what is sent.
-        integer_bits: largest number of bits before the point of values between layers. One more bit
-            here adds one bit to most elements in most messages of a transformer's layer.
-        inner_bits: number of bits before the point of values inside a layer and of attention
-            scores that are not protected; both stay small when values between layers grow; at most
-            `integer_bits`.
-        fused_tokens: largest number of attended tokens for which fast mode fuses the softmax of a
-            next token with the product that follows. Fusing saves two messages, but the dealer then
-            sends the tokens' values once more, permuted. 0 turns fusing off.
-        retrieval: method by which P1 learns the index of its chosen score: "sets", see
+        mode: "fast", or "thesis" for the protocols of chapter 6 as the thesis prints them.
+        shown_bytes: number of bytes of each element that P1 sees before a function, if the
+            operation does not state a number of bits; the error is one unit of the sent value.
+        first_bytes: number of bytes of each element of P1's share that P1 sends first, in thesis
+            mode or if the share was not known in advance; the error is one unit of the sent value.
+        integer_bits: largest number of bits before the binary point of values between layers. One
+            more bit here makes most elements of most messages of a transformer's layer one bit
+            longer.
+        inner_bits: number of bits before the binary point of values inside a layer and of attention
+            scores that are not protected; at most `integer_bits`. Both stay small in models whose
+            values between layers are large.
+        fused_tokens: largest number of attended tokens for which fast mode joins the softmax of a
+            next token with the product after it. Joining them saves two messages, but the dealer
+            then sends the tokens' values once more, permuted. With 0, fast mode never joins them.
+        retrieval: method by which P1 learns the index of the score that it chose: "sets", see
             `Role.choose`, or "bfv", which hides less: see `vfl.llm.as_printed`.
         sharing: "ring", or "insecure_float" in thesis mode, which discloses values if a question is
-            repeated; for measurements, with a warning: see `vfl.llm.as_printed`.
-        protect: "scores" computes the softmax of attention on shares, so that P1 does not see
-            permuted attention scores; fast mode only, see `vfl.llm.shared_softmax`.
-        score_bits: bits before the point of a protected score, at most `integer_bits`. No error
-            reports a larger score, because no party sees scores.
+            repeated; it is for measurements, and gives a warning: see `vfl.llm.as_printed`.
+        protect: "scores" computes the softmax of attention on shares, so that P1 does not even see
+            permuted attention scores; only in fast mode, see `vfl.llm.shared_softmax`.
+        score_bits: bits before the binary point of a protected score, at most `integer_bits`. No
+            error reports a score that needs more bits, because no party sees scores.
     """
 
     mode: Mode = "fast"
@@ -175,19 +178,20 @@ class Form:
 
     @property
     def inside(self) -> int:
-        """Number of bits before the point of values inside a layer."""
+        """Number of bits before the binary point of values inside a layer."""
         return min(self.inner_bits, self.integer_bits)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A shared tensor as one party has it, int64; only the lowest `ring` bits count.
+    """A shared tensor as one party stores it, int64; only the lowest `ring` bits count.
 
     Attributes:
-        share: the share; empty if this party does not have the share, or does not have it yet.
+        share: this party's share; empty if this party does not have a share, or does not have it
+            yet.
         bits: fraction bits.
         ring: number of bits of an element.
-        known: whether dealt material determines P1's share, so that P1 knows it in advance.
+        known: whether dealt randomness determines P1's share, so that P1 knows it in advance.
     """
 
     share: Tensor
@@ -196,7 +200,7 @@ class Shared:
     known: bool = False
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Shared:
-        """Return the same value with other axes, or a selection of its elements."""
+        """Return the same values with other axes, or a selection of the values."""
         return replace(self, share=change(self.share))
 
     def plus(self, other: Shared) -> Shared:
@@ -213,7 +217,7 @@ class Shared:
         return Shared(self.share + other.share, self.bits, ring, known)
 
     def dropped(self, bits: int) -> Shared:
-        """Return the value with fewer fraction bits in a smaller ring, exact to one unit.
+        """Return the same value with fewer fraction bits in a smaller ring, exact to one unit.
 
         >>> z = torch.tensor([5 << 20]); first = torch.tensor([-(2**62)])
         >>> shares = [Shared(each, 30, 64).dropped(10) for each in (first, z - first)]
@@ -224,7 +228,9 @@ class Shared:
         return replace(self, share=share, bits=self.bits - bits, ring=self.ring - bits)
 
     def finer(self, bits: int) -> Shared:
-        """Return the value with `bits` fraction bits, not fewer than before, in a larger ring.
+        """Return the same value with `bits` fraction bits in a larger ring.
+
+        The new number of fraction bits must not be smaller than the old one.
 
         >>> Shared(torch.tensor([5]), 10, 30).finer(12)
         Shared(share=tensor([20]), bits=12, ring=32, known=False)
@@ -240,18 +246,18 @@ class Shared:
 
 @dataclass(slots=True)
 class Growing:
-    """Cached parts of a factor that grows along axis 1, by name of the part."""
+    """Cached tensors of a factor that grows along axis 1 with each token, by name of the tensor."""
 
     parts: dict[str, Tensor] = field(default_factory=dict)
     _room: dict[str, Tensor] = field(default_factory=dict)
 
     def grow(self, **new: Tensor) -> list[Tensor]:
-        """Append a tensor to each named part along axis 1; return these parts in the same order."""
+        """Append a tensor to each named tensor along axis 1; return the grown tensors."""
         for name, more in new.items():
             before = self.parts.get(name, more[:, :0])
             start, end = before.shape[1], before.shape[1] + more.shape[1]
             room = self._room.get(name, more[:, :0])
-            if room.shape[1] < end:  # double the space, so that rows are rarely copied
+            if room.shape[1] < end:  # double the reserved memory, so that rows are rarely copied
                 room = more.new_empty(more.shape[0], 2 * end, *more.shape[2:])
                 room[:, :start], self._room[name] = before, room
             room[:, start:end] = more
@@ -279,18 +285,20 @@ class _GrowingProduct:
 
     @property
     def parts(self) -> list[tuple[Shared, int]]:
-        """The factors that are opened, with the bits of their elements."""
+        """The factors that the holders open, with the bits of their elements."""
         more = [] if self.ahead is None else [(self.ahead[1], self.ahead[1].ring)]
         return [(self.more, self.ring), (self.shared, self.ring), *more]
 
     @property
     def wanted(self) -> list[tuple[torch.Size, int]]:
-        """Axes of the factors in `parts`, with the bits of their elements."""
+        """Axes of the factors in `parts`, with the bits of the factors' elements."""
         return [(part.share.shape, bits) for part, bits in self.parts]
 
 
 class Role(Engine):
-    """One of the three roles; see the module. It stores dealt material offline and reads it online.
+    """One of the three roles; see the module's description.
+
+    A role stores dealt material (correlated randomness) offline, and reads it online.
 
     Args:
         role: P0, P1 or P2.
@@ -298,9 +306,9 @@ class Role(Engine):
         form: parameters of the protocols, equal at all three parties.
 
     Attributes:
-        material: dealt material that the online phase has not read yet.
-        watch: function that is called with the values that this party sees and the name of their
-            layer, and in thesis mode with the values opened to it; for leakage measurements.
+        material: dealt material (correlated randomness) that the online phase has not read yet.
+        watch: function that receives the values that this party sees, with the name of their layer,
+            and in thesis mode also masked values that are opened; for measurements of leakage.
     """
 
     watch: Callable[[str, Tensor], None] | None = None
@@ -315,9 +323,9 @@ class Role(Engine):
         self._asked = 0
 
     def next_number(self) -> int:
-        """Return the next operation number.
+        """Return the number of the next operation.
 
-        The online phase draws no pads and counts its operations separately.
+        The online phase draws no pads, so it counts its operations separately.
         """
         if self._phase != "online":
             return super().next_number()
@@ -326,17 +334,17 @@ class Role(Engine):
 
     @property
     def offline(self) -> bool:
-        """Return whether this is the offline phase, which stores material."""
+        """Return whether the role is in the offline phase, in which it stores material."""
         return self._phase == "offline"
 
     def prepare(
         self, program: Callable[[Role], object], keep: Callable[[Tensor], None] | None = None
     ) -> list[Tensor]:
-        """Run a program's offline phase; return this party's material, which is empty at P2.
+        """Run the offline phase of a program; return this party's material, which is empty at P2.
 
         Args:
             program: program that all parties run.
-            keep: function that receives the material piece by piece; the method then returns an
+            keep: function that receives the material piece by piece; with it, the method returns an
                 empty list.
         """
         material: list[Tensor] = []
@@ -349,8 +357,9 @@ class Role(Engine):
         """Run the online phase of a program at P0 and P1; return the program's result.
 
         Args:
-            program: the program that was prepared.
-            material: material from `prepare`, taken from its store; each material is used once.
+            program: the program whose offline phase `prepare` ran.
+            material: material from `prepare`, taken from this party's store; each material serves
+                one question.
 
         Raises:
             ReusedPadError: the material was dealt for another program.
@@ -365,15 +374,15 @@ class Role(Engine):
     def constant(
         self, layer: LayerShape, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Constant:
-        """Initialise SecureMul_F (algorithm 6.1, lines 1 and 2), once per set of weights.
+        """Initialise SecureMul_F (algorithm 6.1, lines 1, 2), once per set of weights.
 
-        P0 sends X - U to P1, with the bits of the layer's ring per element, in one message per
-        block of rows. U is drawn from a seed that P0 and P2 share; P0 then deletes it. An empty
-        message to P2 follows: without it, the dealer would deal further numbers and wait until P0
-        receives them.
+        P0 sends the masked weights X - U to P1, with as many bits per element as the layer's ring
+        has, in one message per block of rows. P0 draws the mask U from a seed that P0 and P2 share,
+        and then deletes U. An empty message to P2 follows: without it, the dealer would deal
+        further numbers and wait until P0 receives them.
 
         Raises:
-            RingRangeError: a weight does not fit; the error names its layer.
+            RingRangeError: a weight does not fit into the ring; the error names the weight's layer.
         """
         number = self.next_number()
         if self.role == P1:
@@ -401,14 +410,14 @@ class Role(Engine):
         """Share P1's own values.
 
         In fast mode, P1 sends P0 one message of s n bits; P1's share is a pad, and P0 learns
-        nothing. In thesis mode there is no message; P1's share is the value, and P0's share is
-        zero.
+        nothing about the values. In thesis mode there is no message: P1's share is the value, and
+        P0's share is zero.
 
         Args:
             shape: shape of the values.
-            values: values at P1 in the online phase; otherwise None.
+            values: the values at P1 in the online phase; None elsewhere.
             bits: fraction bits of the values.
-            ring: number of bits of the ring in which the next product uses the values.
+            ring: number of bits of the ring in which the next product takes the values.
             where: name of the values, for error messages.
         """
         number = self.next_number()
@@ -428,29 +437,30 @@ class Role(Engine):
         return Shared(share, bits, ring, known=True)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
-        """Return real numbers as elements; see `vfl.mpc.ring.encode`."""
+        """Return real numbers as elements of the ring; see `vfl.mpc.ring.encode`."""
         return encode(values, bits, where, integer_bits, _FIX)
 
     def decode(self, elements: Tensor, shared: Shared) -> Tensor:
-        """Return elements of a shared tensor's ring as real numbers."""
+        """Return ring elements with a shared tensor's fraction bits as real numbers."""
         above = ELEMENT_BITS - shared.ring
         return decode((elements << above) >> above, shared.bits)
 
     def plus_own(self, shared: Shared, values: Tensor | None) -> Shared:
-        """Add P0's plaintext values to P0's share: a bias, or position vectors."""
+        """Add values that P0 knows to P0's share: a bias, or position vectors."""
         if self.role != P0 or self.offline or values is None:
             return shared
         own = self.encode(values, shared.bits, "a bias", shared.ring - 1 - shared.bits)
         return shared.map(lambda share: share + own)
 
     def multiply(self, shared: Shared, constant: Constant) -> Shared:
-        """Run SecureMul_F(X, Y) with a constant X of P0 (algorithm 6.1): Z = Y X in rows.
+        """Run SecureMul_F(X, Y): Z = Y X in rows, with a constant X of P0 (algorithm 6.1).
 
-        Line 4 of the printed algorithm sends P1's message to P1; here the message goes to P0, which
-        recovers Y - V. P0 learns Y - V, which is uniformly distributed; P1 learns nothing. The
-        product takes one message from P1 to P0, of s bits per element of Y. In fast mode, the
-        product takes no message if P1's share of Y is known in advance, because P1 has sent its
-        message offline. Offline: P2 sends P1 s bits per element of Z.
+        Line 4 of the algorithm in print sends P1's message to P1; here P1 sends the message to P0,
+        which then knows the masked factor Y - V. P0 learns only Y - V, which is uniformly
+        distributed; P1 learns nothing. The product takes one message from P1 to P0, of s bits per
+        element of Y. In fast mode, the product takes no message if P1 knows its share of Y in
+        advance, because P1 has sent its message offline. Offline: P2 sends P1 s bits per element of
+        Z.
 
         The product in plain torch is ``Y @ X + bias``.
         """
@@ -458,7 +468,7 @@ class Role(Engine):
         return self._multiply(shared, constant, operation, constant.shape)
 
     def scale(self, shared: Shared, constant: Constant) -> Shared:
-        """Multiply each column by its own factor, axes (1, columns), such as a norm's weights.
+        """Multiply each column by its own factor, axes (1, columns), as a norm layer does.
 
         The product in plain torch is ``Y * X + bias``.
         """
@@ -471,9 +481,9 @@ class Role(Engine):
         operation: Callable[[Tensor, Matrix | Tensor], Tensor],
         widths: tuple[int, int],
     ) -> Shared:
-        """Compute Z = Y X.
+        """Compute Z = Y X for `multiply` and `scale`.
 
-        Only P1 has the mask V of Y, so P0's share of V X is only its share of V U.
+        Only P1 has the mask V of Y, so P0's share of V X is only P0's share of V U.
 
         Raises:
             ValueError: the weights were shared for a smaller ring.
@@ -517,28 +527,28 @@ class Role(Engine):
         shape: Sequence[int],
         ahead: tuple[Growing, Shared] | None = None,
     ) -> Shared:
-        """SecureMul_G(X, Y) (algorithm 6.2): append X' to X. Return the whole X times Y.
+        """Run SecureMul_G(X, Y) (algorithm 6.2): append X' to X, then return X times Y.
 
-        Both holders learn only uniform differences between factors and masks. In fast mode, P1's
-        shares of X' and Y are known in advance, and P1 has sent them masked. P0 then sends its
-        shares of X' and Y masked, in one message of s bits per element of X' and Y. In thesis mode,
-        both holders open X' - U' and Y - V, in two messages of this size each. Offline, P2 sends P1
-        s bits per element of the product; in fast mode, P1 also sends P0 s bits per element of X'
-        and Y.
+        Both holders learn only the factors minus masks, which are uniformly distributed. In fast
+        mode, P1 knows its shares of X' and Y in advance, and has sent them to P0 under masks. P0
+        then sends its shares of X' and Y under masks, in one message of s bits per element of X'
+        and Y. In thesis mode, both holders open X' - U' and Y - V (the factors minus masks), in two
+        messages of this size each. Offline, P2 sends P1 s bits per element of the product; in fast
+        mode, P1 also sends P0 s bits per element of X' and Y.
 
         The product in plain torch is ``product(torch.cat(all X', 1), Y)``.
 
         Args:
             cache: this party's cache of this X.
-            more: X', which is appended to X along axis 1.
+            more: X', the new rows, which are appended to X along axis 1.
             shared: the shared factor Y.
             product: function that multiplies the whole X by Y.
             shape: axes of the product.
-            ahead: in fast mode, another growing factor (its cache and its new rows), which is
-                opened in the same message for `mix`.
+            ahead: in fast mode, another growing factor (its cache and its new rows); it is opened
+                in the same message, and `mix` uses it.
 
         Raises:
-            ValueError: the mode is "fast", and P1's shares depend on the question.
+            ValueError: the mode is "fast", and P1 does not know its shares in advance.
         """
         number, ring = self.next_number(), min(more.ring, shared.ring)
         growing = _GrowingProduct(cache, more, shared, product, shape, number, ring, ahead)
@@ -560,7 +570,7 @@ class Role(Engine):
         return self.form.mode == "fast"
 
     def _deal_growing(self, of: _GrowingProduct) -> None:
-        """At the dealer, share the product of the holders' masks."""
+        """At the dealer, share the product of the two holders' masks."""
         first, second = (
             [self.pad(peer, shape, "G", i, of.number) for i, (shape, _) in enumerate(of.wanted)]
             for peer in (P0, P1)
@@ -578,7 +588,10 @@ class Role(Engine):
         return [self._mask(shape, "G", i, number=of.number) for i, (shape, _) in wanted]
 
     def _prepare_growing(self, of: _GrowingProduct) -> None:
-        """Before a question, draw a holder's masks; in fast mode, P0 gets P1's masked factors."""
+        """Before a question, draw a holder's masks.
+
+        In fast mode, P0 also receives P1's masked factors.
+        """
         masks = self._masks_of(of)
         theirs = self._receive(P1, of.number, *of.wanted) if self._fast and self.first else []
         if self._fast and not self.first:
@@ -603,7 +616,7 @@ class Role(Engine):
         return masked_product(RING, of.product, (e, f), u, self._plus(v, f), w)
 
     def _ask_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P0 in fast mode, send both factors masked; P1's masked factors arrived earlier."""
+        """At P0 in fast mode, send both factors under masks; P1's came earlier."""
         masks, w = [self._take() for _ in of.parts], self._take()
         self._send_all(P1, of.number, self._hidden_parts(of, masks), of.wanted)
         x, d = of.cache.grow(share=of.more.share, difference=self._take())
@@ -614,7 +627,7 @@ class Role(Engine):
         return share
 
     def _answer_growing(self, of: _GrowingProduct) -> Tensor:
-        """At P1 in fast mode, compute the known terms while P0's message is in transit."""
+        """At P1 in fast mode, compute the terms that P1 knows while P0's message is in transit."""
         masks, w = [self._take() for _ in of.parts], self._take()
         x, u = of.cache.grow(share=of.more.share, mask=masks[0])
         share = w + of.product(x, of.shared.share)
@@ -637,34 +650,35 @@ class Role(Engine):
         kind: str,
         shown: int | None = None,
     ) -> Shared:
-        """Run SecureNonlinear (algorithm 6.4), with SecurePerm (6.3) in both directions.
+        """Run SecureNonlinear (algorithm 6.4): a function of shared values that P1 computes.
 
-        P1 learns the values in a secretly permuted order. P0 learns nothing. For vectors, the
-        permutation moves the elements inside each vector, and then the vectors; for a pair, both
-        elements move together.
+        SecurePerm (6.3) permutes the values for P1, and P1's results back. P1 learns the values in
+        a secretly permuted order. P0 learns nothing about the values. For vectors, the permutation
+        moves the elements inside each vector, and also the vectors; for a pair, the two elements of
+        a pair move together.
 
-        There are two messages: P0 sends P1 the shown bits of each element, and P1 sends P0 s bits
-        per element of the result. If the mode is "thesis", or P1's share is not known in advance,
-        P1 first sends P0 a message with two bits more per element than are shown. Offline, P2 sends
-        P0 s bits per element of the values and of the result. P0 draws its permutation from its
-        stream with P2, whereas algorithm 6.3 sends the permutation.
+        There are two messages: P0 sends P1 the shown (upper) bits of each element, and P1 sends P0
+        s bits per element of the result. If the mode is "thesis", or P1 does not know its share in
+        advance, P1 first sends P0 a message with two bits more per element than are shown. Offline,
+        P2 sends P0 s bits per element of the values and of the result. P0 draws its permutation
+        from the key stream that it shares with P2, whereas algorithm 6.3 sends the permutation.
 
         The result in plain torch is ``function(values)``.
 
         Args:
-            shared: values, axes (rows, width); for a pair (2, elements).
-            function: function that P1 computes; its result may not depend on the order of the
+            shared: shared values, axes (rows, width); for a pair (2, elements).
+            function: function that P1 computes; it must give the same results for any order of the
                 permuted values.
             bits: fraction bits of the result.
             ring: number of bits of the result's elements.
-            where: name of the layer, for the record of what P1 saw.
-            kind: "elements", "vectors" or "pairs".
-            shown: fraction bits that P1 needs; None shows all that the form allows.
+            where: name of the layer in the record of values that P1 saw.
+            kind: unit that the permutation moves: "elements", "vectors" or "pairs".
+            shown: fraction bits of the values that P1 needs; None shows all that the form allows.
 
         Raises:
-            WidthError: the permutation moves elements or pairs, and there are too few to hide one
-                another.
-            RingRangeError: a value is too large; the error names its layer.
+            WidthError: the permutation moves elements or pairs, and there are too few of them to
+                hide one another.
+            RingRangeError: a value is too large for the ring; the error names its layer.
         """
         number, count = self.next_number(), shared.share.numel()
         rows, width = shared.share.shape
@@ -706,32 +720,33 @@ class Role(Engine):
         drop: int,
         shown: int | None = None,
     ) -> Shared:
-        """Apply SecureNonlinear to one row per head, then SecureMul_G, saving two messages.
+        """Run SecureNonlinear on one row per head, then SecureMul_G, with two messages fewer.
 
-        Only fast mode uses this method. Let v be the values and p the probabilities. Both holders
-        know m = p - q0, which P1 has in its own order, and the differences of v, which were opened
-        before. The missing term contains P1's mask u1 of v times p. The dealer therefore shares u1
-        again as g0 + g1 in P1's order, so that its product with m is local. P1's part of the result
-        is in two orders of heads, the original order and P1's order. P1 sends both parts, masked,
-        together with m; P1's own share of the result is a pad.
+        Only fast mode uses this method. Let v be the values of attention and p the probabilities
+        that P1 computes. Both holders know m = p - q0 (p under a mask), which P1 has in its own
+        order of heads, and the masked v, which was opened before. The missing term of v p contains
+        u1, P1's mask of v, times p. The dealer therefore shares u1 again as g0 + g1 in P1's order,
+        so that each holder multiplies its share by m locally. P1's part of the result is in two
+        orders of heads, the original one and P1's order. P1 sends both parts under masks together
+        with m; P1's own share of the result is a pad.
 
-        Both holders learn uniform numbers only, and P1 also learns the permuted scores. The method
-        sends the messages of `apply`; the last of them has 2 s' additional bits per element of the
-        product. Offline, P2 sends P0 s bits for each element of v and each head that uses the
-        element.
+        Both holders receive only uniformly distributed numbers, and P1 also learns the permuted
+        scores. The method sends the messages of `apply`; the last of these has 2 s' additional bits
+        per element of the product, with s' from `drop`. Offline, P2 sends P0 s bits for each
+        element of v and each head that uses the element.
 
         The result in plain torch is ``product(v, function(scores))``.
 
         Args:
-            scores: attention scores, axes (heads, tokens).
-            function: function of each row; see `apply`.
-            bits: fraction bits of the function's result, in the ring of `values`.
-            where: name of the layer.
+            scores: shared attention scores, axes (heads, tokens).
+            function: function of each row that P1 computes; see `apply`.
+            bits: fraction bits of the function's result, which is in the ring of `values`.
+            where: name of the layer in the record of values that P1 saw.
             cache: cache of v, whose last rows were added by `multiply_growing`.
-            values: the last rows of v; axes (groups, 1, width).
+            values: the last rows of v, shared; axes (groups, 1, width).
             product: function that multiplies the whole v, axes (groups, tokens, width), by
                 probabilities, axes (heads, 1, tokens).
-            drop: number of low bits that the product loses; s' = s - drop.
+            drop: number of low bits that the holders drop from the product; s' = s - drop.
             shown: number of fraction bits of the scores that P1 needs.
         """
         number, ring, small = self.next_number(), values.ring, values.ring - drop
@@ -746,7 +761,7 @@ class Role(Engine):
         def own_order(part: Tensor, masked: Tensor) -> Tensor:
             return batched(in_order(masked), part.reshape(heads, tokens, width))[:, 0]
 
-        if self.role == P1:  # compute known terms while scores are in transit
+        if self.role == P1:  # compute the terms that P1 knows while the scores are in transit
             pads = (((2, count), "q"), (wide, "g"), ((3, *flat), "y"))
             drawn = [self._kept(partial(self.pad, P2, each, name, number)) for each, name in pads]
             (q0, q1), g1, (r, t, y) = drawn
@@ -788,9 +803,9 @@ class Role(Engine):
         return Shared(share, values.bits + bits - drop, small, known=True)
 
     def show_all(self, shared: Shared, where: str) -> Tensor | None:
-        """Return the values themselves at P1, and None elsewhere. P0 sends its share.
+        """Open values to P1; the result is None at the other parties. P0 sends its share to P1.
 
-        This takes one message from P0 to P1, of s bits per element.
+        The opening takes one message from P0 to P1, of s bits per element.
         """
         number = self.next_number()
         if self.offline or self.role == P2:
@@ -808,30 +823,32 @@ class Role(Engine):
         where: str = "scores",
         shown: int | None = None,
     ) -> list[int]:
-        """Run SecurePrediction (algorithm 6.5): return, at P1, an index that P1 picks in each row.
+        """Run SecurePrediction (algorithm 6.5): P1 picks an index in each row and learns it.
 
-        P1 learns the permuted scores and its index. P0 learns nothing, because the query is
-        uniform. The printed protocol retrieves the index with a BFV query (`Form.retrieval`). With
-        "sets", the default, a query for subsets to two servers retrieves the index (Chor,
-        Goldreich, Kushilevitz and Sudan 1995, section 3.1). The dealer, which knows the permutation
-        already (6.3), is the second server: offline, it gives P1 a random set S, and the masked sum
-        of the permutation's entries in S. Online, P1 adds its position to S, or removes it from S,
-        and sends the resulting set; P0 answers with the masked sum over this set. An honest P1
-        learns only one entry. If P1 does not follow the protocol, it learns another sum instead.
+        P1 learns the scores in permuted order, and the original index of the score that it picks.
+        P0 learns nothing about the index, because P1's query is uniformly distributed. The printed
+        protocol retrieves the index with a BFV query (`Form.retrieval`). By default ("sets"), a
+        query for subsets to two servers retrieves the index (Chor, Goldreich, Kushilevitz and Sudan
+        1995, section 3.1). The dealer, which knows the permutation (6.3), acts as the second
+        server: offline, it gives P1 a random set S of positions, and the masked sum of the
+        permutation's entries in S. Online, P1 adds its position to S, or removes it if S contains
+        it, and sends the resulting set; P0 answers with the masked sum over this set. P1 learns
+        only one entry of the permutation if it follows the protocol. If P1 does not follow the
+        protocol, it learns the sum over some other set instead.
 
-        For n scores, three messages contain the shown bits of each score, n bits, and 4 bytes per
-        row. If the mode is "thesis", or P1's share is not known in advance, a message with two bits
-        more per score than are shown comes first.
+        For n scores, three messages contain the shown bits of each score, then n bits, then 4 bytes
+        per row. If the mode is "thesis", or P1 does not know its share in advance, a message with
+        two bits more per score than are shown comes first.
 
         The result in plain torch is ``[pick(row) for row in scores]``, for a pick that ignores the
         order.
 
         Args:
             scores: shared scores, axes (rows, scores).
-            pick: function at P1 that returns a position in the given scores, by any decoding
-                strategy.
-            where: name of the scores, for the record of what P1 saw.
-            shown: number of fraction bits that P1 needs; see `apply`.
+            pick: P1's function that returns a position in the given scores; any decoding strategy
+                is possible.
+            where: name of the scores in the record of values that P1 saw.
+            shown: number of fraction bits of the scores that P1 needs; see `apply`.
 
         Returns:
             at P1 in the online phase, the indices; otherwise zeros.
@@ -843,7 +860,7 @@ class Role(Engine):
     def _retrieve(
         self, scores: Shared, mine: Tensor, pick: Pick | None, where: str, number: int
     ) -> list[int]:
-        """Retrieve the index that P1 picks in each row, by subsets; see `choose`."""
+        """Retrieve the index that P1 picks in each row, by sets of positions; see `choose`."""
         rows, count = scores.share.shape
         size, set_words = -(-rows * count // 8), -(-rows * count // 64)
         if self.role == P2:
@@ -882,7 +899,10 @@ class Role(Engine):
         return [pick(row) for row in values]
 
     def tell(self, flag: bool) -> bool:
-        """Disclose to P0 whether P1 requests more tokens; False discards unused material."""
+        """Disclose to P0 whether P1 requests more tokens.
+
+        With False, both discard the unused material.
+        """
         number = self.next_number()
         if self.offline or self.role == P2:
             return True
@@ -895,7 +915,9 @@ class Role(Engine):
         return flag
 
     def _show(self, shared: Shared, kind: str, number: int, shown: int | None) -> Tensor:
-        """Run SecurePerm (algorithm 6.3), and open the result to P1 with only the necessary bits.
+        """Run SecurePerm (algorithm 6.3), and open the permuted values to P1.
+
+        P1 receives only the bits that it needs.
 
         Returns:
             the permutation at P0 and P2; at P1 in the online phase, the permuted values in the
@@ -918,7 +940,7 @@ class Role(Engine):
                 self._keep(r1, *([] if early else [r0]))
                 return r1
             r1 = self._take()
-            half = (1 << low) >> 1  # rounding, if low bits were dropped
+            half = (1 << low) >> 1  # add one half for rounding, if low bits were dropped
             if not early:
                 self._send(P0, number, (shared.share.reshape(-1) - self._take(), *first[1:]))
                 half += (1 << first_low) >> 1
@@ -940,7 +962,7 @@ class Role(Engine):
         return order
 
     def _low_bits(self, shared: Shared, shown: int | None) -> tuple[int, int]:
-        """Return how many low bits are not sent: of a value to P1, and of P1's share to P0."""
+        """Return how many low bits are left out of a value for P1, and of P1's share for P0."""
         if shown is not None:
             low = max(0, shared.bits - shown)
             return low, max(0, low - _FIRST_MORE)
@@ -953,7 +975,10 @@ class Role(Engine):
     def _deal_back(
         self, order: Tensor, results: int, ring: int, number: int
     ) -> tuple[Tensor, Tensor]:
-        """Run SecurePerm of P1's results, with the inverse permutation; return P1's masks."""
+        """At the dealer, run SecurePerm of P1's results, and return P1's masks.
+
+        This step uses the inverse permutation.
+        """
         q0, q1 = self.pad(P1, (2, results), "q", number)
         self._send(P0, number, (q0[_back(order, results)] - q1, ring))
         return q0, q1
@@ -961,14 +986,14 @@ class Role(Engine):
     def _found(
         self, mine: Tensor, shared: Shared, function: Function, bits: int, ring: int, where: str
     ) -> Tensor:
-        """At P1, evaluate a function on the values that P1 sees; return elements of the ring."""
+        """At P1, evaluate a function on the values that P1 sees; return ring elements."""
         values = self._seen(mine, shared, where).reshape(shared.share.shape)
         return self.encode(function(values), bits, where, ring - 1 - bits).reshape(-1)
 
     def _seen(
         self, elements: Tensor, shared: Shared, where: str, what: str = "permuted values"
     ) -> Tensor:
-        """Return the values that P1 sees as real numbers, and count them in the leakage ledger."""
+        """Return the values that P1 sees as real numbers; count them in the ledger of leakage."""
         self.leakage.count(what, where, elements.numel(), elements.numel())
         values = self.decode(elements, shared)
         require_integer_bits(values, shared.ring - 2 - shared.bits, shared.bits, where, _FIX)
@@ -977,7 +1002,7 @@ class Role(Engine):
         return values
 
     def _watched(self, number: int, *opened: tuple[Tensor, Shared]) -> None:
-        """Pass masked values that were opened, as real numbers, to `watch`, for measurements."""
+        """Pass masked values that were opened to `watch` as real numbers, for measurements."""
         if self.watch is not None:
             for index, each in enumerate(opened):
                 self.watch(f"opened {number} {index}", self.decode(*each))
@@ -1009,14 +1034,17 @@ class Role(Engine):
         return self._take()
 
     def _as_sent(self, elements: Tensor) -> Tensor:
-        """Return elements as the other party receives them, after the rounding of the message.
+        """Return elements rounded as the other party receives them in a message.
 
         Both parties then continue with equal elements.
         """
         return elements
 
     def _send(self, peer: int, number: int, *parts: Sent) -> None:
-        """Send several tensors in one message, each with its own number of bits per element."""
+        """Send several tensors in one message.
+
+        Each tensor has its own number of bits per element.
+        """
         payloads = [pack_elements(*part) for part in parts]
         whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
         self.channels[peer].send_bytes(whole, number, self._phase)
@@ -1045,7 +1073,7 @@ class LocalRoles(LocalParties[Role]):
 
     Args:
         form: parameters of the protocols, equal at all parties.
-        terms: terms that the parties compare before they begin.
+        terms: terms that the parties compare before they begin to compute.
         timeout_s: seconds that a party waits for a message.
     """
 
@@ -1056,7 +1084,7 @@ class LocalRoles(LocalParties[Role]):
 
 
 def kind_of(form: Form) -> type[Role]:
-    """Return the class of the roles of a form."""
+    """Return the class of roles that computes with a form."""
     if form.protect == "scores":
         return named(_SHARING)  # type: ignore[no-any-return]
     usual = form.sharing == "ring" and form.retrieval == "sets"
@@ -1070,7 +1098,10 @@ def _rounded(share: Tensor, bits: int) -> Tensor:
 
 
 def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Tensor:
-    """Draw a secret permutation of flat indices: each position gets the index of its source."""
+    """Draw a secret permutation of flat indices.
+
+    Each position of the result gets the index of its source.
+    """
     rows, width = shape
     if kind in ("vectors", "rows"):
         inside = _orders_inside(pads, rows, width, number) + width * torch.arange(rows)[:, None]
@@ -1083,14 +1114,17 @@ def _order(pads: PadStream, shape: Sequence[int], kind: str, number: int) -> Ten
 
 
 def _back(order: Tensor, results: int) -> Tensor:
-    """Return the inverse permutation; for pairs, that of their first elements."""
+    """Return the inverse of a permutation; for pairs, the inverse for the pairs' first elements."""
     back = torch.empty(results, dtype=torch.int64)
     back[order[:results]] = torch.arange(results)
     return back
 
 
 def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tensor:
-    """Return a permutation of each vector, by sort keys of 40 bits, for up to 2^24 elements."""
+    """Return a permutation of the elements of each vector.
+
+    It sorts random keys of 40 bits, for up to 2^24 elements.
+    """
     keys = pads.elements64(rows * width, "inside", number).reshape(rows, width)
     low = np.uint64((1 << 24) - 1)
     keys = keys & ~low | np.arange(width, dtype=np.uint64)
@@ -1099,12 +1133,12 @@ def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tenso
 
 
 def indices_within(order: Tensor, rows: int) -> Tensor:
-    """Return each index's position within its row, from a permutation of kind "rows"."""
+    """Return each index's position within its row, for a permutation of kind "rows"."""
     return order.reshape(rows, -1) % (order.numel() // rows)
 
 
 def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Make uniform random sets from uniform words; bool of these axes."""
+    """Make uniform random sets of positions from uniform words; bool of axes `shape`."""
     words, count = elements.numpy().view(np.uint8), shape[0] * shape[1]
     return torch.from_numpy(np.unpackbits(words, count=count) > 0).reshape(shape)
 

@@ -1,8 +1,8 @@
 """Each party's part of the shared weights, in blocks of rows, so that memory never holds all rows.
 
-The model owner (P0) keeps its weights as integers, mapped from a file. P1 stores the masked
-weights, packed, and reads one block at a time. P2 stores one seed per matrix, and draws the mask
-from the seed for each dealing.
+The model owner (P0) stores its weights as integers in a file that is mapped into memory. P1 (the
+user) stores the masked weights, packed, and reads one block at a time. P2 (the dealer) stores one
+seed per matrix, and draws the mask from the seed for each dealing.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from vfl.mpc.ring import ELEMENT_BITS, matmul, reads_in_place
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.stream import KEY_BYTES, PadStream
 
-#: Largest number of elements per block of whole rows; with 8 bytes each, a block fits a processor's
-#: cache.
+#: Largest number of elements in a block of whole rows; with 8 bytes each, a block fits into a
+#: processor's cache.
 BLOCK = 1 << 18
-#: Types of stored weights, the smallest type first.
+#: Integer types of stored weights, the smallest type first.
 _TYPES = (torch.int16, torch.int32, torch.int64)
 
 
 class Matrix(Protocol):
-    """Interface of a matrix of ring elements that is made or read in blocks of rows."""
+    """A matrix of ring elements that is computed or read in blocks of rows."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Axes (rows, columns)."""
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number of each block's first row and the block's rows, int64, in order."""
+        """Yield each block in order: the number of its first row, and its rows as int64."""
 
 
 def spans(shape: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first row and the end of each block of a matrix.
+    """Return, for each block of a matrix, the first row and the row after the last.
 
     >>> spans((1000, 1024))
     [(0, 256), (256, 512), (512, 768), (768, 1000)]
@@ -62,19 +62,19 @@ class Whole:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Axes (rows, columns)."""
+        """Axes (rows, columns) of the matrix."""
         rows, columns = self.elements.shape
         return rows, columns
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; elements have fewer bits than int64 if they are stored so."""
+        """See `Matrix`; the blocks have the integer type in which the elements are stored."""
         for start, end in spans(self.shape):
             yield start, self.elements[start:end]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A uniform mask that is drawn from its seed (AES-128 in counter mode).
+    """A uniform random mask that is drawn from a seed (AES-128 in counter mode).
 
     It masks one matrix, once: a new sharing of the weights uses a new seed.
 
@@ -87,7 +87,7 @@ class Drawn:
     shape: tuple[int, int]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; each call draws the same values again."""
+        """See `Matrix`; each call draws the same elements again."""
         stream = PadStream(self.seed)
         for number, (start, end) in enumerate(spans(self.shape)):
             elements = stream.elements64((end - start) * self.shape[1], "U", number)
@@ -99,7 +99,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Masked weights with a fixed number of bits each, in blocks, in memory or in a file."""
+    """Masked weights in blocks, with a fixed number of bits each, in memory or in a file."""
 
     shape: tuple[int, int]
     bits: int
@@ -107,14 +107,14 @@ class Packed:
 
     @property
     def sizes(self) -> list[int]:
-        """Size of each block, in bytes."""
+        """Sizes of the blocks, in bytes."""
         columns = self.shape[1]
         return [
             packed_bytes((end - start) * columns, self.bits) for start, end in spans(self.shape)
         ]
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """See `Matrix`; bits above the packed bits are zero."""
+        """See `Matrix`; the bits above the packed bits are zero."""
         for (start, end), piece in zip(spans(self.shape), self.pieces(), strict=True):
             count = (end - start) * self.shape[1]
             elements = unpack_elements(memoryview(piece), count, self.bits)
@@ -122,13 +122,13 @@ class Packed:
 
 
 class LayerShape(NamedTuple):
-    """A linear layer before its weights are shared.
+    """Shape and bits of a linear layer before its weights are shared.
 
     Attributes:
         name: name of the layer.
         shape: numbers of inputs and outputs.
         bits: fraction bits of a weight.
-        ring: number of bits of an element of the products with this layer.
+        ring: number of bits of an element of the products with this layer's weights.
     """
 
     name: str
@@ -139,17 +139,17 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A linear layer with P0's weights, as one party has it after the initialisation.
+    """A linear layer with P0's weights, as one party stores it after the initialisation.
 
     Attributes:
         layer: name, axes and numbers of bits of the layer.
         weight, bias: weight and bias at P0, None elsewhere; the weight has the smallest type that
             fits it.
-        masked: E = X - U at P1, None elsewhere. With floats and in tests, `masked` may be a tensor;
-            the same holds for `mask`.
-        mask: U at P2, None elsewhere.
-        turned: whether inputs and outputs are exchanged, as in a decoder's head, which uses the
-            embedding's weights.
+        masked: at P1, the masked weight E = X - U; None elsewhere. With float sharing and in tests,
+            `masked` and `mask` may be tensors.
+        mask: at P2, the mask U; None elsewhere.
+        turned: whether inputs and outputs of the weight are exchanged: a decoder's head uses the
+            embedding's weights in this way.
     """
 
     layer: LayerShape
@@ -161,12 +161,12 @@ class Constant:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of inputs and outputs, after the exchange if `turned`."""
+        """Numbers of inputs and outputs, after the exchange if `turned` is set."""
         inputs, outputs = self.layer.shape
         return (outputs, inputs) if self.turned else (inputs, outputs)
 
     def of(self, role: int) -> Matrix | Tensor:
-        """Return the factor with which a role multiplies."""
+        """Return the factor by which a role multiplies: weight, masked weight or mask."""
         found = {P0: self.weight, P1: self.masked, P2: self.mask}[role]
         assert found is not None, "each role has its own factor"
         return found
@@ -177,12 +177,12 @@ class Constant:
 
 
 def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) -> Tensor:
-    """Return the product in the ring, computed one block of the right operand at a time.
+    """Return the product in the ring, computed block by block of the right operand.
 
     Args:
         left: int64, axes (rows, inner).
         right: axes (inner, columns), or (columns, inner) if turned.
-        turned: whether the right operand is to be transposed.
+        turned: whether the right operand must be transposed for the product.
 
     >>> two = Whole(torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
     >>> multiplied(torch.tensor([[1, 10]]), two).tolist()
@@ -191,7 +191,7 @@ def multiplied(left: Tensor, right: Matrix | Tensor, *, turned: bool = False) ->
     [[21, 43]]
     """
     if isinstance(right, Tensor) and not turned and reads_in_place(len(left), right):
-        return matmul(left, right)  # blocks only limit how much is copied at once
+        return matmul(left, right)  # the blocks only limit how much memory is copied at once
     matrix = Whole(right) if isinstance(right, Tensor) else right
     rows, columns = matrix.shape
     if turned:
@@ -213,7 +213,7 @@ def scaled(left: Tensor, right: Matrix | Tensor) -> Tensor:
 
 
 def room_for(weight: Tensor, bits: int) -> Tensor:
-    """Return uninitialised elements of a weight's axes, of the smallest type that fits it."""
+    """Return uninitialised memory for a weight, of the smallest integer type that fits it."""
     ends = torch.aminmax(weight) if weight.numel() else (0.0, 0.0)
     most = max(abs(float(end)) for end in ends) * 2.0**bits + 1
     kind = next((each for each in _TYPES if most < torch.iinfo(each).max), torch.int64)
@@ -224,9 +224,9 @@ class WeightStore:
     """One party's part of a sharing of the weights, in one sealed file per matrix.
 
     Args:
-        folder: folder of this sharing; only the folder's owner may read it.
-        party: owner of the store.
-        setup: identifier of the sharing.
+        folder: folder for this sharing of the weights; only the folder's owner may read it.
+        party: party that owns the store.
+        setup: identifier of the sharing of the weights.
     """
 
     def __init__(self, folder: Path, party: str, setup: str) -> None:
@@ -234,7 +234,7 @@ class WeightStore:
         private_folder(folder)
 
     def put(self, constant: Constant) -> Constant:
-        """Store a party's part of a layer; return the part as read from its file."""
+        """Store a party's part of a layer; return the part, as mapped from its file."""
         name = constant.layer.name
         if isinstance(constant.masked, Packed):
             self._write(f"{name}.masked", constant.masked.pieces())
@@ -251,10 +251,11 @@ class WeightStore:
         return self.get(constant.layer)
 
     def get(self, layer: LayerShape) -> Constant:
-        """Read the stored part of a layer.
+        """Read the stored part of a layer, mapped from its file.
 
         Raises:
-            RunFolderError: a file is missing or damaged, or belongs to another party or sharing.
+            RunFolderError: a file is missing or damaged, or belongs to another party or another
+                sharing of the weights.
         """
         weight: Tensor | None = None
         bias: Tensor | None = None
@@ -276,7 +277,7 @@ class WeightStore:
     def _packed(self, layer: LayerShape) -> Packed:
         path = self._path(f"{layer.name}.masked")
 
-        @cache  # each process checks a file at most once, and a question needs no masked weights
+        @cache  # each process checks a file at most once; only dealings need masked weights
         def start() -> int:
             checked = checked_span(path, self._seal(path.name))
             self._require(len(checked) == sum(found.sizes), path)
