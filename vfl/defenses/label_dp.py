@@ -1,8 +1,9 @@
-"""Randomised response: replaces some training labels at random before any model uses them.
+"""Randomised response: randomly replaces some training labels before any model uses them.
 
 `LabelDP` randomises all labels once, before the training. `TwoStageLabelDP` randomises the labels
-of some rows later. By then the top has learned from the other rows, and its predictions are the
-prior probabilities for the labels that are randomised later.
+of some rows before the training, and those of the other rows later. By then the top has learned
+from the first rows; its predictions are the prior probabilities with which the later labels are
+randomised.
 """
 
 from __future__ import annotations
@@ -33,25 +34,27 @@ from vfl.privacy import PrivacyStatement
 
 
 class LabelDP(Defense):
-    """Replaces each training label at random before the first step (Warner 1965).
+    """Randomly replaces some training labels before the first step (Warner 1965).
 
-    Without a prior, a label becomes another class with probability `flip`, and all other classes
-    are equally likely. For K classes, epsilon = ln((1 - flip)(K - 1) / flip). With a public
+    Without a prior, a label becomes another class with probability `flip`; all other classes are
+    then equally likely. For K classes, epsilon = ln((1 - flip)(K - 1) / flip). With a public
     `prior`, the defense uses RRWithPrior (Ghazi et al. 2021, algorithm 2). RRWithPrior replaces
-    labels only by the k most probable classes, where k maximises the expected share of labels that
-    stay true.
+    labels only by one of the k most probable classes, where k maximises the expected share of
+    labels that stay true.
 
-    Validation and test labels stay exact. With two classes and no prior, the top learns randomised
-    labels: if it predicts q for class 1, the probability of the true class 1 is (q - flip) / (1 - 2
-    flip).
+    Validation and test labels stay exact. With two classes and no prior, the top learns from
+    randomised labels: if it predicts q for class 1, the true probability of class 1 is (q - flip) /
+    (1 - 2 flip).
 
     The guarantee holds for everything computed from the randomised labels: all epochs, messages and
     weights.
 
     Args:
-        epsilon: epsilon of the guarantee for one label; exclusive with `flip`.
-        flip: probability of replacing a label by another class; exclusive with `epsilon`.
-        prior: publicly known share of each class, joined by dashes, in the order of the sorted
+        epsilon: epsilon of the guarantee for one row's label; it cannot be set together with
+            `flip`.
+        flip: probability of replacing a label by another class; it cannot be set together with
+            `epsilon`.
+        prior: publicly known share of each class, separated by dashes, in the sorted order of the
             classes; these shares must not come from the training labels.
 
     >>> defense = LabelDP(flip=0.1)
@@ -127,7 +130,7 @@ class LabelDP(Defense):
 
 
 def _promise(against: str, epsilon: float) -> PrivacyStatement:
-    """Return the guarantee for one label; it covers weights and predictions as post-processing."""
+    """Return the guarantee for one label; it also covers results computed from it."""
     return PrivacyStatement(
         "labels",
         against,
@@ -140,7 +143,7 @@ def _promise(against: str, epsilon: float) -> PrivacyStatement:
 
 
 def flip_of(epsilon: float, classes: int) -> float:
-    """Return the probability of replacing a label for which randomised response has `epsilon`.
+    """Return the probability of replacing a label that gives randomised response this epsilon.
 
     >>> round(flip_of(math.log(9), classes=10), 4)  # 9 / (9 + 9)
     0.5
@@ -154,9 +157,10 @@ def respond(
     """Replace some labels by other classes; all other classes are equally likely.
 
     Args:
-        labels: class codes, axes (rows,).
-        classes: number of classes; an array states the number for each row, axes (rows,).
-        flip: probability of replacing a label; an array states it for each row, axes (rows,).
+        labels: class numbers, axes (rows,).
+        classes: number of classes; an array has the number for each row, axes (rows,).
+        flip: probability of replacing a label; an array has the probability for each row, axes
+            (rows,).
         draws: uniform random numbers in [0, 1), axes (rows, 2).
     """
     shift = 1 + np.floor(draws[:, 1] * (classes - 1)).astype(labels.dtype)
@@ -166,17 +170,17 @@ def respond(
 def respond_with_prior(
     labels: np.ndarray, priors: np.ndarray, epsilon: float, draws: np.ndarray
 ) -> np.ndarray:
-    """Apply RRWithPrior: randomised response restricted to the k most probable classes.
+    """Apply RRWithPrior: randomised response among the k most probable classes of each row.
 
     A label among these k classes stays with probability e^epsilon / (e^epsilon + k - 1); otherwise
-    it becomes another one of the k classes, all equally likely. A label outside the k classes
+    it becomes another of the k classes, each with equal probability. A label outside the k classes
     becomes any of the k classes with equal probability.
 
     Args:
-        labels: class codes, axes (rows,).
-        priors: probabilities of the classes, axes (rows, classes), or (1, classes) if all rows have
-            the same probabilities.
-        epsilon: epsilon of the guarantee for one label.
+        labels: class numbers, axes (rows,).
+        priors: probabilities of the classes before the response, axes (rows, classes), or (1,
+            classes) if all rows have the same probabilities.
+        epsilon: epsilon of the guarantee for one row's label.
         draws: see `respond`.
     """
     order, counts = answers_of(priors, epsilon)
@@ -190,7 +194,7 @@ def respond_with_prior(
 
 
 def answers_of(priors: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's classes, most probable first, and the number k of classes to draw from.
+    """Return each row's classes, most probable first, and the number k of classes to answer with.
 
     This k maximises the expected number of labels that stay true (Ghazi et al. 2021, algorithm 2).
     For priors of axes (rows, classes), the results have axes (rows, classes) and (rows,).
@@ -212,25 +216,26 @@ def _shares(text: str) -> np.ndarray:
 
 
 class TwoStageLabelDP(Defense):
-    """Randomises some labels before the first step, and the others later, with a prior.
+    """Randomises some labels before the first step, and the other labels later, with a prior.
 
     Late rows are the rows whose labels are randomised after the first stage. In the first stage,
-    late rows have zero gradients, so no model learns from them. After the first stage, the label
-    party randomises the labels of the late rows with RRWithPrior. The prior of a late row is the
-    top's prediction for this row in the last epoch of the first stage. The second stage trains with
-    all rows. The top does not learn from late labels before they are randomised, and every label is
-    randomised exactly once. So epsilon holds for each label, as in `label_dp`: the priors and all
-    messages are post-processing of randomised labels. Zero gradients show every party which rows
-    are late.
+    late rows have zero gradients, so no model learns from their labels. After the first stage, the
+    label party randomises the labels of the late rows with RRWithPrior. The prior of a late row is
+    the top's prediction for this row in the last epoch of the first stage. The second stage trains
+    with all rows. The top does not learn from a late label before it is randomised, and every label
+    is randomised exactly once. So epsilon holds for each label, as in `label_dp`: the priors and
+    all messages are post-processing of labels that were randomised. The zero gradients show every
+    feature party which rows are late.
 
     Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, which is
     LP-MST with two stages. The paper computes the prior in a separate pass over the late rows. This
-    class uses the outputs of their training batches, so it sends no further message.
+    class uses the top's outputs for the late rows in their training batches, so it sends no further
+    message.
 
     Args:
-        epsilon: epsilon of the guarantee for one label.
+        epsilon: epsilon of the guarantee for one row's label.
         epochs: number of epochs in the first stage; the training must have more epochs.
-        share: share of the rows whose labels are used in the first stage.
+        share: share of the training rows whose labels are used in the first stage.
 
     >>> defense = TwoStageLabelDP(epsilon=2, epochs=1)
     >>> defense.prepare(LabelKind(classes=10))
@@ -256,7 +261,7 @@ class TwoStageLabelDP(Defense):
         self._classes = 0
         self._exact: np.ndarray | None = None
         self._answers = torch.empty(0, dtype=torch.int64)
-        self._outputs = torch.empty(0)  # the top's last output for each row, in stage one
+        self._outputs = torch.empty(0)  # top's last output per row, in stage one
         self._indices: Tensor | None = None
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
@@ -282,7 +287,7 @@ class TwoStageLabelDP(Defense):
         self._late = draws[:, 0] >= self.share
         flip = flip_of(self.epsilon, self._classes)
         answers = respond(self._exact, self._classes, flip, self._draws)
-        answers[self._late] = 0  # placeholders, because no model learns from late rows
+        answers[self._late] = 0  # placeholders; no model learns from late rows
         self._answers = torch.from_numpy(answers).to(labels.dtype)
         self._outputs = torch.zeros(len(labels), self._classes)
         return self._answers.clone()
@@ -321,7 +326,7 @@ class TwoStageLabelDP(Defense):
         self._answers, self._outputs = answers.clone(), state["seen"].clone()
 
     def _answer(self) -> None:
-        """Randomise the labels of the late rows, with the top's predictions as priors."""
+        """Randomise the labels of the late rows; the top's predictions are the priors."""
         assert self._exact is not None, "labels comes first"
         late = self._late
         priors = torch.softmax(self._outputs.double(), dim=1).numpy()[late]

@@ -1,7 +1,7 @@
-"""Published families of transformers: their configurations, and the names of their weights.
+"""Published families of transformers: how vfl reads their configurations and weight names.
 
-To add a family, write a function from its `config.json` to a shape, state the names of its weights,
-and add one line to `LAYOUTS`.
+To add a family, write a function that converts its `config.json` to a shape, state the names of its
+weights, and add one line to `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from vfl.models.decoder import (
     VectorShape,
 )
 
-#: Family name (`model_type`) in the folders that `save_decoder` writes.
+#: Family name (`model_type`) in the folders that `save_decoder` writes, for vfl's own decoders.
 OWN = "vfl-decoder"
 #: Family name (`model_type`) in folders with word vectors.
 VECTORS = "vfl-vectors"
-#: vfl's names of activations, by their names in `config.json`: for an MLP without a gate, and for
-#: an MLP with a gate.
+#: vfl's name of each activation, by its name in `config.json`: first for an MLP without a gate,
+#: then for an MLP with a gate.
 _PLAIN = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -65,8 +65,8 @@ class Config:
 
     Args:
         found: the settings.
-        has: function that returns whether the folder has a weight with this name, without its
-            prefix.
+        has: function that returns whether the folder has a weight with a given name (without the
+            family's prefix).
         pictures: settings in `preprocessor_config.json`; empty if there is no such file.
     """
 
@@ -84,11 +84,11 @@ class Config:
         return default if found is None else found
 
     def given(self, name: str, default: Any) -> Any:
-        """Return a setting, the default if it is missing, and 0 if it is null."""
+        """Return a setting: the default if it is missing, and 0 if it is null."""
         return self.found.get(name, default) or 0
 
     def require(self, **wanted: Any) -> None:
-        """Raise `Refused` if a setting differs from the wanted value; a missing setting passes."""
+        """Raise `Refused` if a setting differs from the wanted value; it may be missing."""
         for name, want in wanted.items():
             if self.get(name, want) != want:
                 raise Refused(f"{name} = {self.get(name)!r}", f"{name} = {want!r}")
@@ -107,16 +107,17 @@ class Config:
 
 @dataclass(frozen=True)
 class Names:
-    """Maps names of vfl's modules to a family's names; some vfl modules join several of a family.
+    """Maps names of vfl's modules to a family's names; one vfl module can join several modules.
 
     Attributes:
-        top: the family's names of modules outside blocks.
+        top: the family's names of modules outside blocks, by vfl's names.
         block: prefix of a block's names, where "{}" stands for the block's number.
-        blocks: the family's names of modules inside blocks, after this prefix.
-        turned: whether linear layers in blocks are stored with axes (inputs, outputs).
-        plus_one: whether norms are stored as weights minus 1 (Gemma).
-        interleaved: whether queries, keys and values are stored head by head (GPT-NeoX).
-        skipped: number of leading rows in the position table that no text uses.
+        blocks: the family's names of modules inside blocks (after this prefix), by vfl's names.
+        turned: whether linear layers in blocks are stored transposed, with axes (inputs, outputs).
+        plus_one: whether norms are stored as their weights minus 1 (Gemma).
+        interleaved: whether the weights of queries, keys and values are stored head by head
+            (GPT-NeoX).
+        skipped: number of rows at the beginning of the position table that no text uses.
     """
 
     top: Mapping[str, str]
@@ -149,9 +150,9 @@ class Layout:
             it has one.
         names: function from a configuration to the names of the model's weights; None means vfl's
             own names.
-        prefixes: prefixes of the names of all weights in the body; a file with only the body lacks
-            them.
-        unused: prefixes of weights of heads for other tasks, which vfl does not use.
+        prefixes: prefixes in the names of all weights of the body; files that contain only the body
+            lack these prefixes.
+        unused: name prefixes of weights of heads for other tasks, which vfl does not use.
     """
 
     model: type[Decoder] | type[Encoder] | type[PictureEncoder] | type[Vectors]
@@ -165,7 +166,7 @@ def _blocks(**names: str) -> Mapping[str, tuple[str, ...]]:
     return {ours: tuple(theirs.split()) for ours, theirs in names.items()}
 
 
-# Decoders derived from GPT-2.
+# Decoder families derived from GPT-2.
 
 
 def _gpt2(config: Config) -> DecoderShape:
@@ -273,7 +274,7 @@ _GPT_NEOX = Names(
 )
 
 
-# Decoders derived from LLaMA.
+# Decoder families derived from LLaMA.
 
 
 def _llama_like(
@@ -361,7 +362,8 @@ def _qwen3(config: Config) -> DecoderShape:
 
 def _gemma_like(config: Config, **others: Any) -> DecoderShape:
     config.require(use_bidirectional_attention=False)
-    # The first Gemma's configuration says "gelu", but the model uses the approximation.
+    # The configuration of the first Gemma says "gelu", but the model uses the tanh approximation of
+    # GELU.
     first = config["model_type"] == "gemma"
     acts = _GATED | ({"gelu": "gated_gelu_tanh"} if first else {})
     act = config.choose("hidden_act" if first else "hidden_activation", acts, "gelu_pytorch_tanh")
@@ -404,12 +406,12 @@ def _gemma3(config: Config) -> DecoderShape:
     )
 
 
-#: Number of tokens in a window, if a configuration does not state it.
+#: Number of tokens in an attention window, if a configuration does not state it.
 _WINDOW = 4096
 
 
 def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return each block's window, from a list of block types or, in older files, from a rule."""
+    """Return each block's window size, from a list of block types or (old files) from a rule."""
     size = config.given("sliding_window", _WINDOW)
     layers = range(config["num_hidden_layers"])
     kinds = config.get("layer_types") or [
@@ -423,7 +425,7 @@ def _windows(config: Config, local: Callable[[int], bool]) -> tuple[int, ...]:
 
 
 def _rope(config: Config) -> Mapping[str, Any]:
-    """Return the settings of rotary positions; new files have them in "rope_parameters"."""
+    """Return the settings of rotary positions; newer files have them in "rope_parameters"."""
     newer = config.get("rope_parameters") or {}
     found: Mapping[str, Any] = newer.get("full_attention") or newer
     return {**found, **(config.get("rope_scaling") or {})}
@@ -443,17 +445,17 @@ def _rotary(
     """Return vfl's options for rotary positions.
 
     Args:
-        config: settings of the family.
-        base: name of the setting for the base.
-        part: default share of a head's entries that rotary positions change; None if the family
-            always changes whole heads.
-        theta: default value of the base.
-        head: width of a head; None takes it from the settings.
+        config: settings of the model, from its `config.json`.
+        base: name of the setting with the base of the frequencies.
+        part: share of a head's entries that rotary positions change if no setting states it; None
+            if the family always changes whole heads.
+        theta: base of the frequencies if no setting states it.
+        head: width of an attention head; None takes it from the settings.
     """
     rope = _rope(config)
     default = config.get("partial_rotary_factor", 1.0) if part is None else part
     turned = rope.get("partial_rotary_factor", default)
-    if part is None and turned != 1:  # the package transformers ignores this or fails
+    if part is None and turned != 1:  # transformers ignores this or fails
         raise Refused(
             f"partial_rotary_factor = {turned!r}", "1, as heads of this family turn whole"
         )
@@ -474,7 +476,7 @@ def _rotary(
                 "original_max_position_embeddings", config["max_position_embeddings"]
             ),
         }
-    if kind == "linear":  # trained = 1 stretches every frequency
+    if kind == "linear":  # with trained = 1, every frequency is stretched
         return found | {"stretch": rope["factor"], "trained": 1}
     if kind != "default":
         raise Refused(f"rope_type = {kind!r}", "default, linear, llama3 or yarn")
@@ -482,7 +484,7 @@ def _rotary(
 
 
 def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> dict[str, Any]:
-    """Return the divisors of frequencies, and the scale (Peng et al. 2023, 3.2 and 3.4)."""
+    """Return the frequencies' divisors, and the scale (YaRN; Peng et al. 2023, 3.2 and 3.4)."""
     trained = rope.get("original_max_position_embeddings") or context
     factor = rope.get("factor") or context / trained
 
@@ -490,7 +492,7 @@ def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> di
         return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
     def place(turns: float) -> float:
-        """Return the index of the frequency with this number of periods in the trained context."""
+        """Return the index of the frequency with so many periods in the trained context length."""
         return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     most, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
@@ -511,7 +513,7 @@ def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> di
 
 
 def _classes(config: Config, head: str) -> int:
-    """Return the number of classes of the head; 0 if the folder has no head."""
+    """Return the number of classes of a head; 0 if the folder has no weights of this head."""
     names = config.get("id2label", range(config.get("num_labels", 2)))
     return len(names) if config.has(f"{head}.weight") else 0
 
@@ -536,7 +538,7 @@ def _bert(config: Config) -> EncoderShape:
 
 
 def _bert_padding(config: Config) -> int:
-    """Return RoBERTa's padding token, whose number offsets the positions; -1 for BERT."""
+    """Return RoBERTa's padding token, by whose number positions are shifted; -1 for BERT."""
     return -1 if config["model_type"] == "bert" else int(config.get("pad_token_id", 1))
 
 
@@ -601,11 +603,11 @@ _DISTILBERT = Names(
 )
 
 
-# Encoders of pictures, and CLIP's two towers.
+# Picture encoders, and the two towers of CLIP.
 
 
 def _side(config: Config, name: str) -> int:
-    """Return the side of a square picture or patch, stated once or as height and width."""
+    """Return the side length of a square picture or patch, given once or as height and width."""
     found = config[name]
     sides = found if isinstance(found, list) else [found]
     if len(set(sides)) != 1:
@@ -661,7 +663,7 @@ _VIT = Names(
 )
 
 
-#: Prefixes of unused weights: heads, and the vector of masked patches
+#: Name prefixes of weights that vfl does not use: heads, and the vector of masked patches
 #: (`ViTForMaskedImageModeling`).
 _VIT_UNUSED = ("pooler.", "decoder.", "embeddings.mask_token")
 
@@ -758,7 +760,7 @@ LAYOUTS: Mapping[str, Layout] = {
         PictureEncoder, _clip_vision, _fixed(_CLIP_VISION), ("vision_model.",), ("visual_",)
     ),
 }
-#: Both towers of a whole CLIP model: the name of the tower's settings, its family, and the prefixes
+#: For each tower of a whole CLIP model: the name of its settings, its family, and the name prefixes
 #: of the other tower's weights.
 TOWERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "text": ("text_config", "clip_text_model", ("vision_model.", "visual_", "logit_scale")),

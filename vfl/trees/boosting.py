@@ -1,7 +1,7 @@
-"""Gradient boosting: each tree is fitted to the gradients at the margins of the earlier trees.
+"""Gradient boosting: each tree fits the gradients of the loss at the margins of earlier trees.
 
 The algorithm follows Friedman 2001, with second derivatives (Chen and Guestrin 2016). The boosting
-loop uses only histograms; it does not depend on which party owns a column.
+loop uses only histograms, so it does not depend on which party owns a column.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Boosting:
 
     Attributes:
         growth: settings of each tree.
-        subsample: share of the rows that each tree is grown on, drawn without replacement.
+        subsample: share of the training rows on which each tree is grown; they are drawn without
+            replacement.
         colsample_bytree: share of the columns that each tree may split on.
-        seed: seed of the random draws, which all parties may know.
-        own_rounds: number of first rounds that split only the first `own_columns` columns.
-        own_columns: number of the label party's columns, which come first.
+        seed: seed of the random choices of rows and columns; all parties may know it.
+        own_rounds: number of boosting rounds, from the first one, whose trees split only on the
+            first `own_columns` columns.
+        own_columns: number of the label party's columns, which come before all other columns.
     """
 
     growth: Growth = field(default_factory=Growth)
@@ -41,16 +43,16 @@ class Boosting:
 
 
 class Source(Histograms, Protocol):
-    """A source of histograms for one tree after another; see `vfl.trees.histograms.Local`."""
+    """A source of histograms for several trees in turn; see `vfl.trees.histograms.Local`."""
 
     def start(self, gradients: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> None:
-        """Prepare the histograms of a new tree.
+        """Prepare the histograms of a new tree for the given gradients, rows and columns.
 
         Args:
             gradients: first and second derivatives, float32, axes (rows, 2).
-            rows: the rows that grow this tree, int64, increasing.
-            columns: whether the tree may split on each column, bool, axes (columns,); None allows
-                all columns.
+            rows: the rows on which the tree is grown, int64, increasing.
+            columns: for each column, whether the tree may split on it, bool, axes (columns,); None
+                allows all columns.
         """
         ...
 
@@ -63,15 +65,15 @@ class Source(Histograms, Protocol):
         ...
 
 
-#: Number of rows that are evaluated on a forest at once.
+#: Number of rows for which a forest is evaluated at once.
 _WALKED_ROWS = 1 << 12
 
 
 class _Walk:
-    """All trees in one structure, so that all trees are evaluated for a block of rows together.
+    """All trees in one structure, so that a block of rows is evaluated on all of them together.
 
     Args:
-        trees: the trees, in the order of their splits.
+        trees: the trees, in the order in which their splits are numbered.
         rounds: number of boosting rounds of these trees.
     """
 
@@ -84,8 +86,8 @@ class _Walk:
         children = np.array(pairs, np.int64).reshape(-1, 2)
         self._values = np.array([value for tree in trees for value in tree.values])
         inner = children[:, 0] >= 0
-        #: A leaf is its own child, so the split answer that is looked up for a leaf does not
-        #: matter.
+        #: A leaf is its own left and right child, so the split answer that is looked up for a leaf
+        #: has no effect.
         nodes = np.arange(len(children))[:, None]
         self._children = np.where(inner[:, None], children + first[:, None], nodes)
         self._asked = np.where(inner, np.cumsum(inner) - 1, 0)
@@ -106,7 +108,8 @@ class Forest:
     """Grown trees and their initial margins.
 
     Attributes:
-        start: margins before the first tree, axes (outputs,), one for each output of the model.
+        start: margins before the first tree, axes (outputs,), one for each output (class) of the
+            model.
         rounds: the trees of each boosting round, one tree per output.
     """
 
@@ -128,7 +131,8 @@ class Forest:
         """Return the margins of rows, axes (rows, outputs).
 
         Args:
-            goes_left: whether each row goes left at each of `splits`, bool, axes (rows, splits).
+            goes_left: for each row and each of `splits`, whether the row goes left, bool, axes
+                (rows, splits).
         """
         margins = np.tile(self.start, (len(goes_left), 1))
         if self._walk is None or self._walk.rounds != len(self.rounds):
@@ -136,7 +140,7 @@ class Forest:
         for begin in range(0, len(margins), _WALKED_ROWS):
             rows = slice(begin, begin + _WALKED_ROWS)
             values = self._walk.values(goes_left[rows])
-            # trees are added in the order of training, so that the sums are bitwise equal
+            # added in training order, for bitwise equal sums
             for place in range(values.shape[1]):
                 margins[rows, place % len(self.start)] += values[:, place]
         return margins
@@ -174,13 +178,13 @@ class Forest:
         return forest
 
 
-#: Number of rows whose derivatives are computed at once.
+#: Number of rows for which derivatives are computed at once.
 _BLOCK_ROWS = 1 << 14
 _OF_NODES = ("values", "gains", "weights")
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """Yield consecutive slices of the rows; computing slice by slice limits memory."""
+    """Yield consecutive slices of the rows; computing one slice after another limits memory."""
     starts = range(0, max(1, rows), _BLOCK_ROWS)
     return (slice(start, min(rows, start + _BLOCK_ROWS)) for start in starts)
 
@@ -228,8 +232,9 @@ class Booster:
     Args:
         settings: settings of gradient boosting.
         objective: loss to minimise.
-        source: source of the histograms of all rows.
-        labels: labels of the training rows (class codes, counts or numbers), axes (training rows,).
+        source: source of the gradient histograms.
+        labels: labels of the training rows (class numbers, counts or real numbers), axes (training
+            rows,).
         weights: weight of each training row, axes (training rows,).
         rows: number of all rows; the training rows come first.
 
@@ -253,7 +258,7 @@ class Booster:
         self.margins = np.tile(self.forest.start, (rows, 1))
 
     def go_on(self, forest: Forest) -> None:
-        """Continue from a forest that was grown on the same rows."""
+        """Continue a training from a forest that was grown on the same rows."""
         self.forest = forest
         self.margins = np.tile(forest.start, (len(self.margins), 1))
         for trees in forest.rounds:
@@ -261,7 +266,7 @@ class Booster:
                 self.margins[:, output] += self._source.values(tree)
 
     def add_round(self) -> list[Tree]:
-        """Grow one tree for each output of the model."""
+        """Grow the trees of one boosting round: one for each output of the model."""
         number, trees = 1 + len(self.forest.rounds), []
         gradients = self._gradients()
         for output in range(len(gradients)):
@@ -273,7 +278,7 @@ class Booster:
         return trees
 
     def _start(self, gradients: np.ndarray, number: int, output: int) -> np.ndarray | None:
-        """Start a tree: draw its rows and columns, and give the gradients to the source.
+        """Start a tree: draw its rows and columns, and pass the gradients to the source.
 
         Return the columns that the tree may split on.
         """
@@ -282,11 +287,12 @@ class Booster:
         return columns
 
     def _gradients(self) -> list[np.ndarray]:
-        """Return the weighted derivatives of the loss for each output, float32; axes (rows, 2).
+        """Return, for each output, the weighted derivatives of the loss, float32; axes (rows, 2).
 
-        XGBoost uses float32 as well.
+        XGBoost uses float32 too.
 
-        The arrays are separate, so that the memory of each array is freed after its tree has grown.
+        There is one array per output, so that the memory of an array is freed after its tree has
+        grown.
         """
         labels, weights = self._labels, self._weights
         found = [np.empty((len(labels), 2), np.float32) for _ in range(self._objective.outputs)]
@@ -298,7 +304,7 @@ class Booster:
         return found
 
     def _drawn(self, number: int, output: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Draw the rows and the columns that one tree may use."""
+        """Draw the rows on which one tree is grown, and the columns on which it may split."""
         settings, layout = self._settings, self._source.layout
 
         def some(count: int, share: float, what: str) -> np.ndarray:

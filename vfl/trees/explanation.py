@@ -1,9 +1,9 @@
-"""Margins of a forest when some splits' answers are unknown; Shapley values of players.
+"""Margins of a forest if some directions at splits are unknown, and Shapley values of players.
 
-At a split without an answer, a row goes to both sides, weighted by the training weight on each
-side. The margin is then an expectation over training rows, as in the game of path-dependent
-TreeSHAP (Lundberg et al. 2020, algorithm 1). A player of the game owns the answers of some splits:
-a player is a column, or a party with all of its columns.
+If it is unknown whether a row goes left at a split, the row goes to both children, weighted by the
+training weight of each. The margin is then an expectation over training rows, as in the game that
+path-dependent TreeSHAP uses (Lundberg et al. 2020, algorithm 1). A player of the game owns the
+answers (left or right) of some splits: a player is a column, or a party with all of its columns.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from vfl.trees.boosting import Forest
 from vfl.trees.grow import LEAST_GAIN, Tree, values_of
 from vfl.trees.objectives import Objective
 
-#: Largest number of elements of one array, 8 bytes each; larger inputs are processed in blocks of
-#: rows.
+#: Largest number of elements of one array, of 8 bytes each; larger inputs are processed in blocks
+#: of rows.
 _MOST_NUMBERS = 1 << 22
 _PERMUTATIONS = 5
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Importance of each player (a party or column) for a forest, axes (players,) each.
+    """Importance of each player (a party or a column) for a forest; each array has axes (players,).
 
     Attributes:
-        splits: number of splits that the player owns.
-        gain: the player's share of the total gain of all splits.
-        permutation: increase of the mean loss if the player's answers are taken from other rows, as
-            if its cells were permuted (Breiman 2001); mean over `_PERMUTATIONS` permutations.
-        shapley: mean absolute Shapley value over rows, added up over outputs.
+        splits: number of splits on the player's columns.
+        gain: share of the total gain of all splits that comes from the player's splits.
+        permutation: increase of the mean loss if the player's split answers are taken from other
+            rows, as if its cells were permuted (Breiman 2001); mean over `_PERMUTATIONS`
+            permutations.
+        shapley: mean over rows of the absolute Shapley value, added up over the outputs.
     """
 
     splits: np.ndarray
@@ -50,14 +51,14 @@ def importance(
     players: np.ndarray,
     count: int,
 ) -> Importance:
-    """Return the importance of players, measured on some rows.
+    """Return the importance of players, measured on given rows.
 
     Args:
         forest: a grown forest.
-        objective: loss function whose increase is measured.
+        objective: loss function whose increase is the permutation importance.
         goes_left: whether each row goes left at each split, bool, axes (rows, splits).
-        labels: labels of the rows: class codes, counts or numbers.
-        players: number of the player that owns each split, axes (splits,).
+        labels: labels of the rows: class numbers, counts or real numbers.
+        players: for each split, the number of the player that owns it, axes (splits,).
         count: number of players.
     """
     values = Leaves(forest).contributions(goes_left, players, count)
@@ -82,7 +83,7 @@ def importance(
 
 
 def mean_absolute(values: np.ndarray) -> np.ndarray:
-    """Return mean absolute Shapley values over rows, added up over outputs, axes (players,).
+    """Return each player's mean absolute Shapley value, summed over outputs, axes (players,).
 
     Args:
         values: Shapley values, axes (rows, players, outputs).
@@ -99,7 +100,7 @@ def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:
 
     Args:
         forest: a grown forest.
-        players: number of the player that owns each split, axes (splits,).
+        players: for each split, the number of the player that owns it, axes (splits,).
         count: number of players.
     """
     nodes = ((tree, node) for tree in forest.trees for node in range(len(tree.splits)))
@@ -109,7 +110,7 @@ def gain_shares(forest: Forest, players: np.ndarray, count: int) -> np.ndarray:
 
 
 class Leaves:
-    """The leaves of a forest, each with the path of splits that leads to it.
+    """The leaves of a forest, each with the path of splits from the root to it.
 
     Args:
         forest: a grown forest.
@@ -122,9 +123,9 @@ class Leaves:
         placed = list(_placed(forest))
         paths = [path for tree, _, part in placed for path in _paths(tree, part.start)]
         depth = max((len(path) for path in paths), default=0)
-        #: For each step of a leaf's path: the split, the direction (left or right) that leads to
-        #: the leaf, and the share of training weight that goes in this direction. Shorter paths are
-        #: padded by splits that all rows pass. The axes are (leaves, depth).
+        #: For each step on a leaf's path: its split, the direction (left or right) that leads to
+        #: the leaf, and the share of the training weight that goes in this direction. Shorter paths
+        #: are filled up with splits that all rows pass. The arrays have axes (leaves, depth).
         self._splits = np.full((len(paths), depth), -1)
         self._lefts = np.zeros(self._splits.shape, bool)
         self._shares = np.ones(self._splits.shape)
@@ -140,11 +141,12 @@ class Leaves:
         self.base = self._added(self._shares.prod(axis=1)[None])[0]
 
     def margins(self, goes_left: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Return expected margins, axes (rows, outputs); exact if all answers are known.
+        """Return expected margins, axes (rows, outputs), which are exact if all answers are known.
 
         Args:
             goes_left: whether each row goes left at each split, bool, axes (rows, splits).
-            known: whether each of these answers is known, bool, axes (rows, splits) or (splits,).
+            known: whether each answer in `goes_left` is known, bool, axes (rows, splits) or
+                (splits,).
         """
         known = np.broadcast_to(known, goes_left.shape)
         found = np.empty((len(goes_left), len(self._start)))
@@ -156,16 +158,17 @@ class Leaves:
         return found
 
     def contributions(self, goes_left: np.ndarray, players: np.ndarray, count: int) -> np.ndarray:
-        """Return each player's Shapley value for each margin, axes (rows, players, outputs).
+        """Return each player's Shapley value for each output, axes (rows, players, outputs).
 
-        The values of all players add up to the margins minus `base`. Each leaf is a game of the few
-        players on its path. The leaf's value is multiplied by one factor per player: whether the
-        player's answers lead to the leaf (`ones`), or the share of training weight that goes to the
-        leaf (`zeros`).
+        The values of all players add up to the margins minus `base`. Each leaf is a separate game
+        of the few players with splits on its path. In this game, the leaf's value is multiplied by
+        one factor per player. For a player in the coalition, the factor is 1 if its answers lead to
+        the leaf, else 0 (`ones`); for other players, it is the share of training weight that goes
+        to the leaf (`zeros`).
 
         Args:
             goes_left: whether each row goes left at each split, bool, axes (rows, splits).
-            players: number of the player that owns each split, axes (splits,).
+            players: for each split, the number of the player that owns it, axes (splits,).
             count: number of players.
         """
         slots, here = _slots(np.append(players, -1)[self._splits])
@@ -173,7 +176,8 @@ class Leaves:
         at, zeros = np.arange(leaves), np.ones((leaves, width + 1))
         for place in range(slots.shape[1]):
             zeros[at, slots[:, place]] *= self._shares[:, place]
-        #: For each player on each path, the index of its player and output in the result.
+        #: For each player on each path, the position of the player's value for the leaf's output in
+        #: the flattened result.
         to = np.where(here < 0, -1, here * len(self._start) + self._outputs[:, None]).ravel()
         order = np.argsort(to, kind="stable")[(to < 0).sum() :]
         targets, starts = np.unique(to[order], return_index=True)
@@ -189,26 +193,26 @@ class Leaves:
         return found.reshape(len(goes_left), count, len(self._start))
 
     def _passed(self, goes_left: np.ndarray) -> np.ndarray:
-        """Return whether each row takes each path step, bool, axes (rows, leaves, depth)."""
+        """Return whether each row takes each step of a path, bool, axes (rows, leaves, depth)."""
         passed: np.ndarray = self._placed(goes_left) == self._lefts
         return passed
 
     def _placed(self, of_splits: np.ndarray) -> np.ndarray:
-        """Return values by split as values by row and path step; False after a path's end.
+        """Spread values per split to the steps of paths; False after the end of a path.
 
-        The result is bool, with the axes of the result of `_passed`.
+        The result is bool, with axes (rows, leaves, depth).
         """
         padded = np.concatenate([of_splits, np.zeros((len(of_splits), 1), bool)], axis=1)
         found: np.ndarray = padded[:, self._splits]
         return found
 
     def _added(self, reached: np.ndarray) -> np.ndarray:
-        """Return sums of leaf values that are weighted by `reached`, axes (rows, outputs)."""
+        """Return sums of the leaf values, weighted by `reached`, axes (rows, outputs)."""
         found = np.tile(self._start, (len(reached), 1))
         for output in range(len(self._start)):
             own = self._outputs == output
-            # A matrix product is not used, because the product's last digits would depend on the
-            # number of rows.
+            # A matrix product is not used, because its last digits would depend on the number of
+            # rows.
             found[:, output] += (reached[:, own] * self._values[own]).sum(axis=1)
         return found
 
@@ -218,7 +222,7 @@ class Leaves:
 
 
 def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
-    """Yield each tree with its output and the positions of its splits in the forest."""
+    """Yield each tree, with the number of its output and its splits' positions in the forest."""
     first = 0
     for trees in forest.rounds:
         for output, tree in enumerate(trees):
@@ -228,7 +232,7 @@ def _placed(forest: Forest) -> Iterator[tuple[Tree, int, slice]]:
 
 
 def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
-    """Yield each leaf's path in order, as a list of (split, goes left, share of weight)."""
+    """Yield each leaf's path from the root, as a list of (split, goes left, share of weight)."""
     numbers, at = [-1] * len(tree.splits), first
     to: list[list[tuple[int, bool, float]]] = [[] for _ in tree.splits]
     for node, split in enumerate(tree.splits):
@@ -244,15 +248,16 @@ def _paths(tree: Tree, first: int) -> Iterator[list[tuple[int, bool, float]]]:
 
 
 def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give each distinct player on a path the number of a slot.
+    """Number the distinct players on each path; a player's number is called its slot.
 
     Args:
-        of_path: player at each step of a path, -1 after its end, axes (leaves, depth).
+        of_path: for each step of a path, the number of its player, -1 after the path's end, axes
+            (leaves, depth).
 
     Returns:
         Two arrays: the slot of each step, axes (leaves, depth), where steps after a path's end have
-        the last slot; and the player of each slot except the last, axes (leaves, slots), -1 if a
-        path has fewer players.
+            the last slot; and the player of each slot except the last, axes (leaves, slots), -1 for
+            slots that a path does not use.
     """
     different: list[dict[int, int]] = []
     for path in of_path.tolist():
@@ -271,16 +276,16 @@ def _slots(of_path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shapley(ones: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Return Shapley values of a game of products, axes (rows, leaves, players).
+    """Return the Shapley values of games whose values are products, axes (rows, leaves, players).
 
     The value of a coalition is the product of `ones` over its members and `zeros` over all other
-    players. A player's Shapley value is the integral over t in [0, 1] of its marginal contribution
-    when each other player joins with probability t (Owen 1972). The integrand is a polynomial, and
-    a Gauss-Legendre sum integrates it exactly.
+    players. A player's Shapley value is the integral over t in [0, 1] of its expected marginal
+    contribution if each other player joins with probability t (Owen 1972). The integrand is a
+    polynomial in t, so a Gauss-Legendre sum integrates it exactly.
 
     Args:
-        ones: factors of members, axes (rows, leaves, players).
-        zeros: factors of other players, axes (leaves, players).
+        ones: factors of players in the coalition, axes (rows, leaves, players).
+        zeros: factors of all other players, axes (leaves, players).
     """
     players = ones.shape[2]
     others = np.zeros_like(ones)

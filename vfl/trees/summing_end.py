@@ -1,4 +1,4 @@
-"""Common code of trainings on sums over rows of several parties; see `vfl.trees.sums`."""
+"""Common code of trainings on sums over rows, for several parties; see `vfl.trees.sums`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Columns = Annotated[int, Field(ge=1, le=MOST_COLUMNS)]
 
 
 class SummingFacts(Settings):
-    """Facts that all parties need in addition to the session terms.
+    """Facts that all parties need beyond the terms that they agreed on for the session.
 
     Attributes:
-        rows: numbers of training, validation and test rows.
-        columns: number of columns of each party with columns, by role; the intercept counts as one
-            of the label party's columns.
+        rows: number of training rows, of validation rows and of test rows.
+        columns: number of columns of each party that has columns, by role; the intercept is one of
+            the label party's columns.
     """
 
     rows: RowCounts
@@ -42,11 +42,11 @@ class SummingFacts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Sizes(NetworkSizes):
-    """The sizes of a session, from which limits on frames follow.
+    """The sizes of a training session, from which the limits on its frames follow.
 
     Attributes:
-        facts: facts of the session.
-        beside_bytes: size of the largest message that is not one of `Summing`'s messages.
+        facts: facts on which all parties of the session agreed.
+        beside_bytes: size in bytes of the largest message that `Summing` does not send.
     """
 
     facts: SummingFacts
@@ -73,7 +73,7 @@ _Facts = TypeVar("_Facts", bound=SummingFacts)
 
 
 class SummingEnd(NetworkEnd[_Facts, Summing]):
-    """A party in a training on sums over rows: a party with columns, or the helper.
+    """A party in a training on sums over rows: one with columns, or the helper.
 
     Args:
         mode, party, terms, rows, place: see `NetworkEnd`.
@@ -85,17 +85,17 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
     @abstractmethod
     def _check(self, facts: _Facts) -> None:
-        """Compare the facts with the party's own rows and settings.
+        """Compare the agreed facts with the party's own rows and settings.
 
         Raises:
-            DisagreementError: the facts state a different number of rows.
+            DisagreementError: the facts state a different number of rows than the party has.
             ProtocolError: no valid session has these facts.
             TooFewRowsError: the model needs more rows.
         """
 
     @abstractmethod
     def _beside_bytes(self, facts: _Facts) -> int:
-        """Return the size of the largest message that is not one of `Summing`'s messages."""
+        """Return the size in bytes of the largest message that `Summing` does not send."""
 
     def sizes_of(self, facts: _Facts) -> Sizes:
         if len(facts.columns) != len(self._roles) - 1:
@@ -124,12 +124,12 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
 
 
 def other_parties() -> ProtocolError:
-    """Return the error for facts about parties that are not the parties of the terms."""
+    """Return the error for facts that describe other parties than the agreed terms."""
     return ProtocolError("the label party describes parties that differ from the terms")
 
 
 def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any]) -> None:
-    """Check the label party's description of this party's numbers of rows and columns.
+    """Check that the label party describes this party's numbers of rows and columns correctly.
 
     Raises:
         DisagreementError: they differ.
@@ -143,7 +143,7 @@ def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any
 
 
 def rows_of(rows: OwnRows) -> RowCounts:
-    """Return the numbers of a party's training, validation and test rows."""
+    """Return how many training, validation and test rows a party has."""
     assert rows.split is not None, "a holder has rows"
     return len(rows.split.train), len(rows.split.validation), len(rows.split.test)
 
@@ -155,7 +155,7 @@ def categories_of(rows: OwnRows) -> tuple[int, ...]:
 
 
 def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
-    """Return the cells of some aligned rows, axes (rows, columns); None without columns."""
+    """Return the cells of chosen aligned rows, axes (rows, columns); None without columns."""
     if rows.inputs is None:
         return None
     cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()

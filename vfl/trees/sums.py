@@ -1,32 +1,35 @@
-"""Sums over rows that no party sees, for regressions on several parties' columns.
+"""Sums over rows that no party has in full, for regressions on several parties' columns.
 
-Holders are the parties with columns X of the same rows; the last holder, the label party, has
-labels y and learns the sums. A helper, which has the last role, has no data. The helper draws masks
-like a dealer (`vfl.mpc.engine`), and receives the margins of secretly permuted rows.
+Holders are the parties with columns X of the same rows. The last holder is the label party, which
+has labels y and receives the sums. A helper is a further party without data; its role number is the
+last one. The helper draws masks like a dealer (`vfl.mpc.engine`), and receives the margins (linear
+predictors) of secretly permuted rows.
 
-A holder's mask A is a pad that the holder shares with the helper. The holder opens E = X - A to the
-other holders, once. The other holders know E but not A, and the helper knows A but not E. The
-shares that the helper deals are fresh for each computation. In the formulas, brackets are additive
-shares of all holders, which send their shares of the results to the label party:
+A holder's mask A for its columns is a pad that this holder has in common with the helper. The
+holder sends the masked columns E = X - A to all other holders (it opens them), only once. So the
+other holders have E but not A, and the helper has A but not E. The helper deals new shares for each
+computation. In the formulas, m are the rows' means, w their weights, and brackets are additive
+shares among all holders. The holders send their shares of the results to the label party:
 
     X^T X    E^T E + E^T A + A^T E + [A^T A]        the owner of a column adds E^T A;
     X^T y    X^T f + E^T c + [A^T c]                the label party opens f = y - c once;
     X^T m    E^T [m] + [A^T m]                      the helper has m and w of every row;
     X^T w X  E^T [w] E + E^T [w A] + [w A]^T E + [A^T w A].
 
-For the last two formulas, each holder sends the helper its part of the margins, with pads that
-cancel out in the sum. The helper sends 8 n (k + 2) + 8 k (k + 1) bytes of shares to the label
-party, for n rows and k columns. The other holders derive their shares from a seed.
+For the last two formulas, each holder sends the helper its part of the margins, plus pads that
+cancel out in the sum over holders. The helper sends 8 n (k + 2) + 8 k (k + 1) bytes of shares to
+the label party, for n rows and k columns. The other holders derive their shares from a seed that
+each has in common with the helper.
 
-Sums of the label party's integers over the bins of another holder's columns (`bin_sums`) are
-computed like the sums of boosted trees (`vfl.trees.shared`). The holder of these columns draws one
-share of the n numbers, the helper receives the other share, and both sum their shares bin by bin.
-The helper also receives the bins, in an order of rows that it does not know and that differs
-between holders.
+Sums of the label party's integers over the rows of each bin of another holder's columns
+(`bin_sums`) are computed like the sums of boosted trees (`vfl.trees.shared`). The holder of these
+columns draws one share of the n integers, the helper receives the other share, and both sum their
+shares bin by bin. The helper also receives the bins, with rows in an order that is secret to the
+helper and differs between holders.
 
-Numbers are fixed-point numbers in the ring 2^64, with as many fraction bits as sums over this many
-rows allow. X has `fine_bits` fraction bits in X^T X, X^T y and X^T m. In X^T w X it has
-`coarse_bits` and another mask.
+Numbers are fixed-point numbers in the ring 2^64; the number of fraction bits is the largest for
+which sums over so many rows fit. X has `fine_bits` fraction bits in the products X^T X, X^T y and
+X^T m. In X^T w X, X has `coarse_bits` fraction bits and another mask.
 """
 
 from __future__ import annotations
@@ -50,26 +53,26 @@ from vfl.mpc.stream import PadStream
 from vfl.trees.histograms import bin_kind, sums_of
 from vfl.trees.newton import Family, Sums
 
-#: Number of bits of a sum, without the sign bit and one bit for rounding.
+#: Number of bits of a sum, without the sign bit and without one bit for rounding.
 _SUM_BITS = 62
 #: Number of fraction bits of a margin.
 _MARGIN_BITS = 32
 _MOST_BITS = 26
-#: Largest number of fraction bits of means and weights; the helper knows these values, and chooses
-#: the number by their sizes.
+#: Largest number of fraction bits of means and of weights; the helper has these values and chooses
+#: the number of bits by their sizes.
 _MOST_SHIFT = 256
 _FIX = "remove columns whose coefficients grow without limit, or set l2=0.001"
-#: Format of the helper's message about its means: the sum of the family's normaliser b(m) over all
-#: margins m, and the fraction bits of the means and of the weights.
+#: Format of the helper's message about the means: the sum of the family's normaliser b(m) over the
+#: margins m of all rows, and the numbers of fraction bits of means and of weights.
 _ABOUT = struct.Struct("<dqq")
-#: The label party's requests: "compute sums at these coefficients", and "end".
+#: Requests of the label party: "compute the sums at these coefficients", and "end".
 _GO_ON, _DONE = b"G", b"D"
 _LABEL_PARTY = "the label party"
 _WORDS = _ABOUT.size // ELEMENT_BYTES
 
 
 def fine_bits(rows: int) -> int:
-    """Return fraction bits of a standardised column in products with one other factor per row.
+    """Return the fraction bits of a standardised column in products with one other factor per row.
 
     >>> fine_bits(569), fine_bits(100_000)
     (26, 22)
@@ -88,10 +91,10 @@ def coarse_bits(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Columns of all holders after masking, as one party has them.
+    """Masked columns of all holders, as one party has them.
 
     Attributes:
-        opened: the opened values E, axes (rows, columns); empty at the helper.
+        opened: the masked columns E that were sent, axes (rows, columns); empty at the helper.
         mask: at a holder, the mask of its own columns; at the helper, the masks A of all columns.
         bits: fraction bits.
     """
@@ -102,19 +105,21 @@ class Masked:
 
 
 class Summing(Engine):
-    """One party of the protocol: a holder of columns (the label party last), or the helper.
+    """One party of this protocol: a holder of columns (the label party last), or the helper.
 
     Args:
-        role: role of the party as a number from 0; the last role is the helper's.
-        links: network links to the other parties, by role. No other code may read from these links.
+        role: number of the party's role, from 0; the helper has the highest number.
+        links: network links to the other parties, by role. No other code may receive messages from
+            these links.
         rows: number of rows.
         columns: number of columns of each holder, at least one; the intercept is a column of ones.
 
     Attributes:
-        order: order of the rows in messages to the helper, which does not know it.
-        dithers: whether means and weights of rows are rounded at random; without this, rounding
+        order: order of the rows in messages to the helper; all holders have it, the helper does
+            not.
+        dithers: whether the rows' means and weights are rounded at random; otherwise, rounding
             errors of many equal rows would add up.
-        spend: callback with the number of sums over a holder's columns that are about to be
+        spend: callback that receives how many sums over a holder's columns are about to be
             disclosed to the label party; it may raise an error.
     """
 
@@ -131,7 +136,7 @@ class Summing(Engine):
         self.dithers = False
 
     def agree(self, terms: Mapping[str, object], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; the holders then draw a common order of rows."""
+        """See `Peer.agree`; afterwards, the holders draw a common secret order of rows."""
         super().agree(terms, session, attempt)
         common: PadStream | None = self._stream_of_holders()
         if common is not None:
@@ -143,13 +148,14 @@ class Summing(Engine):
         bins: np.ndarray | None = None,
         numbers: np.ndarray | None = None,
     ) -> list[np.ndarray] | None:
-        """Return, at the label party, sums of its integers over the rows in each holder's bins.
+        """At the label party, return sums of its integers over the rows in each bin of each holder.
 
-        Each other holder sends the helper one or two bytes per cell; the label party sends the
-        helper 8 bytes per row.
+        Each other holder sends the helper one or two bytes per cell of its columns; the label party
+        sends the helper 8 bytes per row.
 
         Args:
-            sizes: for each other holder, its number of columns and the number of bins per column.
+            sizes: for each other holder, the number of its columns and the number of bins per
+                column.
             bins: at a holder other than the label party, the bin numbers of its cells, axes (rows,
                 columns).
             numbers: at the label party, the integers to sum, int64, axes (rows,).
@@ -173,7 +179,7 @@ class Summing(Engine):
         return found if self.role == self.label else None
 
     def open_columns(self, own: Tensor | None, bits: int) -> Masked:
-        """Open every holder's columns to other holders under masks, at 8 bytes per cell.
+        """Send every holder's masked columns to all other holders, at 8 bytes per cell.
 
         Args:
             own: at a holder, its standardised columns, float64, axes (rows, columns).
@@ -186,8 +192,8 @@ class Summing(Engine):
             return Masked(torch.empty(0, dtype=torch.int64), torch.cat(masks, 1), bits)
         assert own is not None, "a holder has columns"
         mask = self.pad(self.dealer, shapes[self.role], "columns", number)
-        # Cells are rounded up or down at random, so that errors of rows with equal cells do not add
-        # up.
+        # Cells are rounded up or down at random, so that rounding errors of rows with equal cells
+        # do not add up.
         draw = generator(bits, "sums", self.role)
         dither = torch.rand(own.shape, generator=draw, dtype=torch.float64) - 0.5
         rounded = encode(own + dither * 2.0**-bits, bits, "columns", _SUM_BITS - bits)
@@ -201,11 +207,11 @@ class Summing(Engine):
         return Masked(torch.cat(parts, 1), mask, bits)
 
     def narrowed(self, columns: Masked, keep: np.ndarray) -> Masked:
-        """Keep some of the opened columns; later sums use only these.
+        """Keep some of the opened columns; later sums use only the kept columns.
 
         Args:
-            columns: opened columns of all holders.
-            keep: whether to keep each column, bool, axes (columns,).
+            columns: masked columns of all holders, as `open_columns` returned them.
+            keep: for each column, whether to keep it, bool, axes (columns,).
         """
         mask, opened = keep if self.deals else keep[self._own], columns.opened
         ends = np.cumsum(self.columns)[:-1]
@@ -215,7 +221,7 @@ class Summing(Engine):
         return Masked(opened, columns.mask[:, torch.from_numpy(mask)], columns.bits)
 
     def gram(self, columns: Masked) -> Tensor | None:
-        """Return X^T X at the label party, float64, axes (columns, columns); None elsewhere."""
+        """Return X^T X at the label party, float64, axes (columns, columns); elsewhere None."""
         number, count = self.next_number(), sum(self.columns)
         if self.deals:
             self._deal([matmul(columns.mask.t(), columns.mask)], "gram", number)
@@ -231,7 +237,7 @@ class Summing(Engine):
         return None if total is None else self._counted("X^T X", decode(total, 2 * columns.bits))
 
     def label_products(self, columns: Masked, labels: Tensor | None) -> Tensor | None:
-        """Return X^T y at the label party, float64, axes (columns,); it sends 8 bytes per row.
+        """Return X^T y at the label party, float64, axes (columns,), for 8 bytes per row.
 
         Args:
             columns: opened columns.
@@ -265,13 +271,13 @@ class Summing(Engine):
     def sums_at(
         self, family: Family, fine: Masked, coarse: Masked, margins: Tensor | None
     ) -> Sums | None:
-        """Return X^T m and X^T w X at the label party, for means m and weights w of the margins.
+        """Return X^T m and X^T w X at the label party, for the rows' means m and weights w.
 
         Args:
             family: distribution family of the labels.
             fine: opened columns with fine fraction bits.
             coarse: the same columns, opened again with coarse fraction bits.
-            margins: at a holder, the part of each row's margin that comes from its own columns,
+            margins: at a holder, the part of each row's margin that results from its own columns,
                 float64, axes (rows,).
         """
         number, count = self.next_number(), sum(self.columns)
@@ -281,7 +287,7 @@ class Summing(Engine):
         assert margins is not None, "a party with columns has its part of the margins"
         self.spend(self.columns[self.role] + self._of_pairs)
         part = encode(margins[self.order], _MARGIN_BITS, "margins", _SUM_BITS - _MARGIN_BITS, _FIX)
-        for holder in self.others:  # masked parts, of which only the sum is revealed
+        for holder in self.others:  # masked; the helper learns only the parts' sum
             fresh = self.pad(holder, (self.rows,), "margins", number)
             part = part + fresh if self.role < holder else part - fresh
         self.channels[self.dealer].send([part], number)
@@ -309,7 +315,7 @@ class Summing(Engine):
         self._counted("X^T w X", second)
         return Sums(first.numpy(), second.numpy(), normaliser)
 
-    # Steps that the methods above use.
+    # Steps of the methods above.
 
     def _add_helped(self, holder: int, shape: tuple[int, int], number: int) -> None:
         """At the helper: sum its share of the integers over a holder's bins, and send the sums."""
@@ -327,7 +333,7 @@ class Summing(Engine):
         self.channels[self.label].send([sums - self.pad(holder, shape, "bin sums", number)], number)
 
     def _add_own(self, bins: np.ndarray, shape: tuple[int, int], number: int) -> None:
-        """At a holder without labels: sum its share over its bins; send the sums under a pad."""
+        """At a holder without labels: sum its share over its bins; send the sums plus a pad."""
         self.spend(math.prod(shape))
         order = permutation(self.pads[self.label], self.rows, "rows", number)
         permuted = bins[order].astype(bin_kind(shape[1]))
@@ -340,7 +346,7 @@ class Summing(Engine):
     def _added(
         self, holder: int, numbers: np.ndarray, shape: tuple[int, int], number: int
     ) -> np.ndarray:
-        """At the label party: receive the sums of the holder and of the helper, and add them."""
+        """At the label party: receive the two masked sums of a holder and the helper; add them."""
         order = permutation(self.pads[holder], self.rows, "rows", number)
         rest = torch.from_numpy(numbers) - self.pad(holder, (self.rows,), "share", number)
         self.channels[self.dealer].send([rest[order]], number)
@@ -352,26 +358,26 @@ class Summing(Engine):
 
     @property
     def _of_pairs(self) -> int:
-        """Number of products of two columns of which at least one is this holder's."""
+        """Number of products of two columns, at least one of which is this holder's."""
         own, count = self.columns[self.role], sum(self.columns)
         return own * (count - own) + own * (own + 1) // 2
 
     def _deal_means(self, number: int, family: Family, fine: Masked, coarse: Masked) -> None:
-        """At the helper: compute means and weights of permuted margins, and deal shares."""
+        """At the helper: compute means and weights of permuted rows, and deal shares of them."""
         total = torch.zeros(self.rows, dtype=torch.int64)
         for holder in range(self.holders):
             total += self.channels[holder].receive([(self.rows,)], number)[0]
         self.leakage.count("permuted margins", "training rows", self.rows, self.rows)
         margins = decode(total, _MARGIN_BITS).numpy()
         normaliser = float(family.normaliser(margins).sum())
-        if not math.isfinite(normaliser):  # the label party then shortens its Newton step
+        if not math.isfinite(normaliser):  # the label party then takes a shorter step
             margins = np.zeros_like(margins)
         means = torch.from_numpy(family.mean(margins))
         weights = torch.from_numpy(family.variance(margins))
         of_means = self._bits_beside(fine.bits, means)
         of_weights = self._bits_of_weights(coarse.bits, float(weights.max()))
         dither = torch.zeros(self.rows, dtype=torch.float64)
-        if self.dithers:  # equal rounding in all Newton steps lets steps shrink
+        if self.dithers:  # the same rounding in all Newton steps lets them converge
             dither = torch.rand(self.rows, generator=generator(0, "means")).double() - 0.5
         m, w = (
             encode((one + dither * 2.0**-bits)[:, None], bits, what, _SUM_BITS - bits)
@@ -385,16 +391,16 @@ class Summing(Engine):
         self.channels[self.label].send([told], number)
 
     def _bits_beside(self, bits: int, numbers: Tensor) -> int:
-        """Return fraction bits of row values that are multiplied by a standardised column.
+        """Return the fraction bits for values of rows in their products with a standardised column.
 
-        By the Cauchy-Schwarz inequality, such a sum is at most the number of rows times the values'
-        root mean square.
+        By the Cauchy-Schwarz inequality, a sum of these products is at most the number of rows
+        times the root mean square of the values.
         """
         size = float(numbers.square().mean().sqrt())
         return _SUM_BITS - bits - _bits_of(self.rows) - math.ceil(math.log2(max(size, 2.0**-40)))
 
     def _bits_of_weights(self, bits: int, largest: float) -> int:
-        """Return the fraction bits of row weights in products with two standardised columns."""
+        """Return the fraction bits for row weights in products with two standardised columns."""
         size = math.ceil(math.log2(max(largest, 2.0**-40)))
         return _SUM_BITS - 2 * bits - _bits_of(self.rows) - size
 
@@ -405,7 +411,7 @@ class Summing(Engine):
         return slice(start, start + self.columns[self.role])
 
     def _at_label(self, shares: Sequence[Tensor], number: int) -> list[Tensor] | None:
-        """At the label party, return the sum of all shares; at other parties, send the share."""
+        """At the label party, return the sum of all holders' shares; elsewhere, send the share."""
         if self.role != self.label:
             self.channels[self.label].send(shares, number)
             return None
@@ -421,7 +427,7 @@ class Summing(Engine):
 
 
 class Asked:
-    """Sums at coefficients that the label party chooses, for any number of requests.
+    """Sums at coefficients that the label party chooses, for as many requests as it sends.
 
     Args:
         player: this party.
@@ -444,7 +450,7 @@ class Asked:
         self._fine, self._coarse, self._own = fine, coarse, own
 
     def at(self, parts: Sequence[np.ndarray]) -> Sums:
-        """At the label party: request and return the sums at some coefficients.
+        """At the label party: request the sums at given coefficients, and return them.
 
         Args:
             parts: coefficients of each holder's columns, by role.
@@ -462,7 +468,7 @@ class Asked:
         return found
 
     def end(self, last: Mapping[int, bytes]) -> None:
-        """At the label party: notify all other parties that there are no more requests.
+        """At the label party: notify all other parties that no more requests follow.
 
         Args:
             last: last message to each holder, by role.
@@ -479,7 +485,7 @@ class Asked:
             last_bytes: size of the last message in bytes.
 
         Raises:
-            ProtocolError: the label party violates the protocol.
+            ProtocolError: the label party sends an invalid request, or too many requests.
         """
         player, own = self._player, self._own
         link, size = player.channels[player.label], 0
@@ -503,13 +509,13 @@ class Asked:
 
 
 def _sums_over(bins: np.ndarray, elements: np.ndarray, width: int) -> Tensor:
-    """Sum ring elements over all rows in each bin, int64, axes (columns, bins)."""
+    """Sum ring elements over the rows of each bin, int64, axes (columns, bins)."""
     sums = sums_of(bins, np.zeros(len(bins), np.uint8), 1, elements, width)[0]
     return torch.from_numpy(sums.view(np.int64))
 
 
 def largest_frame(rows: int, columns: Sequence[int]) -> int:
-    """Return the payload size of the largest message, which carries the helper's shares.
+    """Return the payload size in bytes of the largest message, which contains the helper's shares.
 
     >>> largest_frame(1000, [3, 2])
     56240

@@ -1,4 +1,4 @@
-"""SDAR: a simulated bottom and a decoder, each trained against a discriminator."""
+"""SDAR: simulates the victim's bottom and trains a decoder, each against a discriminator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _HIDDEN = 128
 _BATCH_SIZE = 64
 
 
-#: Grants that the attack needs as a label party with labels and the top, and as a U-shape's server.
+#: Grants that the attack needs: as a label party with labels and the top, and as a U-shape's
+#: server.
 _WITH_LABELS = frozenset(
     {Grant.CUTS, Grant.LEAKED_INPUTS, Grant.LABELS, Grant.TOP, Grant.BOTTOM_RECIPE}
 )
@@ -30,11 +31,11 @@ _WITHOUT = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class _Simulated:
-    """The attack's networks after their training.
+    """The attack's networks after it has trained them.
 
     Attributes:
         scale: standardises cuts.
-        inverse: decodes standardised cuts to rows.
+        inverse: decoder that maps standardised cuts to inputs.
         behind: the layers after the cut, which map cuts to logits.
     """
 
@@ -44,35 +45,37 @@ class _Simulated:
 
 
 class SDAR(Attack):
-    """Trains a simulator of the bottom and a decoder for it, and decodes the victim's cuts.
+    """Trains a simulator of the victim's bottom and a decoder, and decodes the victim's cuts.
 
-    In each step the simulator learns the task on the label party's own rows with the fixed top. The
-    simulator also learns to produce cuts that a discriminator takes for the victim's cuts. The
-    decoder learns to invert the simulator. The decoder also learns to turn the victim's cuts into
-    rows that a second discriminator takes for real rows. Both discriminators also read the label of
-    the cut or row. The attack uses columns and labels of the leaked rows, but not their cuts, so
-    the attacker may use any rows of the same kind.
+    In each step, the simulator learns the task: it trains on the label party's own rows, with the
+    label party's fixed top behind it. The simulator also learns to produce cuts that a
+    discriminator classifies as the victim's cuts. The decoder learns to invert the simulator: to
+    map its cuts back to inputs. The decoder also learns to decode the victim's cuts to rows that a
+    second discriminator classifies as real rows. Both discriminators also read the label of the
+    row. The attack uses columns and labels of the leaked rows, but not their cuts. So the attacker
+    may use any rows of the same kind.
 
     With `labels=no` the attacker is the server of a U-shape, which has neither the rows' labels nor
-    the last layers. Then discriminators read no label, and the attack simulates last layers too,
-    behind the server's own layers. `sdar_labels` predicts labels with these simulated layers.
+    the last layers. In this case, the discriminators read no label, and the attack also simulates
+    last layers, which follow the server's own layers. The attack `sdar_labels` predicts labels with
+    these simulated last layers.
 
-    Four points differ from the paper. The attack runs after the training, on the last cut of each
-    row. The decoder reads no label, so that it cannot answer with the mean of a class. The
-    discriminators have dense layers. Labels of the attacker's rows are not flipped at random, which
-    the authors' code can do. The victim must be the only party that feeds the top.
+    The attack differs from the paper in four points. It runs after the training, on the last cut of
+    each row. The decoder reads no label, so that it cannot answer with the mean of a class. The
+    discriminators have dense layers. Labels of the attacker's rows are not randomly flipped; the
+    authors' code can do this. The victim must be the only party that feeds the top.
 
     Source: Zhu, Luo, Wu, Jiang, Xiao, Ooi 2025, "Passive inference attacks on split learning via
     adversarial regularization" (NDSS), the attacks on vanilla and on U-shaped split learning. For
-    the U-shape, we read the authors' code. `pseudo_client` is a similar attack that matches moments
-    instead of using discriminators.
+    the U-shape, we followed the authors' code. The attack `pseudo_client` is similar; it matches
+    means and covariances instead of using discriminators.
 
     Args:
         steps: number of Adam steps for all networks, each on 64 rows.
         learning_rate: Adam's learning rate.
-        alike: weight, in the simulator's loss, of the discriminator of cuts.
-        real: weight, in the decoder's loss, of the discriminator of rows.
-        labels: whether the attacker has the labels and the top; otherwise the attacker is a
+        alike: weight, in the simulator's loss, of the term from the discriminator of cuts.
+        real: weight, in the decoder's loss, of the term from the discriminator of rows.
+        labels: whether the attacker is the label party, with labels and top; otherwise it is a
             U-shape's server.
 
     >>> Grant.OTHERS_BOTTOM in SDAR(steps=100).needs, Grant.MIDDLE in SDAR(labels=False).needs
@@ -139,13 +142,13 @@ class SDAR(Attack):
         return _Simulated(scale, inverse, behind)
 
     def _beside(self, targets: GrantedRows, classes: int) -> Tensor:
-        """Return labels that discriminators read with the victim's rows, axes (rows, classes)."""
+        """Return the victim's rows' labels, which discriminators read, axes (rows, classes)."""
         if self.labels:
             return one_hot(targets.labels, classes).float()
         return torch.empty(targets.rows, 0)
 
     def _behind(self, view: View, cuts: Tensor) -> tuple[nn.Module, list[nn.Parameter]]:
-        """Return the layers after the cut, and those of their weights that the attack trains."""
+        """Return the layers behind the cut, and those of their weights that the attack trains."""
         held = (view.top() if self.labels else view.middle()).eval().requires_grad_(False)
         if self.labels:
             return held, []
@@ -156,18 +159,19 @@ class SDAR(Attack):
 class SDARLabels(SDAR):
     """Predicts the labels in a U-shape with the last layers that `sdar:labels=no` simulates.
 
-    The victim's cuts go through the server's own layers, and then through the simulated ones.
+    The victim's cuts pass through the server's own layers, and then through the simulated last
+    layers.
 
-    Only the distributions of cuts decide which cut belongs to which class. For convolutional
-    bottoms the distributions suffice. For dense bottoms, and for similar classes, the attack
-    confuses classes.
+    Only the distributions of cuts determine which cut belongs to which class. For convolutional
+    bottoms, this is sufficient. For dense bottoms, and for similar classes, the attack confuses
+    classes with each other.
 
     Source: see `SDAR`.
 
     Args:
         steps: number of Adam steps for all networks, each on 64 rows.
         learning_rate: Adam's learning rate.
-        alike: weight, in the simulator's loss, of the discriminator of cuts.
+        alike: weight, in the simulator's loss, of the term from the discriminator of cuts.
 
     >>> Grant.LEAKED in SDARLabels(steps=100).needs
     False
@@ -187,7 +191,7 @@ class SDARLabels(SDAR):
 
 
 def discriminator(width: int) -> nn.Module:
-    """Return an untrained discriminator of rows of a width; real rows get high outputs."""
+    """Return an untrained discriminator of rows; real rows get high outputs."""
     return nn.Sequential(
         nn.Linear(width, _HIDDEN),
         nn.LeakyReLU(0.2),
@@ -198,15 +202,15 @@ def discriminator(width: int) -> nn.Module:
 
 
 def taken_for_real(judge: nn.Module, made: Tensor) -> Tensor:
-    """Return the cross-entropy of generated rows with the class "real", a scalar."""
+    """Return the mean cross-entropy of generated rows with the class "real"."""
     return softplus(-judge(made)).mean()
 
 
 def told_apart(judge: nn.Module, real: Tensor, made: Tensor) -> Tensor:
-    """Return the discriminator's cross-entropy on real and on generated rows, a scalar."""
+    """Return the discriminator's mean cross-entropy on real rows plus that on generated rows."""
     return taken_for_real(judge, real) + softplus(judge(made)).mean()
 
 
 def adam(weights: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
-    """Return Adam with the first-moment decay that suits discriminators (Radford et al. 2016)."""
+    """Return Adam with a first-moment decay of 0.5, for discriminators (Radford et al. 2016)."""
     return torch.optim.Adam(weights, lr=learning_rate, betas=(0.5, 0.999))

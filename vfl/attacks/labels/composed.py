@@ -1,7 +1,8 @@
-"""Label-inference attacks of five parts: layers, scaler, learner, unlabelled rows, teacher.
+"""Label-inference attacks composed of layers, scaler, learner, unlabelled rows and a teacher.
 
-The name of such an attack selects the learner, which has its own defaults. The other four parts are
-options of every attack here, for example `label_propagation:at=cut+inputs,scaler=whiten`.
+The attack's name selects the learner (classifier), which has its own default options. The other
+four parts are options of every attack in this family, for example
+`label_propagation:at=cut+inputs,scaler=whiten`.
 
     layers      at, or of      cut, bottom, learned, before, inputs, outputs, gradients,
                                accumulated; joined by +;
@@ -31,10 +32,10 @@ from vfl.core.errors import BadOptionError
 from vfl.core.registry import require_choice, require_range
 from vfl.defenses.components import principal
 
-#: Function from rows of axes (rows, features) to scores of axes (rows, classes).
+#: Function from features of rows, axes (rows, features), to scores, axes (rows, classes).
 Predict = Callable[[Tensor], Tensor]
 Unlabelled = Literal["none", "self_training", "co_training", "mixmatch"]
-#: Specs of the teachers that have a short name.
+#: Teachers with a short name, and the spec of the attack that each name stands for.
 TEACHERS = {"propagation": "label_propagation:at=inputs", "scratch": "scratch"}
 
 
@@ -43,8 +44,9 @@ class Seen:
     """Features of leaked, unlabelled and target rows by layer, and the labels of the leaked rows.
 
     Attributes:
-        known, further, targets: features of leaked, unlabelled and target rows, by layer, axes
-            (rows, features). Features of unlabelled rows are computed when they are first needed.
+        known, further, targets: for each layer, the features of the leaked, of the unlabelled and
+            of the target rows, axes (rows, features). The features of unlabelled rows are computed
+            when the attack first needs them.
         labels: labels of the leaked rows, int64.
         classes: number of classes.
     """
@@ -57,7 +59,7 @@ class Seen:
 
     @classmethod
     def of(cls, view: View, layers: Sequence[Layer]) -> Seen:
-        """Read the features of some layers from a view."""
+        """Read the features of all three groups of rows from a view, for some layers."""
         leaked, targets = view.leaked, view.targets
         kept: dict[Layer, Tensor] = {}
 
@@ -71,12 +73,12 @@ class Seen:
         return cls(known, further, asked, leaked.labels, view.classes)
 
     def hiding(self, hidden: Tensor, some: Tensor) -> Seen:
-        """Return a smaller problem, in which labels of some leaked rows are hidden for validation.
+        """Return a smaller problem for validation, in which some leaked rows have no labels.
 
         Args:
-            hidden: mask of the leaked rows to hide, bool.
-            some: positions of unlabelled rows. The hidden rows and then these unlabelled rows are
-                both the targets and the unlabelled rows of the smaller problem.
+            hidden: mask of the leaked rows whose labels are hidden, bool.
+            some: positions of unlabelled rows to include. In the smaller problem, the hidden rows
+                and then these unlabelled rows are both the targets and the unlabelled rows.
         """
         known = {layer: rows[~hidden] for layer, rows in self.known.items()}
         asked = {
@@ -92,13 +94,13 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A learner's inputs besides the leaked rows.
+    """A learner's inputs besides the features and labels of leaked rows.
 
     Attributes:
         view: the attacker's view, which provides model architectures.
-        draw: generator of all random numbers.
+        draw: generator from which the learner draws all random numbers.
         further: function that returns the scaled features of the unlabelled rows.
-        taught: whether a teacher guessed most labels, some of them wrongly.
+        taught: whether a teacher guessed most of the labels, so that some are wrong.
     """
 
     view: View
@@ -108,34 +110,36 @@ class Task:
 
 
 class Composed(Attack):
-    """Base class of attacks on labels that combine five parts.
+    """Base class of label-inference attacks that combine five parts.
 
-    The attack reads layers of the victim and scales their features. A learner trains on the leaked
-    rows, and also on a teacher's guesses about the unlabelled rows if there is a teacher. The
-    learner then trains again with its own most confident guesses, or with those of a second learner
-    that reads other layers (co-training, Blum and Mitchell 1998).
+    The attack reads layers of the victim's network and scales their outputs, which are the
+    features. A learner trains on the leaked rows; if there is a teacher, it also trains on the
+    teacher's guesses about the unlabelled rows. The learner can then train again, with its own most
+    confident guesses as labels, or with those of a second learner that reads other layers
+    (co-training, Blum and Mitchell 1998).
 
     Attributes:
         defaults: an attack's own defaults for the options below.
 
     Args:
-        at: the layer, or several layers joined by +; see `features`. If inputs are joined with
-            other layers, principal components replace the inputs, and all layers are scaled to the
-            same mean square.
+        at: the layer whose outputs are the features, or several layers joined by +; see `features`.
+            If inputs are joined with other layers, principal components replace the inputs, and
+            each layer is scaled to the same mean squared length.
         scaler: see `scale_by`; it does not scale inputs that are joined with other layers.
-        unlabelled: use of unlabelled rows. "self_training": the most confident guesses become
-            labels. "co_training": two learners exchange guesses; one reads the first layer, the
-            other one reads all other layers. "mixmatch": MixMatch, for networks only.
-        teacher: an attack whose guesses about the unlabelled rows the learner trains on first; a
-            spec with / in place of commas. "propagation" spreads labels over inputs; "scratch"
-            trains a new model.
+        unlabelled: way in which the attack uses unlabelled rows. "self_training": the most
+            confident guesses become labels. "co_training": two learners exchange their guesses; one
+            reads the first layer, the other one all other layers. "mixmatch": the learner trains by
+            MixMatch; only for learners that are networks.
+        teacher: an attack whose guesses about the unlabelled rows the learner trains on first; its
+            spec, with / in place of commas. "propagation" spreads the leaked labels over a graph of
+            the inputs; "scratch" trains a new model.
         rounds: number of rounds of self-training or co-training.
-        share: share of the unlabelled rows guessed to be of each class that the next round trains
-            on, the most confident first.
-        every: stride over the selected rows; 4 takes every fourth row.
-        mix: share of the other layers in the squared distance, if they are joined with inputs.
-        components: number of principal components that replace inputs joined with other layers; 0
-            keeps the inputs.
+        share: for each class, the share of the unlabelled rows guessed to be of it on which the
+            next round trains, the most confident ones first.
+        every: step between the selected rows that are used; 4 uses every fourth of them.
+        mix: weight of the other layers in the squared distance, if these are joined with inputs.
+        components: number of principal components that replace the inputs if these are joined with
+            other layers; 0 keeps the inputs.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -180,7 +184,7 @@ class Composed(Attack):
             self.needs |= self.teacher.needs | {Grant.UNLABELLED}
 
     def __init_subclass__(cls) -> None:
-        """Collect a class's options: first its own, then the common ones with its defaults."""
+        """Collect a class's options: first its own, then common ones with the class's defaults."""
         super().__init_subclass__()
         found: dict[str, inspect.Parameter] = {}
         for one in cls.__mro__:
@@ -203,19 +207,19 @@ class Composed(Attack):
         weights: Tensor | None = None,
         task: Task | None = None,
     ) -> Predict:
-        """Train on labelled rows, and return a function that scores rows.
+        """Train on labelled rows, and return a function that scores other rows.
 
         Args:
             rows: scaled features of the rows, axes (rows, features).
             labels: labels of the rows, int64, axes (rows,).
             classes: number of classes.
-            weights: weight of each row, 1 or 2; None weights all rows equally.
+            weights: weight of each row, 1 or 2; None gives all rows the same weight.
             task: further data of the attack; None in tests.
         """
 
     @property
     def all_layers(self) -> list[Layer]:
-        """Return the layers that the attack and its teacher read."""
+        """Return all layers that the attack or its teacher reads."""
         taught = self.teacher.all_layers if isinstance(self.teacher, Composed) else []
         return list(dict.fromkeys([*self.layers, *taught]))
 
@@ -223,7 +227,7 @@ class Composed(Attack):
         return self.answer(Seen.of(view, self.all_layers), view, draw)
 
     def _learn_from(self, scores: Tensor, seen: Seen, known: Tensor, task: Task) -> Predict:
-        """Train on the leaked rows and on rows with a teacher's most confident guesses."""
+        """Train on the leaked rows and on those rows about which a teacher is most confident."""
         sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
         rows = torch.cat([known, task.further()[sure]])
         labels = torch.cat([seen.labels, scores[sure].argmax(1)])
@@ -231,13 +235,13 @@ class Composed(Attack):
         return self.learn(rows, labels, seen.classes, counts, replace(task, taught=True))
 
     def answer(self, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
-        """Return scores of the targets, axes (targets, classes), from features already read.
+        """Return the scores of the targets, axes (targets, classes), from features that were read.
 
         Args:
-            seen: features of at least `all_layers`.
-            view: the attacker's view, which provides architectures; teachers that are not composed
-                attacks read it.
-            draw: generator of all random numbers.
+            seen: features of all rows, for at least the layers in `all_layers`.
+            view: the attacker's view. It gives the learner the model architectures; a teacher that
+                is not itself a composed attack reads all its data from the view.
+            draw: generator from which all random numbers are drawn.
         """
         looks = [self.layers]
         if self.unlabelled == "co_training":
@@ -276,7 +280,7 @@ class Composed(Attack):
         return torch.stack([one.log_softmax(1) for one in answers]).sum(0)
 
     def _scale(self, seen: Seen, layers: Sequence[Layer]) -> Callable[[Any], Tensor]:
-        """Return a function from features by layer to the scaled inputs of the learner."""
+        """Return a function that maps features by layer to the learner's scaled inputs."""
         if len(layers) == 1:
             (only,) = layers
             scale: Scale = lambda rows: rows  # noqa: E731
@@ -304,7 +308,7 @@ class Composed(Attack):
 
 
 def layers_of(at: str) -> list[Layer]:
-    """Return the distinct layers in a text of layers joined by +.
+    """Return the distinct layers named in a text, which joins them by +.
 
     >>> layers_of("cut+inputs")
     ['cut', 'inputs']
@@ -316,7 +320,7 @@ def layers_of(at: str) -> list[Layer]:
 
 
 def alike_by(reference: Tensor) -> Scale:
-    """Return a function that centres rows and divides them by one number.
+    """Return a function that centres rows and divides all of them by the same number.
 
     The number makes the mean squared length of the reference rows 1.
     """
@@ -326,7 +330,7 @@ def alike_by(reference: Tensor) -> Scale:
 
 
 def _teacher(spec: str) -> Attack | None:
-    from vfl.attacks import make  # imported late, because `vfl.attacks` lists this module
+    from vfl.attacks import make  # imported here, because `vfl.attacks` imports this module
 
     if spec == "none":
         return None
@@ -342,7 +346,7 @@ def _teacher(spec: str) -> Attack | None:
 
 
 def _taught(teacher: Attack, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
-    """Return a teacher's scores for the unlabelled rows."""
+    """Return the scores that a teacher gives the unlabelled rows."""
     if isinstance(teacher, Composed):
         return teacher.answer(seen.asking(), view, draw)
     return teacher.run(view.only(teacher.needs | {Grant.UNLABELLED}).asking(), draw)

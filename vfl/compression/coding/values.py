@@ -1,13 +1,13 @@
-"""Formats of values and gradients with a fixed number of bits per value.
+"""Formats of values and gradients that take a fixed number of bits per value.
 
 `Float32Values` keeps values exactly; `BFloat16Values` keeps their upper 16 bits. `AffineValues`
-writes b bits per value, uniformly between two range limits. The payload contains the limits as two
-bfloat16 numbers; the lower limit is rounded down and the upper limit is rounded up, so that no
-value is outside. `RectifiedValues` does the same for cuts without negative values, and keeps zeros
-exact.
+writes a code of b bits per value; the codes divide the range between two limits evenly. The payload
+contains the limits as two bfloat16 numbers; the lower one is rounded down and the upper one up, so
+that no value is outside of the range. `RectifiedValues` does the same for cuts without negative
+values, and represents zeros exactly.
 
-Gradients are sent only for the values that the cut's payload contained, in the same order. Both
-parties know which values the payload contained, so `GradientCode` sends no indices.
+A gradient contains entries only for those values that the payload of the cut contained, in the same
+order. Both parties know which values these are, so `GradientCode` sends no indices.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ GRADIENTS = ("fp32", "bf16", "2", "3", "4", "5", "6", "7", "8")
 _SIGN = np.uint16(0x8000)
 _UPPER_SIGN = np.array([0, 0x8000], np.uint16)
 _UPPER_MINUS = np.array([1, -1], np.float32)
-LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # largest finite bfloat16
-_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # smallest finite bfloat16
+LARGEST_BFLOAT16 = np.uint16(0x7F7F)  # bits of the largest finite bfloat16
+_LOWEST = np.array(0xFF7F0000, np.uint32).view(np.float32)  # bits of the smallest finite bfloat16
 _SMALLEST = np.float32(2**-149)
 
 
@@ -62,12 +62,12 @@ class Coded(NamedTuple):
 
 
 class ValueCode(ABC):
-    """Base class of conversions of values to codes.
+    """Base class of value codes, which convert values to codes and back.
 
     Attributes:
         bits: number of bits per value.
         scale_bytes: number of bytes of each scale, which come before the codes.
-        checks: whether `encode` itself refuses NaN and Inf, so that no separate check is necessary.
+        checks: whether `encode` itself refuses NaN and Inf, so that callers need no separate check.
     """
 
     bits: int
@@ -82,7 +82,7 @@ class ValueCode(ABC):
         """
 
     def encode_within(self, values: Any, scale: bytes) -> Any:
-        """Encode values with a known scale, and clip values outside its range."""
+        """Encode values with a scale that both parties have, clipped to the scale's range."""
         return self.encode(values, 1).codes
 
     @abstractmethod
@@ -188,7 +188,7 @@ class RectifiedFloats(Float32Values):
 
 
 class SignValues(ValueCode):
-    """Writes one bit per value: +1 for a value that is at least 0, otherwise -1."""
+    """Writes one bit per value, decoded as +1 for values of at least 0, otherwise as -1."""
 
     bits = 1
 
@@ -200,7 +200,7 @@ class SignValues(ValueCode):
 
 
 class WholeValues(ValueCode):
-    """Writes integers from 0 to 2^bits - 1; other values are rounded or clipped."""
+    """Writes integers from 0 to 2^bits - 1; other values are first rounded and clipped to these."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -213,9 +213,9 @@ class WholeValues(ValueCode):
 
 
 class AffineValues(ValueCode):
-    """Writes b bits per value, uniformly between range limits (thesis, equations 3-1 and 3-2).
+    """Writes b bits per value; codes divide the range evenly (thesis, equations 3-1 and 3-2).
 
-    The class encodes a tensor on the tensor's device, and can also decode on this device.
+    The class encodes a tensor on the tensor's device; it can also decode on a GPU.
     """
 
     scale_bytes = 4
@@ -253,13 +253,13 @@ class AffineValues(ValueCode):
         return Coded(ends.astype("<u2").tobytes(), codes)
 
     def _codes_there(self, grouped: Tensor, ends: Tensor) -> Tensor:
-        """Compute the codes of `quantise` on the tensor's device; `ends` has axes (groups, 2)."""
+        """Compute the codes of `quantise` on the tensor's device; `ends` are range limits."""
         low, span = ends[:, :1], ends[:, 1:] - ends[:, :1]
         steps = (grouped.double() - low) / (torch.where(span > 0, span, 1.0) / 2.0**self.bits)
         return steps.clamp_(0, 2**self.bits - 1).to(torch.uint8)
 
     def _between(self, grouped: Values, outer: Values) -> tuple[np.ndarray, np.ndarray]:
-        """Return range limits and codes, given each group's minimum and negated maximum."""
+        """Return range limits and codes, given each group's minimum, and its maximum times -1."""
         codes: np.ndarray
         if compiled.COMPILED:
             ends, codes = np.empty(outer.shape, np.uint16), np.empty(grouped.shape, np.uint8)
@@ -306,8 +306,8 @@ def quantise(
 ) -> Codes:
     """Return codes min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 if high equals low.
 
-    This is equation (3-1), except that the code of `high` is clamped, because the equation gives
-    `high` a code that needs one more bit.
+    This is equation (3-1), except that the value `high` gets the largest code, because the equation
+    gives it a code that needs one more bit.
     """
     span = np.subtract(high, low, dtype=np.float64)
     steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)
@@ -330,16 +330,18 @@ def dequantise(
 
 
 class AgreedScale:
-    """The scale of values in predictions: running means of the scales of training frames.
+    """The scale of values in predictions, which both parties have: running means over training.
 
-    Both parties add a frame's scale to the means when they commit the frame's step. So a
-    prediction's payload needs no scale, and no row of a prediction depends on other rows.
+    Both parties update the means with the scale of a training frame when they commit the step of
+    the frame. So the payload of a prediction needs no scale, and a row of a prediction does not
+    depend on other rows.
 
     Attributes:
-        scale: the means in the bytes that a `ValueCode` reads; empty before the first commit.
+        scale: the means, in the bytes that a `ValueCode` reads as a scale; empty before the first
+            commit.
     """
 
-    #: Weight of a new frame in the running means.
+    #: Weight of a new frame's scale in the running means.
     _RATE = 0.1
 
     def __init__(self) -> None:
@@ -350,15 +352,15 @@ class AgreedScale:
 
     @property
     def tag(self) -> bytes:
-        """Return one byte; if two parties have different means, it differs in 255 of 256 cases."""
+        """Return a byte that differs in 255 of 256 cases between parties with unequal means."""
         return bytes([self._history & 0xFF])
 
     def record(self, step: int, scale: Payload) -> None:
-        """Store a training frame's scale until the step is committed."""
+        """Store the scale of a training frame until `commit` is called for the step."""
         self._waiting[step] = bytes(scale)
 
     def commit(self, step: int) -> None:
-        """Add the scale of a step to the running means; a batch without rows has no scale."""
+        """Update the running means with the scale of a step; a batch without rows has no scale."""
         if not (scale := self._waiting.pop(step, b"")):
             return
         ends = from_bfloat16(np.frombuffer(scale, "<u2")).astype(np.float64)
@@ -367,7 +369,7 @@ class AgreedScale:
         self._set(ends, zlib.crc32(scale, self._history))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return means, history, and the scales of uncommitted steps."""
+        """Return the means, their history, and the scales of steps without commit."""
         state = {
             "scale-means": torch.from_numpy(self._means.copy()),
             "scale-history": torch.tensor(self._history),
@@ -411,7 +413,7 @@ def nearest_bfloat16(values: Values) -> npt.NDArray[np.uint16]:
 
 
 def bfloat16_above(values: Values) -> npt.NDArray[np.uint16]:
-    """Return the bits of the smallest finite bfloat16 that is at least a value."""
+    """Return the bits of the smallest finite bfloat16 that is not below each value."""
     return bfloat16_below(-values) ^ _SIGN
 
 
@@ -421,9 +423,9 @@ def from_bfloat16(bits: npt.NDArray[np.uint16]) -> Values:
 
 
 def bfloat16_below(values: Values) -> npt.NDArray[np.uint16]:
-    """Return the bits of the largest finite bfloat16 that is at most a value.
+    """Return the bits of the largest finite bfloat16 that is not above each value.
 
-    For a value below the range of bfloat16, the result is the smallest bfloat16; then `quantise`
+    For a value below all finite bfloat16 numbers, the result is the smallest one; `quantise` then
     clips the value.
     """
     bits = np.maximum(values, _LOWEST).view(np.uint32)
@@ -441,7 +443,7 @@ def _outer(grouped: Values) -> Values:
     """Return the smallest and the largest value of each group, axes (groups, 2).
 
     Raises:
-        NonFiniteError: a value is NaN or Inf, so a range limit would be NaN or Inf too.
+        NonFiniteError: a value is NaN or Inf, so a range limit would also be NaN or Inf.
     """
     outer = np.empty((len(grouped), 2), np.float32)
     if compiled.COMPILED:
@@ -457,7 +459,7 @@ def _outer(grouped: Values) -> Values:
 
 
 def _in_groups(rows: np.ndarray, groups: int) -> np.ndarray:
-    """Reshape numbers of axes (rows, k) to one row per scale."""
+    """Reshape numbers of axes (rows, k) so that each scale has one row of numbers."""
     return np.ascontiguousarray(rows).reshape(groups, max(1, rows.size // max(1, groups)))
 
 
@@ -468,7 +470,7 @@ class GradientCode:
     (Alistarh et al. 2017, QSGD).
 
     Raises:
-        BadOptionError: no format has this name.
+        BadOptionError: the option names no format.
     """
 
     def __init__(self, grad: str) -> None:
@@ -483,13 +485,13 @@ class GradientCode:
         return not self._float_bytes
 
     def payload_bytes(self, rows: int, values: int) -> int:
-        """Return the number of bytes of `values` gradient values in `rows` rows."""
+        """Return the size in bytes of `values` gradient values in `rows` rows."""
         if self._float_bytes:
             return self._float_bytes * values
         return 2 * rows + packed_bytes(values, self.bits)
 
     def encode(self, grad: Tensor, mask: Mask | None, context: StepContext) -> bytes:
-        """Encode gradients of axes (rows, k); with a mask, only the values that the mask marks.
+        """Encode gradients of axes (rows, k); with a mask, encode only the marked values.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf.
@@ -511,7 +513,7 @@ class GradientCode:
         )
 
     def decode(self, payload: Payload, rows: int, width: int, mask: Mask | None) -> Values:
-        """Return a payload's gradients, axes (rows, width); positions that are not marked are 0.
+        """Return the gradients in a payload, axes (rows, width), with 0 at unmarked positions.
 
         Raises:
             FrameError: `encode` could not have made these bytes.
@@ -539,18 +541,18 @@ class GradientCode:
         if (codes > self._top).any() or (ends > LARGEST_BFLOAT16).any():
             raise CorruptFrameError("a payload holds gradients out of their range")
         scale = from_bfloat16(ends).astype(np.float64)
-        with np.errstate(over="ignore"):  # refused below if infinite
+        with np.errstate(over="ignore"):  # infinite values are refused below
             values: Values = (codes * scale[np.nonzero(marked)[0]]).astype(np.float32)
         return values
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether all values are finite; minimum and maximum suffice, because NaN spreads."""
+    """Return whether all values are finite; minimum and maximum suffice, as NaN spreads."""
     return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
-    """Return the label party's random numbers; 1/2 (rounding to nearest) outside training."""
+    """Return the label party's random numbers for rounding; 1/2 (nearest) outside training."""
     if not context.training or context.secret is None:
         return 0.5
     return context.secret.uniform(shape, "gradient", context.step)

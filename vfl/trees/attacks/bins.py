@@ -1,4 +1,4 @@
-"""Inference of column values from bins, with the known distribution of each column's values."""
+"""Inference of column values from bins, given the distribution of each column's values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 
 class Bins(Attack):
-    """Assigns to each cell a value that represents its bin.
+    """Assigns to each cell the expected value of the cells in its bin.
 
-    From a marginal distribution, the attack matches an ordered column's bins by quantiles, and the
-    categories of another column by frequencies. Naveed, Kamara and Wright 2015, sections 4 and 5,
-    do this for order-preserving encryption. From known rows, the value of a bin is the mean of the
-    known rows in it, shrunk towards the value from the marginal distribution. Bayes' rule reverses
-    randomised response; the attack estimates the bin frequencies before the response from the
-    frequencies after it (Kairouz et al. 2016).
+    Given the distribution of a column's values, the attack assigns values to the bins of an ordered
+    column by quantiles, and to categories by frequencies. Naveed, Kamara and Wright 2015, sections
+    4 and 5, do the same for order-preserving encryption. If the bins of known rows were sent, a
+    bin's value is the mean of the known rows in it, shrunk towards the value from the distribution.
+    Bayes' rule reverses randomised response; for this, the attack estimates the bin frequencies
+    before the response from those after it (Kairouz et al. 2016).
 
     Args:
-        rows: whether the bins of the known rows were sent as well; otherwise the known rows only
-            show the distribution of values, like a public table.
-        prior: weight of the value from the marginal distribution, as a number of known rows in a
-            bin.
+        rows: whether the bins of the known rows were also sent; otherwise, the known rows give only
+            the distribution of values, as a public table would.
+        prior: weight of the value from the distribution, in numbers of known rows in a bin.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -51,23 +50,23 @@ class Bins(Attack):
         self.rows, self.prior = rows, prior
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        view.require(Grant.CUTS)  # attacks treat a party's bins as its cut-layer activations
+        view.require(Grant.CUTS)  # attacks treat bins as cuts
         return read_bins(view.told, view.leaked.inputs, self.prior, self.rows)
 
 
 def read_bins(told: SentBins, leaked: Tensor, prior: float, rows: bool) -> Tensor:
-    """Return the expected cell values of rows whose bins a party sent, axes (rows, columns).
+    """Return the expected values of the cells of target rows, given their bins; (rows, columns).
 
     Args:
-        told: bins of the target rows and of the known rows.
-        leaked: cells of the known rows.
+        told: bins that the party sent for target rows and for known rows.
+        leaked: true values of the cells of the known rows.
         prior: see `Bins`.
         rows: see `Bins`.
     """
 
     def likely(column: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sent, own = (
-            np.minimum(some[:, column].astype(np.int64), bins)  # a missing cell has the last bin
+            np.minimum(some[:, column].astype(np.int64), bins)  # the last bin: missing cells
             for some in (told.targets, told.leaked)
         )
         often = np.bincount(sent, minlength=bins + 1) / len(sent)
@@ -84,14 +83,14 @@ def values_of_bins(
     prior: float,
     rows: bool,
 ) -> Tensor:
-    """Return expected cell values of rows from each bin's probability, axes (rows, columns).
+    """Return the expected cell values of target rows, given bin probabilities; (rows, columns).
 
     Args:
-        layout: layout of the columns.
-        leaked: cells of the known rows.
-        likely: function of a column and its number of bins. It returns the share of each bin,
-            with missing cells last, and the bin probabilities of target rows and of known rows,
-            axes (rows, bins + 1) each.
+        layout: number and order of each column's bins.
+        leaked: true values of the cells of the known rows.
+        likely: function whose arguments are a column and its number of bins. It returns the share
+            of each bin, with missing cells last. It also returns the bin probabilities of each
+            target row and of each known row, axes (rows, bins + 1).
         prior: see `Bins`.
         rows: see `Bins`.
     """
@@ -109,11 +108,11 @@ def values_of_bins(
 
 
 def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return bin shares before randomised response, and P(true bin | sent bin), axes (sent, true).
+    """Return bin shares before randomised response, and P(true bin | sent bin), (sent, true).
 
     Args:
-        often: shares of bins after the response.
-        epsilon: epsilon of the randomised response; None means no response.
+        often: shares of the bins after randomised response.
+        epsilon: epsilon of the randomised response; None means that bins are exact.
     """
     count = len(often)
     channel = np.eye(count)
@@ -127,14 +126,14 @@ def before_response(often: np.ndarray, epsilon: float | None) -> tuple[np.ndarra
 
 
 def _by_order(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return, for each bin of an ordered column, the mean of the sorted values in this bin.
+    """Return, for each bin of an ordered column, the mean of those sorted values that lie in it.
 
     The bin of missing cells gets the mean of all values.
     """
     ordered = np.sort(values[:, 0])
     ends = np.concatenate([[0.0], shares[:-1].cumsum()]) / max(shares[:-1].sum(), 1e-300)
-    # Integral of the quantile function up to each bin edge; the differences give the mean of each
-    # bin.
+    # Integral of the quantile function up to each bin edge; differences of these integrals give the
+    # mean of each bin.
     steps = np.arange(len(ordered) + 1) / len(ordered)
     integral = np.interp(ends, steps, np.concatenate([[0.0], ordered.cumsum()]) / len(ordered))
     means = np.diff(integral) / np.diff(ends).clip(1e-300)
