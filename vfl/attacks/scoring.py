@@ -1,4 +1,4 @@
-"""Scoring: a case holds the attacker's view, and the true values, which only scoring reads."""
+"""Scoring: a case contains the attacker's view, and the true values, which only scoring reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl.core.errors import NonFiniteError
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Return the share of rows whose largest score is right; axes (rows, classes) and (rows,).
+    """Return the share of rows whose true class has the largest score; (rows, classes), (rows,).
 
     >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
     0.5
@@ -27,7 +27,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def balanced_accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean, over the classes, of the share of right guesses; axes as in `accuracy`.
+    """Return the mean, over classes, of the share of right guesses in the class.
 
     >>> balanced_accuracy(torch.tensor([[0.9, 0.1]]).expand(4, 2), torch.tensor([0, 0, 0, 1]))
     0.5
@@ -38,7 +38,7 @@ def balanced_accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:
-    """Return the mean, over positive rows, of the precision at the row's rank.
+    """Return the mean, over positive rows, of the precision among rows that score at least as high.
 
     >>> average_precision(torch.tensor([0.9, 0.8, 0.1]), torch.tensor([True, False, True]))
     0.8333333333333333
@@ -51,8 +51,8 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 def _at_each_score(scores: Tensor, positive: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Count the positive and the negative rows at each distinct score, lowest score first.
 
-    The function takes a twentieth of the time of scikit-learn's curves, which matters for a grid
-    with thousands of scores.
+    The function takes a twentieth of the time of scikit-learn's curves, which matters for
+    experiments with thousands of scores.
     """
     values, inverse = np.unique(scores.double().numpy(), return_inverse=True)
     rows = np.bincount(inverse, minlength=len(values)).astype(float)
@@ -61,13 +61,13 @@ def _at_each_score(scores: Tensor, positive: Tensor) -> tuple[np.ndarray, np.nda
 
 
 def matched(clusters: Tensor, labels: Tensor) -> Tensor:
-    """Return the class of each row's cluster in the best matching (thesis eq 4-26), one-hot.
+    """Match clusters to classes (thesis eq 4-26); return each row's class, one-hot.
 
-    The Hungarian algorithm matches clusters and classes one to one. If there are more clusters than
-    classes, some clusters have no class.
+    The Hungarian algorithm finds the best one-to-one matching of clusters and classes. If there are
+    more clusters than classes, some clusters are matched to no class.
 
     Returns:
-        Axes (rows, classes or more); a cluster without a class has a further column.
+        Axes (rows, classes or more); each cluster without a class has a further column.
     """
     size = int(max(clusters.max(), labels.max())) + 1
     together = torch.bincount(clusters * size + labels, minlength=size * size).view(size, size)
@@ -78,7 +78,7 @@ def matched(clusters: Tensor, labels: Tensor) -> Tensor:
 
 
 def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
-    """Return the share of rows whose cluster matches their class; see `matched`.
+    """Return the share of rows whose cluster is matched to their class; see `matched`.
 
     >>> matched_accuracy(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 0]))
     0.75
@@ -87,7 +87,7 @@ def matched_accuracy(clusters: Tensor, labels: Tensor) -> float:
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """Return the probability that a positive row scores above a negative one; ties count half.
+    """Return the probability that a positive row outscores a negative one; ties count half.
 
     >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True]))
     0.875
@@ -98,10 +98,10 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
-    """Return the share of positive rows that score above all but `false_rate` of negative rows.
+    """Return the share of positive rows that score higher than 1 - `false_rate` of negative rows.
 
-    This measure shows rows about which an attacker is certain; an average hides them (Carlini et
-    al. 2022).
+    This measure shows if an attacker is certain about a few rows, which an average over rows hides
+    (Carlini et al. 2022).
 
     >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))
     1.0
@@ -113,7 +113,7 @@ def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float
 
 
 def mean_squared_error(guess: Tensor, inputs: Tensor) -> float:
-    """Return the mean squared difference, over rows and columns.
+    """Return the squared difference, as a mean over rows and columns.
 
     >>> mean_squared_error(torch.zeros(2, 3), torch.full((2, 3), 2.0))
     4.0
@@ -125,7 +125,7 @@ _PADDING = 0
 
 
 def token_accuracy(guess: Tensor, texts: Tensor) -> float:
-    """Return the mean, over texts, of the share of right words, without padding (thesis eq 6-5).
+    """Return the mean share of right words in a text, without padding (thesis eq 6-5).
 
     Args:
         guess: guessed words, int64, axes (texts, words).
@@ -144,9 +144,9 @@ _K1, _K2 = 0.01, 0.03
 
 
 def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
-    """Return the mean over pictures of 10 log10(R^2 / MSE), in decibels.
+    """Return the peak signal-to-noise ratio, 10 log10(R^2 / MSE) decibels, mean over pictures.
 
-    R is the range of all true pixels.
+    R is the range of the pixels of all true pictures.
 
     A picture that is guessed exactly counts as 100 dB.
 
@@ -160,10 +160,10 @@ def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
 
 
 def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
-    """Return the mean SSIM over pictures and channels; it is 1 for equal pictures.
+    """Return the structural similarity (SSIM), averaged over pictures and channels; 1 if equal.
 
     Wang et al. 2004, with their Gaussian window of 11 pixels and standard deviation 1.5. Pictures
-    smaller than 11 pixels use a smaller window. The mean is over all positions where the whole
+    smaller than 11 pixels use a smaller window. The mean is over all positions at which the whole
     window lies inside the picture. K1 = 0.01, K2 = 0.03, and R is the range of all true pixels.
 
     Args:
@@ -187,7 +187,7 @@ def _range(pictures: Tensor) -> Tensor:
 
 
 def _window(side: int) -> Tensor:
-    """Return Gaussian weights that sum to 1, axes (1, 1, side, side)."""
+    """Return the weights of a Gaussian window, which sum to 1, axes (1, 1, side, side)."""
     places = torch.arange(side, dtype=torch.float64) - (side - 1) / 2
     line = torch.exp(-places.square() / (2 * _SIGMA**2))
     line = line / line.sum()
@@ -196,15 +196,16 @@ def _window(side: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One victim under one threat model, with the true values.
+    """One victim under one threat model: the attacker's view, and the true values.
 
     Attributes:
         view: the attacker's view.
-        labels: labels of the targets, axes (targets,): class codes, int64, or numbers of a
+        labels: labels of the targets, axes (targets,): class numbers, int64, or numbers of a
             regression, float32.
-        inputs: true inputs, for the score of a reconstruction, axes (targets, ...).
-        positive: mask of the wanted targets, axes (targets,), for attacks with the goal "scores";
-            see `seeking`.
+        inputs: true inputs of the targets, axes (targets, ...), with which a reconstruction is
+            compared.
+        positive: mask of the targets that the attacker looks for (members, or rows of one class),
+            axes (targets,), for attacks with the goal "scores"; see `seeking`.
     """
 
     view: View
@@ -215,14 +216,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The value of an attack's guess by one measure, and the value of a guess without evidence.
+    """The value of an attack's guess in one measure, and the value of a guess without evidence.
 
     Attributes:
-        measure: name of the measure. For labels see `scores_of_labels` and `scores_of_values`.
-            Other main measures are "auc", "mse" and "token_accuracy"; further ones are
-            "tpr_at_1_fpr", "psnr" (in decibels), "ssim" and "whole_texts".
-        value: value of the attack's guess.
-        guess: value of the best constant guess; for clusters, the value of a single cluster.
+        measure: name of the measure, such as "accuracy". For guesses of labels, see
+            `scores_of_labels` and `scores_of_values`. The main measures of other goals are "auc",
+            "mse" and "token_accuracy"; further measures are "tpr_at_1_fpr", "psnr" (in decibels),
+            "ssim" and "whole_texts".
+        value: the measure's value for the attack's guess.
+        guess: the measure's value for the best constant guess; for clusters, its value for a single
+            cluster.
     """
 
     measure: str
@@ -231,12 +234,12 @@ class Score:
 
 
 def seeking(case: Case) -> Case:
-    """Return the same case with the rarer class of the training as the wanted class.
+    """Return the same case, in which the attacker looks for the rarer class of the training rows.
 
     For numeric labels, the function returns the case unchanged.
 
     Raises:
-        NotGrantedError: the view does not grant the class shares.
+        NotGrantedError: the view does not grant the shares of the classes.
     """
     assert case.labels is not None
     if case.view.classes == 1:
@@ -245,35 +248,35 @@ def seeking(case: Case) -> Case:
 
 
 def attempt(case: Case, attack: Attack, draw: torch.Generator) -> Score:
-    """Run an attack with only the grants that it needs, and score its guess.
+    """Run an attack with only those grants that it declares, and score its guess.
 
     Raises:
-        NotGrantedError: the attack needs grants that the threat model does not give; the attack
-            does not run.
+        NotGrantedError: the attack needs grants that the threat model does not give, so it is not
+            run.
         NonFiniteError: the guess contains NaN or Inf.
     """
     return attempt_all(case, attack, draw)[0]
 
 
 def attempt_all(case: Case, attack: Attack, draw: torch.Generator) -> list[Score]:
-    """Run an attack like `attempt`, but return all measures of its goal, the main one first.
+    """Run an attack like `attempt`; return the scores in all measures of its goal, main one first.
 
     Raises:
-        NotGrantedError: the attack needs grants that the threat model does not give; the attack
-            does not run.
+        NotGrantedError: the attack needs grants that the threat model does not give, so it is not
+            run.
         NonFiniteError: the guess contains NaN or Inf.
     """
     return scores_of(case, attack.goal, guess_of(case, attack, draw))
 
 
 def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
-    """Return an attack's guess from a view with only the grants that it needs.
+    """Return the guess of an attack that reads a view with only the grants that it declares.
 
     Raises:
-        NotGrantedError: the attack needs grants that the threat model does not give; the attack
-            does not run.
-        NonFiniteError: the guess contains NaN or Inf, which the score would otherwise count as a
-            wrong class.
+        NotGrantedError: the attack needs grants that the threat model does not give, so it is not
+            run.
+        NonFiniteError: the guess contains NaN or Inf, which a score would otherwise count as a
+            wrong guess.
     """
     found = attack.run(case.view.only(attack.needs), draw)
     if not torch.isfinite(found).all():
@@ -288,7 +291,7 @@ def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
 
 
 def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
-    """Return the values of a guess by every measure of its goal."""
+    """Return the scores of a guess, one for each measure of the attack's goal."""
     if goal == "labels":
         assert case.labels is not None
         return scores_of_labels(found, case.labels)
@@ -310,16 +313,17 @@ def scores_of(case: Case, goal: Goal, found: Tensor) -> list[Score]:
 
 
 def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
-    """Return the value of guessed labels by each measure, and the value of the best blind guess.
+    """Return the scores of guessed labels in each measure, compared with the best blind guess.
 
-    "accuracy": the blind guess is the class with the most rows. "balanced_accuracy": the blind
-    guess is any one class. "auc" and "average_precision", for the rarer of two classes: blind
-    guesses reach 0.5 and the class's share. With more than two classes, both measures are means
-    over all classes, each class against all other classes.
+    "accuracy": the blind guess is the most frequent class. "balanced_accuracy": the blind guess is
+    any constant class. "auc" and "average_precision" are for the rarer of two classes: a blind
+    guess reaches 0.5 in the first, and the class's share in the second. With more than two classes,
+    both are means over the classes, each against all other classes.
 
     Args:
-        scores: scores, axes (rows, classes or more); the largest one is the guess.
-        labels: true class codes, int64, axes (rows,).
+        scores: scores of the classes, axes (rows, classes or more); the class with the largest
+            score is the guess.
+        labels: true class numbers, int64, axes (rows,).
     """
     counts = labels.bincount()
     present = [one for one in range(len(counts)) if counts[one]]
@@ -328,11 +332,11 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
         Score("balanced_accuracy", balanced_accuracy(scores, labels), 1 / len(present)),
     ]
     if len(present) < 2:
-        return found  # only one class, so no ranking
+        return found  # no ranking with a single class
     sought = present
     if len(present) == 2:
         sought = [min(present, key=lambda one: (int(counts[one]), -one))]
-    chances = scores.double().log_softmax(1)  # comparable between rows
+    chances = scores.double().log_softmax(1)  # makes rows comparable
     areas = [auc(chances[:, one], labels == one) for one in sought]
     precisions = [average_precision(chances[:, one], labels == one) for one in sought]
     shares = [float(counts[one]) / len(labels) for one in sought]
@@ -344,11 +348,11 @@ def scores_of_labels(scores: Tensor, labels: Tensor) -> list[Score]:
 
 
 def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
-    """Return the value of guessed numbers by each measure, and that of the best constant guess.
+    """Return the scores of guessed numbers in each measure, compared with the best constant.
 
-    "r2": the share of the variance that the guess explains; it is below 0 if the mean is a better
-    guess. The constant guess is the mean, which gives 0. "mae": the mean absolute error; the
-    constant guess is the median.
+    "r2": the share of the variance that the guess explains; it is below 0 if the mean of the labels
+    would be a better guess. The constant guess is this mean, which gives 0. "mae": the mean
+    absolute error; the constant guess is the median of the labels.
 
     >>> [one.measure for one in scores_of_values(torch.ones(2), torch.tensor([0.0, 2.0]))]
     ['r2', 'mae']
@@ -367,7 +371,7 @@ def scores_of_values(values: Tensor, labels: Tensor) -> list[Score]:
 
 
 def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
-    """Score a reconstruction and the mean row; add further measures for pictures."""
+    """Score a reconstruction, compared with the mean row; for pictures, in further measures too."""
     mean = inputs.mean(0, keepdim=True).expand_as(inputs)
     measures: dict[str, Callable[[Tensor, Tensor], float]] = {"mse": mean_squared_error}
     if inputs.dim() == 4:
@@ -379,7 +383,7 @@ def _reconstruction(found: Tensor, inputs: Tensor) -> list[Score]:
 
 
 def _words(found: Tensor, texts: Tensor) -> list[Score]:
-    """Score texts against the most frequent word; add the share of texts without a mistake."""
+    """Score guessed texts, compared with the most frequent word; add the share of exact texts."""
     real = texts != _PADDING
     constant = torch.full_like(texts, int(texts[real].bincount().argmax()))
     whole = ((found == texts) | ~real).all(1).double().mean()

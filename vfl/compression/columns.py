@@ -1,4 +1,4 @@
-"""SplitFC: columns of a cut that vary less are dropped more often and get fewer bits."""
+"""SplitFC: a cut's columns with less variation are dropped more often and get fewer bits."""
 
 from __future__ import annotations
 
@@ -37,33 +37,35 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Kept(NamedTuple):
-    """The columns of a batch that are sent, bool, axes (width,), and a factor for each of them."""
+    """Mask of the sent columns of a batch, axes (width,), and a factor for each sent column."""
 
     columns: npt.NDArray[np.bool_]
     factors: Floats
 
 
 class Columns(Codec):
-    """Drops columns of a training batch at random; columns that vary more are dropped less often.
+    """Randomly drops columns of a training batch; columns with more variation are kept more often.
 
-    The codec keeps a column with a probability proportional to its standard deviation over the
-    batch, at most 1. On average it keeps `keep` x width columns. The codec divides a kept column by
-    its probability, so that the decoded cut is unbiased. Only kept columns have gradients. Kept
-    columns share a budget of `bits` per value. Each column gets the integer number of bits that
-    minimises the sum of squared errors; a column with 0 bits is sent as its mean. **A query is sent
-    with all values, in 8 bits each**, because a column of one row has no deviation, and no row may
-    depend on other rows.
+    The codec keeps each column with a probability proportional to the column's standard deviation
+    over the batch, at most 1. On average it keeps `keep` x width columns. The codec divides a kept
+    column by its probability, so that the expectation of the decoded cut is the cut. Only kept
+    columns get gradients. Kept columns share a total of `bits` per value, on average. Each kept
+    column gets the integer number of bits that minimises the sum of squared errors of all columns;
+    a column with 0 bits is sent as its mean. **A query is sent with all values, in 8 bits each**. A
+    column of a single row has no standard deviation, and no row of a query may depend on other
+    rows.
 
     Source: Oh, Lee, Brinton, Jeon 2023, "Communication-efficient split learning via adaptive
     feature-wise compression" (SplitFC), sections on adaptive feature-wise dropout and on adaptive
-    feature-wise quantisation. Here a column has an integer number of bits, found exactly by
-    marginal gains; the paper derives numbers of levels that need not be powers of two. The paper's
-    normalisation of channels is left out, because a cut has one axis besides the rows.
+    feature-wise quantisation. In vfl, a column has an integer number of bits, which marginal gains
+    determine exactly; the paper derives numbers of quantisation levels that need not be powers of
+    two. vfl leaves out the paper's normalisation of channels, because a cut has only one axis
+    besides the rows.
 
     Args:
         keep: share of the columns that the codec sends, on average (1/R in the paper).
-        bits: mean number of bits per value of a kept column.
-        grad: mean number of bits per value of a kept column's gradient.
+        bits: mean number of bits per value, over the kept columns.
+        grad: mean number of bits per value in the gradients of kept columns.
 
     Raises:
         BadOptionError: a share or a number of bits is out of range.
@@ -121,9 +123,9 @@ class Columns(Codec):
         return _whole(columns * saved.factors, saved, width)
 
     def formula_ratio(self, width: int) -> float:
-        """Return the kept columns' code size / dense size: keep x bits / 32.
+        """Return the size of the kept columns' codes relative to float32: keep x bits / 32.
 
-        The formula leaves out range limits, which the rows of a batch share.
+        The formula leaves out the range limits, which all rows of a batch share.
         """
         return self.keep * self.bits / 32
 
@@ -132,7 +134,7 @@ class Columns(Codec):
         return super().payload_limit(rows, width) + per_column
 
     def _drawn(self, values: Floats, context: StepContext) -> _Kept:
-        """Draw the columns of a batch; if none is drawn, keep the column that varies most."""
+        """Draw the columns of a batch to keep; if none is drawn, keep that of most variation."""
         if context.secret is None:
             raise UserError(
                 "splitfc draws at random in training and received no secret",
@@ -149,10 +151,10 @@ class Columns(Codec):
 
 
 def keep_chances(deviations: Floats, keep: float) -> Floats:
-    """Return probabilities proportional to the deviations, at most 1, with mean `keep`.
+    """Return probabilities proportional to standard deviations, at most 1, with mean `keep`.
 
-    If all columns with a deviation above 0 are kept, the other columns share the remaining
-    probability.
+    If all columns with a standard deviation above 0 have probability 1, the other columns share the
+    remaining probability equally.
 
     Args:
         deviations: standard deviation of each column, axes (width,), at least 0.
@@ -179,11 +181,11 @@ def keep_chances(deviations: Floats, keep: float) -> Floats:
 
 
 def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
-    """Return integer bits, `mean_bits` on average, with the smallest sum of (range / 2^bits)^2.
+    """Return integers, on average `mean_bits`, that minimise the sum of (range / 2^bits)^2.
 
-    Each further bit goes to the column whose error it reduces most. This is optimal, because a
-    column's gain decreases with every bit. All steps are exact in floating point, so encoder and
-    decoder compute the same bits.
+    Each further bit goes to the column whose squared error it reduces most. This is optimal,
+    because each further bit reduces a column's error by less than the bit before. All steps are
+    exact in floating point, so both parties compute the same numbers of bits.
 
     Args:
         ranges: range of each column's values, axes (columns,), at least 0; a column of range 0 gets
@@ -265,7 +267,7 @@ def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) 
 
 
 def _by_bits(bits: Bits) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    """Group the columns that have bits by their number of bits."""
+    """Group the columns that have at least one bit by their number of bits."""
     counts = (int(one) for one in np.unique(bits) if one)
     return [(count, np.nonzero(bits == count)[0]) for count in counts]
 
@@ -280,7 +282,7 @@ def _bfloat16(values: Floats) -> bytes:
 
 
 def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
-    """Read which columns a payload contains; return them and the remaining bytes."""
+    """Read which columns a payload contains; return them, and the rest of the payload."""
     head = -(-width // 8)
     if len(view) < head:
         raise TruncatedFrameError(
@@ -300,15 +302,15 @@ def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
             want=f"{stop} or more",
         )
     sent = np.frombuffer(view[head:stop], "<u2").astype(np.uint16)
-    # The check looks at the bits, because converting a signalling NaN would raise a floating-point
-    # error.
+    # The check looks at the bits, because the conversion of a signalling NaN would raise a
+    # floating-point error.
     if (sent < _ONE_BFLOAT16).any() or (sent > LARGEST_BFLOAT16).any():
         raise CorruptFrameError("a payload's factor of a column is below 1 or not finite")
     return _Kept(columns, from_bfloat16(sent).astype(np.float64)), view[stop:]
 
 
 def _whole(columns: Floats, kept: _Kept, width: int) -> Tensor:
-    """Put the sent columns back to their positions, with zeros elsewhere, clipped to float32."""
+    """Put sent columns back to their positions, with zeros in others; clip to float32's range."""
     whole = np.zeros((len(columns), width), np.float32)
     whole[:, kept.columns] = np.clip(columns, -_LARGEST, _LARGEST)
     return torch.from_numpy(whole)

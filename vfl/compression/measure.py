@@ -1,9 +1,10 @@
-"""Measures a codec on a cut with real frames, and computes its formula and entropy bound.
+"""Measures a codec on a cut with real frames; computes its formula and its entropy bound.
 
 The entropy bound is the number of bits that an ideal coder needs for the kept indices and codes of
-a whole cut, computed from their frequencies. The bound does not include headers, scales, or the
-history byte of an adaptive packer. So the bytes of a frame above the bound are the cost of packing
-and of these parts. The module reads a saved cut from a numpy file, and never from a pickle.
+a whole cut, computed from their frequencies. The bound does not include headers, scales, or the tag
+byte of an adaptive packer. So the difference between a frame's bytes and the bound is the cost of
+packing and of these parts. The module reads a saved cut from a numpy file; it does not read
+pickles.
 """
 
 from __future__ import annotations
@@ -40,20 +41,21 @@ from vfl.core.seeds import Secret
 
 @dataclass(frozen=True, slots=True)
 class CodecMeasure:
-    """The results of a codec on a cut.
+    """The results of measuring a codec on a cut.
 
     Attributes:
         rows: number of rows of the cut.
-        width: width of the original cut, before a module of the codec.
+        width: width of the original cut, before the codec's own module changes it.
         batch_size: number of rows in a frame; the last frame may have fewer.
-        wire_bytes: bytes of all frames, with headers and length prefixes.
-        dense_bytes: 4 bytes for each value of the original cut.
-        formula_ratio: size relative to the dense size, by the papers' formula.
+        wire_bytes: total bytes of all frames, with their headers and length prefixes.
+        dense_bytes: bytes of the original cut in float32: 4 for each value.
+        formula_ratio: size of the codes relative to `dense_bytes`, by the formula in the codec's
+            paper.
         wire_ratio: `wire_bytes` divided by `dense_bytes`.
-        entropy_bound_bytes: the entropy bound in bytes, see `entropy_bound_bits`; NaN if the codec
-            does not report its symbols.
-        relative_error: L2 norm of (cut - decoded cut) relative to the cut's L2 norm, for the input
-            of `encode`.
+        entropy_bound_bytes: entropy bound in bytes, see `entropy_bound_bits`; NaN if the codec
+            reports no symbols.
+        relative_error: L2 norm of (cut - decoded cut), relative to the L2 norm of the cut, where
+            the cut is the input of `encode`.
         encode_ms: median time to encode a frame, in milliseconds.
         decode_ms: median time to decode a frame, in milliseconds.
     """
@@ -80,25 +82,25 @@ def measure_codec(
     training: bool = True,
     secret: Secret | None = None,
 ) -> CodecMeasure:
-    """Measure a codec: two copies of it exchange the rows of a cut, batch after batch.
+    """Measure a codec: an encoder copy and a decoder copy exchange the rows of a cut in batches.
 
     In training, both copies commit every frame as a step, so an adaptive packer adapts as in a run
-    with one cut in flight. At inference the state does not change, so a packer has only the counts
-    that `codec` learned before.
+    in which each frame is answered before the next one. In inference, the state does not change, so
+    a packer has only the counts that `codec` already has.
 
     Args:
-        codec: codec to copy for encoder and decoder; the function does not change it.
+        codec: codec of which encoder and decoder are copies; the function does not change it.
         cut: input of `encode`, float32, axes (rows, wire width), detached; if the codec has a
-            module, its output.
-        width: width of the cut before the codec's module.
+            module, this is the module's output.
+        width: width of the original cut, before the codec's module.
         batch_size: number of rows in a frame.
-        training: whether to encode frames of training or of inference.
-        secret: secret of the encoding party; None uses a fixed secret.
+        training: whether frames are encoded as in training; otherwise as in inference.
+        secret: secret of the encoding party; None uses a fixed secret, for repeatable results.
 
     Raises:
         UserError: the cut or the frames have no rows.
         NonFiniteError: the cut contains NaN or Inf.
-        SpecError: encoder and decoder compute different values for a frame.
+        SpecError: the encoder and the decoder compute different values for a frame.
 
     >>> from vfl.compression import make
     >>> measured = measure_codec(make("topk:k=3,values=8"), torch.eye(256, 128), width=128)
@@ -135,7 +137,7 @@ def measure_codec(
 
 
 def _context_of(batch: Tensor, step: int, batch_size: int, secret: Secret | None) -> StepContext:
-    """Return the context of a batch; its row positions are counted through the whole cut.
+    """Return the context of a batch, in which row positions count through the whole cut.
 
     The context of a query has no secret.
     """
@@ -149,7 +151,7 @@ _Batches = list[tuple[Tensor, StepContext]]
 
 
 class _Crossing(NamedTuple):
-    """One batch that was encoded, sent and decoded, with the times that this took."""
+    """One batch after encoding, sending and decoding, with the times of both computations."""
 
     wire_bytes: int
     squared_error: float
@@ -158,9 +160,10 @@ class _Crossing(NamedTuple):
 
 
 def _cross_all(codec: Codec, batches: _Batches) -> Iterator[_Crossing]:
-    """Yield every batch's result; the first batch runs twice, because its first run compiles code.
+    """Yield the result of every batch; the first batch runs twice, as its first run compiles.
 
-    The same cut and context give the same bytes, so the repetition changes no state.
+    The same cut and context give the same bytes, so the repetition does not change the codec's
+    state.
     """
     encoder, decoder = deepcopy(codec), deepcopy(codec)
     _cross(encoder, decoder, *batches[0])
@@ -194,25 +197,27 @@ def _cross(encoder: Codec, decoder: Codec, cut: Tensor, context: StepContext) ->
 
 
 def entropy_bound_bits(batches: Iterable[Symbols]) -> float:
-    """Return the bits that an ideal coder needs for the symbols of a cut.
+    """Return how many bits an ideal coder needs for the symbols (kept indices and codes) of a cut.
 
-    A row of width d with n kept values has one of C(d, n) possible sets of indices. So all rows
-    together take
+    A row of width d with n kept values has one of C(d, n) possible sets of indices. So the indices
+    of all rows together take
 
         indices = sum of log2 C(d, n) + the entropy of n (0 if n never changes)
 
-    and codes without known frequencies take log2(choices) each. With frequencies, the bound is an
-    order-0 entropy over all rows:
+    and codes take log2(choices) each if their frequencies are unknown. If frequencies are known,
+    the bound is an order-0 entropy (of single symbols) over all rows:
 
-        pooled   min(indices, entropy of each unit's being kept) + entropy of the codes
-        by unit  min(indices + log2(choices) a code, entropy of each unit's codes, absent being one)
+        pooled   min(indices, entropy of whether each unit is kept) + entropy of the codes
+        by unit  min(indices + log2(choices) per code, entropy of each unit's codes; an absent value
+                 counts as a further code)
 
     The entropy of symbols with counts c is the sum of c log2(total / c), as if the decoder knew the
-    frequencies beforehand. A coder that also uses the preceding symbols may need fewer bits.
+    frequencies beforehand. A coder that also uses preceding symbols may need fewer bits than this
+    bound.
 
     Args:
-        batches: symbols of the cut for one codec, batch by batch; without any symbols the result is
-            NaN.
+        batches: the symbols that the codec sends for the cut, batch by batch; without any symbols,
+            the result is NaN.
 
     >>> kept = np.zeros((256, 128), bool)
     >>> kept[:, :3] = True
@@ -255,7 +260,7 @@ def entropy_bits(counts: npt.ArrayLike) -> float:
 
 
 def _table(symbols: Symbols) -> np.ndarray:
-    """Return the number of each code in each unit, axes (width, choices)."""
+    """Return how often each code occurs in each unit, axes (width, choices)."""
     width = symbols.support.shape[1]
     cells = symbols.support.nonzero()[1] * symbols.choices + symbols.codes
     found = np.bincount(cells, minlength=width * symbols.choices)

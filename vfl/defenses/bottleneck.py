@@ -1,4 +1,4 @@
-"""Mutual information bottleneck: a noisy code carries little of the cut to the top."""
+"""Mutual information bottleneck: a noisy code passes little information to the top."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl.defenses.base import Cuts, Defense, Loss
 
 
 def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return KL(N(mean, deviation^2) || N(0, 1)) in nats: summed over width, averaged over rows.
+    """Return KL(N(mean, deviation^2) || N(0, 1)) in nats: sum over width, mean over rows.
 
     Args:
         mean: means of the code, axes (rows, width).
@@ -26,11 +26,11 @@ def divergence(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 class NoisyTop(nn.Module):
-    """A top that reads a Gaussian code: mean + deviation x noise in training, else the mean.
+    """A top that reads a Gaussian code: mean + deviation x noise in training, the mean otherwise.
 
     Args:
         top: module that reads the code.
-        width: width of the merged cut and of the code.
+        width: width of the merged cut, and of the code.
     """
 
     def __init__(self, top: nn.Module, width: int) -> None:
@@ -41,7 +41,7 @@ class NoisyTop(nn.Module):
         self.information: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        """Return outputs, axes (rows, outputs); training stores the divergence in `information`."""
+        """Return outputs, axes (rows, outputs); training stores the divergence as `information`."""
         code = self.mean(cut)
         if self.training:
             deviation = softplus(self.deviation(cut) - 0.5) + 1e-6
@@ -52,19 +52,19 @@ class NoisyTop(nn.Module):
 
 
 class Bottleneck(Defense):
-    """Puts a Gaussian code before the label party's top, and penalises the code's information.
+    """Puts a Gaussian code between cut and top at the label party, and penalises its information.
 
     The defense adds alpha x KL(code || N(0, 1)) to the label party's loss. The divergence is an
     upper bound of the mutual information between the merged cut and the code. Source: Zou et al.
     2023 (MID), with the variational bound of Alemi et al. 2017. The bottoms do not learn features
-    that the top does not use, because no gradient rewards such features. The code's layers train
-    with the top and are saved with it. In training, the noise comes from the label party's secret;
-    predictions use no noise. The feature party sends its cut unchanged, so an attacker with
-    labelled rows can still use the features that the bottoms learned. The defense states no
+    that the top does not use, because no gradient favours such features. The layers that compute
+    the code train with the top and are saved with it. In training, the noise comes from the label
+    party's secret; predictions use no noise. The feature party sends its cut unchanged, so an
+    attacker with labelled rows can still use all features in the cut. The defense states no
     guarantee.
 
     Args:
-        alpha: weight of the divergence in the loss, per nat.
+        alpha: weight of the divergence (in nats) in the label party's loss.
 
     >>> wrapped = Bottleneck().wrap_top(nn.Identity(), width=2).eval()
     >>> torch.equal(wrapped(torch.ones(1, 2)), wrapped(torch.ones(1, 2)))

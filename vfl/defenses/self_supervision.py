@@ -1,7 +1,7 @@
-"""Self-supervised learning of a bottom from its owner's rows: five objectives without labels.
+"""Self-supervised learning of a bottom from its owner's rows, by one of five objectives.
 
-`LabelFree` bottoms learn in this way and are then frozen. `Pretrained` bottoms continue with
-labels; `FewRounds` bottoms continue with a bounded number of gradients.
+`LabelFree` bottoms learn in this way and are then frozen. `Pretrained` bottoms afterwards learn
+from labels; `FewRounds` bottoms afterwards learn from a bounded number of gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vfl.models.optimizers import descend
 Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
 
 _HEAD_WIDTH = 256
-_HEAD_COPIES = 5  # weights, gradients, two Adam averages, one temporary copy
+_HEAD_COPIES = 5  # weights, gradients, Adam's two averages, one temporary copy
 
 #: Temperature of SimCLR's softmax.
 _TEMPERATURE = 0.5
@@ -41,11 +41,11 @@ _LEAST_VARIANCE = 1e-4
 _REBUILDING = 2.0
 
 #: Largest random changes of a picture: rotation in radians, relative change of size, shift relative
-#: to half the picture's side, relative change of contrast.
+#: to half of the picture's side length, relative change of contrast.
 _TURN, _STRETCH, _SHIFT, _CONTRAST = math.pi / 12, 0.2, 0.2, 0.4
 
-#: Function from a batch of whole rows, a model and a device to a loss; the model is the encoder
-#: followed by a perceptron.
+#: Function whose arguments are a batch of rows, a model (the encoder and then a perceptron) and a
+#: device; it returns the loss.
 _Loss = Callable[[Tensor, nn.Module, torch.device], Tensor]
 
 
@@ -57,31 +57,32 @@ def learn(
     epochs: int = 10,
     mask: float = 0.3,
 ) -> None:
-    """Train the trainable weights of an encoder without labels.
+    """Train, without labels, those weights of an encoder that are trainable.
 
     Kind "autoencoder" reconstructs rows in which some values were set to 0 (Vincent et al. 2008).
-    Kind "scarf" finds, for each corrupted row, the original row in the batch. Corruption replaces
-    each value, with probability `mask`, by another row's value of the same column (Bahri et al.
-    2022, algorithm 1, with a temperature of 1). Kind "simclr" finds, for each view of a row, the
-    other view of the same row in the batch (Chen et al. 2020, equation 1, with a temperature of
-    0.5). Kind "vicreg" makes the outputs for two views of a row similar, while every output varies
-    over rows and different outputs are uncorrelated (Bardes et al. 2022, equation 6). Kind "vime"
-    predicts which values of a row were replaced by values of other rows, and the original values
+    Kind "scarf" trains outputs that identify, for each corrupted row, the original row among the
+    batch's rows. Corruption replaces each value of a row, with probability `mask`, by the value of
+    the same column in another row (Bahri et al. 2022, algorithm 1, with a temperature of 1). Kind
+    "simclr" makes two changed copies (views) of each row; its outputs identify, for each view, the
+    other view of the same row (Chen et al. 2020, equation 1, with a temperature of 0.5). Kind
+    "vicreg" makes the outputs for the two views of a row similar, while every output must vary over
+    rows and different outputs must be uncorrelated (Bardes et al. 2022, equation 6). Kind "vime"
+    predicts which values of a row were replaced by other rows' values, and the original values
     (Yoon et al. 2020, equations 4 to 6).
 
-    A view of a picture comes from `augmented`; a view of any other row is a corrupted copy, as for
+    `augmented` makes the view of a picture; a view of any other row is a corrupted copy, as for
     "scarf".
 
     Args:
         kind: the objective.
-        encoder: module with outputs of axes (rows, width), on the device that trains it.
-        inputs: axes (rows, ...); inputs with four axes are pictures of axes (rows, channels,
-            height, width).
-        draw: generator that draws the order of rows, the masks and the views. Dropout and the
-            initial weights of the perceptron use torch's global generator instead.
+        encoder: module with outputs of axes (rows, width), on the device on which it is trained.
+        inputs: inputs of the rows, axes (rows, ...); inputs with four axes are pictures, axes
+            (rows, channels, height, width).
+        draw: generator from which the order of rows, the masks and the views are drawn. Dropout and
+            the perceptron's initial weights use torch's global generator instead.
         epochs: number of epochs over all rows.
-        mask: share of a row's values to hide or replace; for pictures, the largest share of pixels
-            that `augmented` erases.
+        mask: share of a row's values to hide or replace; for pictures, the largest share of the
+            area that `augmented` erases.
     """
     columns = inputs[0].numel()
     if kind == "autoencoder":
@@ -111,7 +112,7 @@ def train_autoencoder(
 
 
 def learning_bytes(kind: Learned, columns: int, width: int) -> int:
-    """Return the bytes of the perceptron that the training adds, and of its batches."""
+    """Return the bytes of the perceptron that the training adds, and of the training's batches."""
     outputs = max(2 * columns if kind == "vime" else columns, _HEAD_WIDTH)
     head = _HEAD_WIDTH * (width + 1 + outputs) + outputs
     return 4 * (_HEAD_COPIES * head + FIT_ROWS * (8 * columns + 4 * _HEAD_WIDTH))
@@ -141,7 +142,7 @@ def _estimating(inputs: Tensor, draw: torch.Generator, mask: float) -> _Loss:
     def loss(whole: Tensor, model: nn.Module, device: torch.device) -> Tensor:
         seen, true = corrupted(whole, inputs, draw, mask).to(device), whole.flatten(1).to(device)
         replaced, rebuilt = model(seen).chunk(2, dim=1)
-        # A replaced value counts as unchanged if the new value is equal.
+        # A replaced value counts as unchanged if the new value is equal to the old one.
         differs = (seen.flatten(1) != true).float()
         found = binary_cross_entropy_with_logits(replaced, differs)
         return found + _REBUILDING * mse_loss(rebuilt, true)
@@ -200,12 +201,14 @@ def vicreg_loss(one: Tensor, other: Tensor) -> Tensor:
 
 
 def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float) -> Tensor:
-    """Return rows whose values are, with probability `mask`, replaced from other rows.
+    """Return rows in which other rows' values, with probability `mask`, replace each value.
 
     Args:
         whole: rows to corrupt, axes (rows, ...).
-        inputs: rows whose values replace other values of the same column; axes (more rows, ...).
-        draw: generator that chooses values to replace and rows to take values from.
+        inputs: rows from which the replacing values come, of the same column; axes (more rows,
+            ...).
+        draw: generator that decides which values are replaced, and from which rows values are
+            taken.
         mask: probability of replacing a value.
     """
     columns, flat = inputs.flatten(1), whole.flatten(1)
@@ -218,13 +221,13 @@ def corrupted(whole: Tensor, inputs: Tensor, draw: torch.Generator, mask: float)
 def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
     """Return pictures that are rotated, scaled, shifted, changed in contrast and partly erased.
 
-    The function never mirrors a picture, because this changes the meaning of a digit, or of one
-    party's half of a picture. Erased pixels, and pixels that move in from outside, get the value of
-    the picture's darkest pixel. The erased area is a rectangle.
+    The function never mirrors a picture, because mirroring changes the meaning of a digit, or of
+    the half of a picture that one party has. Erased pixels, and pixels that come from outside of
+    the picture, get the value of the picture's darkest pixel. The erased area is a rectangle.
 
     Args:
         pictures: axes (rows, channels, height, width).
-        draw: generator of all random changes.
+        draw: generator from which all random changes are drawn.
         erased: largest share of a picture's area to erase.
     """
     rows, _, height, width = pictures.shape
@@ -234,8 +237,8 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
     turn = uniform(-_TURN, _TURN)
     across, down = uniform(1 - _STRETCH, 1 + _STRETCH), uniform(1 - _STRETCH, 1 + _STRETCH)
-    # In these coordinates width and height are both 2, whatever the number of pixels. The rotation
-    # must correct for this.
+    # In these coordinates, width and height are both 2, for any number of pixels. So the rotation
+    # must correct for pictures whose width and height differ.
     first = [across * turn.cos(), -across * turn.sin() * height / width, uniform(-_SHIFT, _SHIFT)]
     second = [down * turn.sin() * width / height, down * turn.cos(), uniform(-_SHIFT, _SHIFT)]
     motion = torch.stack([torch.stack(first, 1), torch.stack(second, 1)], 1)
@@ -249,7 +252,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
 
 
 def _within(centre: Tensor, length: Tensor, pixels: int) -> Tensor:
-    """Mark the pixels along one axis within length / 2 of the centre; axes (rows, pixels)."""
+    """Mark the pixels, along one axis, at most length / 2 from the centre; axes (rows, pixels)."""
     at = (torch.arange(pixels) + 0.5) / pixels
     return (at - centre[:, None]).abs() < length[:, None] / 2
 
@@ -266,7 +269,7 @@ def _descend(
     batch_size: int,
     loss: _Loss,
 ) -> None:
-    """Train an encoder together with a perceptron after it, and then discard the perceptron."""
+    """Train an encoder with a perceptron behind it, and then discard the perceptron."""
     device = next((weights.device for weights in encoder.parameters()), inputs.device)
     with torch.no_grad():
         width = encoder.eval()(inputs[:1].to(device)).shape[1]

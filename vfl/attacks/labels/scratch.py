@@ -1,4 +1,4 @@
-"""The baseline as an attack: trains the same architecture without the trained bottom."""
+"""A baseline as an attack: trains the architecture from random weights on leaked rows."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from vfl.attacks.labels.self_training import leaked_of_each, most_confident
 from vfl.attacks.view import Grant, View
 from vfl.core.registry import require_range
 
-_BATCH = 128  # batch size of trainings on thousands of rows
+_BATCH = 128  # batch size if there are thousands of rows
 
 
 class Scratch(Attack):
-    """Trains an untrained bottom and top on the leaked rows: a baseline without the trained model.
+    """Trains an untrained bottom and top on the leaked rows: a baseline without trained weights.
 
-    An attack with no better guesses than this baseline has gained nothing from the trained bottom
-    (thesis eq 4-2).
+    An attack whose guesses are not better than this baseline's has gained nothing from the trained
+    bottom (thesis eq 4-2).
 
     Args:
         steps: Adam steps.
         learning_rate: Adam's learning rate.
-        unlabelled: whether to train `rounds` more times: on the leaked rows with weight two, and on
-            every fourth guess among the more confident half of the unlabelled rows.
+        unlabelled: whether to train `rounds` more times: on the leaked rows, with weight 2, and on
+            every fourth of the more confident half of the guesses about unlabelled rows.
         rounds: number of these further trainings.
 
     Raises:
@@ -51,7 +51,7 @@ class Scratch(Attack):
         return through(self.trained(view, draw), view.targets.inputs)
 
     def trained(self, view: View, draw: torch.Generator) -> nn.Module:
-        """Train a network from inputs to class scores, and return it."""
+        """Train a network that maps inputs to class scores, and return it."""
         inputs, labels = view.leaked.inputs, view.leaked.labels
         network = fit(untrained(view, draw), inputs, labels, self.steps, self.learning_rate, draw)
         for _ in range(self.rounds):

@@ -1,4 +1,4 @@
-"""``vfl bins`` and ``vfl scorecard``: bins of several parties' columns, and their points."""
+"""``vfl bins`` and ``vfl scorecard``: bins of the columns of several parties, and their points."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Where = Annotated[
     ),
 ]
 _Runs = Annotated[Path, option("Folder that contains run folders (of runs in one process).")]
-#: Settings that turn an experiment with another model into an experiment with a scorecard.
+#: Settings with which an experiment with another model becomes an experiment with a scorecard.
 _OF_CARDS = ("model=scorecard", "train.epochs=1", "train.patience=0", "train.keep=last")
 
 
@@ -89,7 +89,7 @@ def scorecard(
 
 
 def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path:
-    """Return the run that has the scorecard; if the path is not a run, train one first."""
+    """Return the run with the scorecard; if the path is an experiment, train the run first."""
     if (path / "run.json").exists():
         if settings:
             raise typer.BadParameter("an existing run keeps its settings", param_hint="--set")
@@ -125,18 +125,18 @@ def _run_of(path: Path, settings: list[str], runs: Path, download: bool) -> Path
 
 
 def _of_card(experiment: Experiment, settings: list[str]) -> list[str]:
-    """Return the settings; for an experiment with another model, add scorecard defaults first."""
+    """Return the settings; for an experiment with another model, scorecard defaults come first."""
     is_card = experiment.secure.partition(":")[0] == "scorecard"
     return settings if is_card else [*_OF_CARDS, *settings]
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a folder is one party's own part of a run."""
+    """Return whether a folder is a party's own part of a run (parties/NAME)."""
     return (path / "party.json").exists()
 
 
 def _show_part(path: Path, json: bool) -> None:
-    """Print the bins of a party's own columns; only the party itself knows their names."""
+    """Print the bins of a party's own columns; only this party has their names."""
     from vfl.experiments.tables import Table
     from vfl.trees.scorecard.loaded import part_of
 
