@@ -1,8 +1,8 @@
-"""The codec contract: encode and decode a cut, and the cut's gradient.
+"""The codec contract: encode and decode a cut, and the gradient of the cut.
 
-A connection has a codec object at each of its two parties. Both parties build their codec object
-from the same spec. The parties agree on the cut's width in the handshake; the step determines the
-number of rows in a payload. So a decoder never reads from a payload how much memory to allocate.
+Each of the two parties of a connection has a codec object. Both parties build this object from the
+same spec. The parties agree on the cut's width in the handshake; the number of rows in a payload
+follows from the step. So a decoder never uses a payload to decide how much memory to allocate.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from vfl.core.seeds import Secret
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Number, phase, secret and rows of an exchange, for the codec.
+    """Number, phase, secret and rows of a training exchange or query, which the codec may use.
 
     Attributes:
-        step: number of the exchange.
-        training: whether the exchange is part of the training; codecs draw random numbers only in
+        step: number of the training exchange or query.
+        training: whether the exchange belongs to the training; codecs draw random numbers only in
             training.
-        secret: the encoding party's secret; None at the decoding party. In an evaluation or
-            prediction, only the defense of a feature party receives a secret.
-        rows: position of each row of a training batch in the run's table, int64, equal at both
-            parties; None at inference, or if the caller passed no positions.
+        secret: secret of the party that encodes; None at the party that decodes. In evaluations and
+            predictions, only the defense of a feature party receives a secret.
+        rows: for each row of a training batch, its position in the table of the run's aligned rows,
+            int64, equal at both parties; None at inference, or if the caller passed no positions.
     """
 
     step: int = 0
@@ -42,13 +42,14 @@ class StepContext:
     rows: npt.NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     def positions(self, count: int) -> npt.NDArray[np.int64]:
-        """Return `rows` after a check, for a codec with `needs_rows`.
+        """Return `rows` after a check, for a codec whose `needs_rows` is true.
 
         Args:
             count: number of rows in the batch.
 
         Raises:
-            SpecError: the caller passed no positions, or positions of a batch of another size.
+            SpecError: the caller passed no positions, or passed positions for a different number of
+                rows.
         """
         if self.rows is None or self.rows.shape != (count,):
             raise SpecError(
@@ -63,20 +64,20 @@ class StepContext:
 
 INFERENCE = StepContext()
 
-#: A packer's knowledge about the codes before it packs: none, the frequency of each code, or each
-#: code's frequency in each unit.
+#: Information about the codes that a packer has before it packs: none, each code's frequency, or
+#: each code's frequency in each unit.
 Counts = Literal["none", "pooled", "by unit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """The symbols in a cut's payload before packing.
+    """The symbols that a cut's payload contains, before packing.
 
     Attributes:
         support: mask of the values that the payload contains, bool, axes (rows, width).
         codes: an integer code for each of these values, in row order; axes (values,).
         choices: number of different codes; every code is smaller than this number.
-        counts: the packer's knowledge about the codes before it packs.
+        counts: information about the codes that the packer has before it packs.
     """
 
     support: npt.NDArray[np.bool_]
@@ -102,20 +103,20 @@ class Decoded(NamedTuple):
 class Codec(ABC):
     """Base class of codecs, which encode one party's cut and gradient.
 
-    A codec implements `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`. All
-    other methods have defaults that suit codecs without the corresponding feature. The
-    constructor's arguments are the hyper-parameters, which never change afterwards.
+    A codec must implement `encode`, `decode`, `encode_grad`, `decode_grad` and `formula_ratio`. All
+    other methods have defaults, for codecs that do not use what the method is for. The
+    constructor's arguments are the hyper-parameters, which are fixed for a codec object.
 
     Attributes:
-        draws: whether the encoder draws from the party's secret in training.
+        draws: whether the encoder draws random numbers from the party's secret in training.
         repeats: whether equal values in the same exchange always give equal bytes, even if a
-            restart repeats the exchange.
-        needs_rows: whether the codec keeps state for each row, so that training needs
+            restarted run repeats the exchange.
+        needs_rows: whether the codec keeps state for each row of the table, so that training needs
             `StepContext.rows`.
         on_card: whether `encode` and `encode_grad` accept GPU tensors, and `decode` and
             `decode_grad` return tensors on `device`; otherwise all tensors are on the CPU.
-        device: device of the party's models; if `on_card` is true, vfl sets it once before the
-            first cut.
+        device: device of the party's models; if `on_card` is true, vfl sets this attribute once,
+            before the first cut.
     """
 
     draws: ClassVar[bool] = False
@@ -168,21 +169,21 @@ class Codec(ABC):
         """
 
     def encoder_state(self, saved: Any) -> Any:
-        """Return the encoder's saved state that corresponds to a decoder's saved state.
+        """Return the saved state of the encoder that corresponds to a saved state of the decoder.
 
         With this state, vfl can decode a recorded gradient without the party that encoded the cut.
-        The default suits codecs whose encoder and decoder save the same state.
+        The default is for codecs whose encoder and decoder save the same state.
         """
         return saved
 
     @abstractmethod
     def formula_ratio(self, width: int) -> float:
-        """Return compressed size / dense fp32 size by the papers' formulas, which omit headers."""
+        """Return size / float32 size by the formula in the codec's paper, which omits headers."""
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols | None:
-        """Return the symbols that `encode` would send, for the entropy bound; None if unknown.
+        """Return the symbols that `encode` would send, for the entropy bound; None if not known.
 
-        The call changes no state.
+        The call does not change the codec's state.
         """
         return None
 
@@ -192,40 +193,40 @@ class Codec(ABC):
         return self
 
     def payload_limit(self, rows: int, width: int) -> int:
-        """Return the largest payload, in bytes, of a cut or gradient with this shape."""
+        """Return the largest size in bytes of a payload for a cut or gradient of this shape."""
         return 4 * rows * width + 64
 
     def equal_queries(self, width: int) -> bool:
-        """Return whether all queries with equally many rows have payloads of the same length."""
+        """Return whether all queries with equally many rows have payloads of equal length."""
         return True
 
     def simulate(
         self, cut: Tensor, context: StepContext = INFERENCE, grad_context: StepContext | None = None
     ) -> Tensor:
-        """Encode and decode as one differentiable function, with bit-equal values and gradients.
+        """Encode and decode as one differentiable function; values and gradients are bit-equal.
 
         Args:
             cut: the cut, axes (rows, width); may require a gradient.
             context: context of `encode`.
             grad_context: context of `encode_grad`; it contains the secret of the party that encodes
-                gradients.
+                gradients. None uses `context`.
         """
         simulated: Tensor = _WirePath.apply(cut, self, context, grad_context or context)  # type: ignore[no-untyped-call]
         return simulated
 
-    # The members below are optional parts of a codec besides the conversion to bytes. The optimiser
-    # of the party that has a module trains the module's parameters.
+    # The members below are for codecs that train modules or keep state, besides converting to
+    # bytes. The optimiser of the party that has such a module trains the module's parameters.
 
     def wire_width(self, width: int) -> int:
-        """Return the width of the input of `encode`, for a bottom whose outputs have this width."""
+        """Return the width of the cut that `encode` reads, for a bottom with outputs of `width`."""
         return width
 
     def client_module(self, width: int) -> nn.Module | None:
-        """Return a trainable module between the bottom and `encode`, at the feature party."""
+        """Return the feature party's trainable module between bottom and `encode`, if any."""
         return None
 
     def server_module(self, width: int) -> nn.Module | None:
-        """Return a trainable module between `decode` and the merge, at the label party."""
+        """Return the label party's trainable module between `decode` and the merger, if any."""
         return None
 
     def local_loss(self, cut: Tensor, context: StepContext) -> Tensor | None:
@@ -234,24 +235,24 @@ class Codec(ABC):
 
     @property
     def learns(self) -> bool:
-        """Return whether the decoder needs state from all earlier committed payloads."""
+        """Return whether the decoder needs state from all payloads committed before."""
         return False
 
     @property
     def rows_apart(self) -> bool:
-        """Return whether training encodes each row and its gradient independently of other rows."""
+        """Return whether, in training, each row and its gradient are encoded without other rows."""
         return False
 
     def commit(self, step: int) -> None:
         """Mark a step as final at this party; adaptive state may change only in this method.
 
-        vfl commits steps in order. When cut t is encoded and when it is decoded, the parties have
+        vfl commits steps in order. When cut t is encoded, and when it is decoded, both parties have
         committed the same steps: all earlier steps, or all except the last m - 1 if m cuts are in
-        flight.
+        flight (sent before gradients return).
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Return the adaptive state for checkpoints, including the state of uncommitted steps."""
+        """Return the adaptive state for checkpoints, including that of steps without commit."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -259,7 +260,7 @@ class Codec(ABC):
 
 
 class _WirePath(torch.autograd.Function):
-    """Encode and decode the cut forward, and its gradient backward, as between two parties."""
+    """Encode and decode the cut forwards, and its gradient backwards, as between two parties."""
 
     @staticmethod
     def forward(

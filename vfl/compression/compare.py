@@ -1,4 +1,4 @@
-"""Compares codecs on one saved cut, without training: sizes, entropy bound, error and times."""
+"""Compares codecs on one saved cut, without training: sizes, entropy bound, errors and times."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ UNTRAINED = "~"
 
 @dataclass(frozen=True, slots=True)
 class CodecComparison:
-    """The results of one codec on the cut.
+    """The results of one codec on a cut.
 
     Attributes:
         codec: spec of the codec.
-        untrained: whether the codec has a module that was applied untrained before `encode`; then
-            the reconstruction error is unknown.
+        untrained: whether the codec has a module that was applied before `encode` without training;
+            then the reconstruction error has no meaning.
         measure: the measurement.
     """
 
@@ -55,11 +55,11 @@ def compare_codecs(
     """Measure codecs on a cut, one after another; see `vfl.compression.measure`.
 
     Args:
-        cut: cut as a bottom computes it, float32, axes (rows, width).
+        cut: the cut as a bottom computes it, float32, axes (rows, width).
         specs: specs of the codecs; each must accept this width (`vfl.training.specs.check_codecs`).
         batch_size: number of rows in a frame.
-        training: whether to encode frames of training or of inference.
-        say: function that is called with a message about the current codec.
+        training: whether frames are encoded as in training; otherwise as in inference.
+        say: function that is called with a message about the codec that is measured next.
     """
     rows = []
     for spec in specs:
@@ -74,9 +74,9 @@ def compare_codecs(
 
 
 def default_specs(width: int) -> list[str]:
-    """Return specs of one or two codecs of each kind that fit the width.
+    """Return, for each kind of codec, one or two specs that fit the width.
 
-    The option k of a codec is width/40, or another value that fits.
+    The option k of a codec is width/40, or another value that fits the width.
     """
     k = max(1, min(width // 40, TABLE_LIMIT // width))
     specs = [
@@ -95,7 +95,7 @@ def default_specs(width: int) -> list[str]:
 
 
 def format_table(rows: Sequence[CodecComparison]) -> str:
-    """Format the results as a table for people, in the given order."""
+    """Format the results as a table to read, in the given order."""
     first = rows[0].measure
     frames = -(-first.rows // first.batch_size)
     about = (
@@ -126,7 +126,7 @@ def _line(row: CodecComparison, wide: int) -> str:
 
 
 def _through_module(codec: Codec, cut: Tensor) -> tuple[bool, Tensor]:
-    """Return whether training would change the sent values, and the output of `client_module`."""
+    """Return whether training would change the sent values; and the output of `client_module`."""
     width = cut.shape[1]
     with scoped(0):
         modules = [codec.client_module(width), codec.server_module(width)]

@@ -51,20 +51,20 @@ class Uncompressed(Codec):
 
 
 def dense_bytes(values: Tensor) -> Payload:
-    """Return a copy of a tensor's values as little-endian float32 bytes, in row order."""
+    """Return a copy of a tensor's values as little-endian float32 bytes, row by row."""
     if values.device.type == "cpu":
         return bytearray(values.contiguous().numpy())
-    # This is pinned memory, which torch caches. A GPU copies to pinned memory five times as fast as
-    # to other memory.
+    # The memory is pinned (locked); torch caches it. A GPU copies to pinned memory five times as
+    # fast as to other memory.
     copied = torch.empty(values.numel(), pin_memory=True).copy_(values.reshape(-1))
     return copied.numpy().data.cast("B")
 
 
 def dense_tensor(payload: Payload, rows: int, width: int) -> Tensor:
-    """Return a payload as a float32 tensor, axes (rows, width); writable, copied if necessary.
+    """Return a payload as a writable float32 tensor, axes (rows, width); copied only if necessary.
 
     Raises:
-        TruncatedFrameError: the payload has another length than rows x width values.
+        TruncatedFrameError: the payload's length is not that of rows x width values.
     """
     wanted_bytes = 4 * rows * width
     if len(payload) != wanted_bytes:

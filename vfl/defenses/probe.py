@@ -1,4 +1,4 @@
-"""The few-shot probe: a loss that makes a linear classifier with few labels fail on cuts."""
+"""The few-shot probe: a loss that makes linear classifiers with few labels fail on cuts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.defenses.base import MOST_ROWS, Cuts, Defense, LabelKind, Loss, require_classes
 
 _RIDGE = 0.3
-#: Value added to the covariance's diagonal before whitening, relative to the mean variance.
+#: Value added to the covariance's diagonal before whitening, relative to the mean of the variances.
 _FLOOR = 2e-3
 
 
 def probe_alignment(
     cut: Tensor, labels: Tensor, classes: int, support: int, whiten: bool = False
 ) -> Tensor:
-    """Fit a ridge regression on some rows; return its alignment with the other rows' classes.
+    """Fit ridge regression on some rows, and return its alignment with the other rows' classes.
 
-    The function first standardises the columns within the batch, or whitens them. S holds the first
-    `support` rows, Q the other rows, and T = onehot - 1/C their targets. The predictions for Q are
-    P = (Q S'/width) (S S'/width + 0.3)^-1 T. The alignment of a class is the mean of <P, onehot -
-    1/C> over the rows of Q in this class. The result is the mean of the absolute alignments over
-    all classes in Q. Gradients flow through S and Q.
+    The function first standardises the cut's columns within the batch, or whitens them. S are the
+    first `support` rows, and Q are the other rows; the targets of S are T = onehot - 1/C. The
+    predictions for Q are P = (Q S'/width) (S S'/width + 0.3)^-1 T. The alignment of a class is the
+    mean of <P, onehot - 1/C> over its rows in Q. The result is the mean of the absolute alignments
+    over all classes that occur in Q. Gradients flow through S and Q.
 
     Args:
         cut: axes (rows, width).
-        labels: class codes 0..C-1, axes (rows,).
+        labels: class numbers 0..C-1, axes (rows,).
         classes: number of classes C.
         support: number of rows whose labels the simulated attacker knows; at most half of the
             batch.
-        whiten: whether to remove correlations between columns too, by the Cholesky factor of the
+        whiten: whether to also remove correlations between columns, by the Cholesky factor of the
             covariance.
 
     >>> cut = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
@@ -62,7 +62,7 @@ def _standardised(cut: Tensor) -> Tensor:
 def _whitened(cut: Tensor) -> Tensor:
     centred = cut - cut.mean(dim=0)
     # If a cut has fewer rows than columns, its covariance is singular up to rounding. Rounding
-    # errors in float32 may exceed `floor`, so this code computes in float64.
+    # errors of float32 may exceed `floor`, so the computation uses float64.
     exact = centred.double()
     covariance = exact.T @ exact / len(cut)
     floor = _FLOOR * covariance.diagonal().mean() + 1e-6
@@ -72,20 +72,20 @@ def _whitened(cut: Tensor) -> Tensor:
 
 
 class Probe(Defense):
-    """The label party simulates an attacker with few labels, and penalises cuts that help it.
+    """The label party simulates an attacker with few labels; it penalises cuts that help.
 
     The label party adds alpha x `probe_alignment` of each feature party's cut to its loss. The
-    simulated attacker knows `support` labels in even steps and twice as many in odd steps, so
-    batches should have about 256 rows. A top with a hidden layer can still learn the classes from
-    such cuts. The design is our own: adversarial regularisation, with ridge regression as an
-    adversary in closed form (Bertinetto et al. 2019). Only the label party runs this defense, in
-    training; it has no state. The defense states no guarantee, because attackers with nonlinear
-    classifiers or with unlabelled rows can still find the classes.
+    simulated attacker has `support` labels in even steps and twice as many in odd steps, so batches
+    should have about 256 rows. A top with a hidden layer can still learn the classes from such
+    cuts. The design is our own: adversarial regularisation, with ridge regression as an adversary
+    in closed form (Bertinetto et al. 2019). Only the label party runs this defense, in training; it
+    has no state. The defense states no guarantee, because attackers with nonlinear classifiers or
+    with unlabelled rows can still find the classes.
 
     Args:
         alpha: weight of the alignment in the label party's loss.
-        support: number of labelled rows of the simulated attacker.
-        whiten: whether the simulated attacker whitens the cut first.
+        support: number of labelled rows that the simulated attacker has.
+        whiten: whether the simulated attacker first whitens the cut.
 
     >>> cut, labels = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 1])
     >>> probe, logits = Probe(alpha=2, support=2), torch.zeros(4, 2)

@@ -1,9 +1,10 @@
-"""Generalised linear models with inference, computed only from sums over rows.
+"""Generalised linear models with statistical inference, computed only from sums over rows.
 
-A model has margins X b and a mean for each margin (McCullagh and Nelder 1989, section 2.2); column
-0 of X is the constant 1. Newton's method equals Fisher scoring for the canonical links used here.
-Newton's method needs only X^T mu, X^T W X and one number, at coefficients that the method chooses.
-The fit is the same whether these sums are computed from all columns directly or on additive shares.
+A model has margins X b, for columns X and coefficients b, and a mean mu for each margin (McCullagh
+and Nelder 1989, section 2.2); column 0 of X is the constant 1. For the canonical links of this
+module, Newton's method is the same as Fisher scoring. It needs only X^T mu, X^T W X and one further
+number, at coefficients that it chooses; W is the diagonal matrix of the rows' weights. The fit is
+the same whether these sums are computed from all columns in one place or on additive shares.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from vfl.core.registry import require_choice, require_range
 FAMILIES = ("gaussian", "binomial", "poisson")
 Name = Literal["gaussian", "binomial", "poisson"]
 
-#: Newton's method stops after a step shorter than this, in standard errors.
+#: Newton's method stops after a step whose length, in standard errors, is below this number.
 _CLOSE = 1e-7
-#: Smallest accepted eigenvalue of a correlation matrix; with this limit, variance inflation stays
-#: below 10^8.
+#: Smallest accepted eigenvalue of a correlation matrix; it keeps variance inflation below 10^8.
 _LEAST_EIGENVALUE = 1e-8
-#: If the information on a coefficient falls below this share of the information at the first step,
-#: the coefficient grows without limit.
+#: If the information on a coefficient falls below this share of its value in the first step, the
+#: coefficient grows without limit.
 _SEPARATED = 1e-6
 MOST_HALVINGS, _MOST_SWEEPS = 30, 1000
 
@@ -55,7 +55,7 @@ class Family:
         raise NotImplementedError
 
     def normaliser(self, margins: np.ndarray) -> np.ndarray:
-        """Return b(m) of each row."""
+        """Return b(m) of each row, the term of its log-likelihood without the label."""
         raise NotImplementedError
 
     def margin(self, mean: float) -> float:
@@ -63,7 +63,7 @@ class Family:
         raise NotImplementedError
 
     def saturated(self, labels: np.ndarray) -> np.ndarray:
-        """Return the maximum of y m - b(m) over m for each row; the mean then equals the label."""
+        """Return each row's maximum of y m - b(m) over m, where the mean equals the label."""
         raise NotImplementedError
 
     def constant(self, labels: np.ndarray) -> np.ndarray:
@@ -74,12 +74,12 @@ class Family:
         """Raise an error if the labels do not fit the distribution.
 
         Raises:
-            DataError: the labels do not fit; the error states the valid labels.
+            DataError: the labels do not fit the distribution; the error states which labels would.
         """
 
 
 class Gaussian(Family):
-    """Numbers that are normally distributed around the margin, with an estimated variance."""
+    """Numeric labels, normally distributed around the margin with an estimated variance."""
 
     name: Name = "gaussian"
     dispersed = True
@@ -134,7 +134,7 @@ class Binomial(Family):
 
 
 class Poisson(Family):
-    """Counts; the margin is the log of the expected count."""
+    """Counts as labels; the margin is the logarithm of the expected count."""
 
     name: Name = "poisson"
 
@@ -184,12 +184,12 @@ def family(name: str) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Statistics of the labels, as needed for a fit.
+    """Statistics of the labels that a fit needs.
 
     Attributes:
         rows: number of rows; with weights, the sum of the row weights.
         products: X^T y, axes (columns,).
-        saturated, constant: sums over rows of `Family.saturated` and `Family.constant`.
+        saturated, constant: sums over the rows of `Family.saturated` and of `Family.constant`.
     """
 
     rows: float
@@ -200,7 +200,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over rows that a fit needs at given coefficients.
+    """Sums over the rows that a fit needs, at given coefficients.
 
     Attributes:
         means: X^T mu, axes (columns,).
@@ -215,9 +215,10 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Elastic-net penalty on the log-likelihood per row, except on the intercept.
+    """Elastic-net penalty relative to the log-likelihood per row; the intercept has no penalty.
 
-    The fit minimises -l(b) / rows + l1 |b|_1 + l2 |b|^2 / 2 (Friedman, Hastie and Tibshirani 2010).
+    The fit minimises -l(b) / rows + l1 |b|_1 + l2 |b|^2 / 2, for the log-likelihood l (Friedman,
+    Hastie and Tibshirani 2010).
     """
 
     l1: float = 0.0
@@ -239,10 +240,10 @@ class Fit:
         family: distribution of the labels.
         coefficients: coefficient of each column, axes (columns,), the intercept first; 0 for a
             column that is not in the model.
-        active: whether each column is in the model.
-        outcome, sums: statistics of the labels, and sums over rows at these coefficients.
+        active: for each column, whether it is in the model.
+        outcome, sums: statistics of the labels, and sums over the rows at these coefficients.
         steps: number of steps that Newton's method took.
-        penalty: penalty that the fit used. Standard errors require a fit without a penalty.
+        penalty: penalty that the fit used. Standard errors exist only for a fit without a penalty.
     """
 
     family: Family
@@ -255,7 +256,7 @@ class Fit:
 
     @cached_property
     def gain(self) -> float:
-        """Sum of y m - b(m) over rows."""
+        """Sum over the rows of y m - b(m)."""
         return float(self.coefficients @ self.outcome.products - self.sums.normaliser)
 
     @property
@@ -265,14 +266,14 @@ class Fit:
 
     @property
     def residual_rows(self) -> float:
-        """Residual degrees of freedom."""
+        """Residual degrees of freedom: rows minus columns in the model."""
         return self.outcome.rows - self.parameters
 
     @cached_property
     def deviance(self) -> float:
         """Twice the difference of log-likelihoods of the saturated model and this model.
 
-        For numbers it is the sum of squared residuals.
+        For the Gaussian family, it is the sum of squared residuals.
         """
         return max(0.0, 2 * (self.outcome.saturated - self.gain))
 
@@ -286,17 +287,17 @@ class Fit:
 
     @property
     def explained(self) -> float:
-        """Share of the null deviance that the model explains; for numbers this is R^2."""
+        """Share of the null deviance that the model explains; R^2 for the Gaussian family."""
         return float(1 - self.deviance / self.null_deviance) if self.null_deviance else 0.0
 
     @property
     def dispersion(self) -> float:
-        """Estimated variance of residuals for numbers; 1 for other families."""
+        """Estimated variance of the residuals for the Gaussian family; 1 for other families."""
         return self.deviance / self.residual_rows if self.family.dispersed else 1.0
 
     @property
     def log_likelihood(self) -> float:
-        """Log-likelihood; for numbers, at the maximum-likelihood variance."""
+        """Log-likelihood; for the Gaussian family, at the variance that maximises it."""
         rows = self.outcome.rows
         if self.family.dispersed:
             with np.errstate(divide="ignore"):
@@ -333,7 +334,7 @@ class Fit:
 
     @property
     def statistics(self) -> np.ndarray:
-        """Return each coefficient over its standard error (Wald 1943): t for numbers, else z."""
+        """Return each coefficient over its standard error (Wald 1943): t if Gaussian, else z."""
         found: np.ndarray = self.coefficients / self.standard_errors
         return found
 
@@ -351,8 +352,9 @@ class Fit:
     def entry_p_values(self) -> np.ndarray:
         """Return p-values of the score test for adding each column outside the model (Rao 1948).
 
-        The axes are (columns,); columns in the model have NaN. For numbers, this p-value equals
-        that of the exact t test of the coefficient after the column is added.
+        The axes are (columns,); the entries of columns in the model are NaN. For the Gaussian
+        family, this p-value equals that of the exact t test of the coefficient in the model with
+        the added column.
         """
         inside, outside = np.flatnonzero(self.active), np.flatnonzero(~self.active)
         curvature = self.sums.curvature
@@ -379,7 +381,7 @@ class Fit:
 def local_sums(
     family: Family, inputs: np.ndarray, weights: np.ndarray | None = None
 ) -> Callable[[np.ndarray], Sums]:
-    """Return a function that computes `Sums` at given coefficients, from all columns of all rows.
+    """Return a function that computes `Sums` at given coefficients from the columns of all rows.
 
     Args:
         family: distribution of the labels.
@@ -436,7 +438,7 @@ def fit(
 ) -> Fit:
     """Fit a model by Newton's method; a step that would increase the loss is halved.
 
-    With an L1 penalty, coordinate descent minimises the quadratic approximation in each step (Lee,
+    With an L1 penalty, each step minimises the quadratic approximation by coordinate descent (Lee,
     Sun and Saunders 2014).
 
     Args:
@@ -444,15 +446,14 @@ def fit(
         outcome: statistics of the labels.
         sums: function that returns sums over the rows at given coefficients.
         penalty: penalty on the coefficients.
-        active: whether each column is in the model; by default all columns are. The intercept
-            always is in the model.
-        start: initial coefficients; by default the coefficients of the model with only an
-            intercept.
+        active: for each column, whether it is in the model; by default, all columns are. The
+            intercept is always in the model.
+        start: initial coefficients; by default, those of the model that has only an intercept.
         most_steps: largest number of steps of Newton's method.
 
     Raises:
         TooFewRowsError: the number of rows is not larger than the number of columns.
-        DataError: columns are collinear or separate the labels, so no maximum-likelihood
+        DataError: columns are collinear or separate the labels, so that no maximum-likelihood
             coefficients exist.
 
     >>> inputs = np.array([[1, 0], [1, 1], [1, 2], [1, 3]], float)
@@ -491,7 +492,7 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Solver:
-    """Steps of Newton's method on the columns that are in the model."""
+    """Steps of Newton's method for the coefficients of the columns in the model."""
 
     outcome: Outcome
     penalty: Penalty
@@ -523,7 +524,7 @@ class _Solver:
     def search(
         self, b: np.ndarray, sums: Sums, step: np.ndarray, at: Callable[[np.ndarray], Sums]
     ) -> tuple[np.ndarray, Sums]:
-        """Halve the step until the loss does not increase any more."""
+        """Halve the step until the loss no longer increases; return coefficients and sums there."""
         before = self.loss(b, sums)
         rounding = 1e-9 * (1 + abs(before))
         for _ in range(MOST_HALVINGS):
@@ -536,7 +537,7 @@ class _Solver:
     def _sparse(self, b: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
         """Return the d that minimises s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
         threshold, step = self.outcome.rows * self.penalty.l1, np.zeros(len(b))
-        model = slope.copy()  # derivative of the quadratic part at the current d
+        model = slope.copy()  # derivative of the quadratic part at the current d (`step`)
         for _ in range(_MOST_SWEEPS):
             largest = 0.0
             for place, own in enumerate(np.diag(curvature)):
@@ -553,7 +554,7 @@ class _Solver:
 
 
 def _predicted(sums: Sums, step: np.ndarray) -> Sums:
-    """Predict the sums after a very short step, assuming that second derivatives stay equal."""
+    """Predict the sums after a very short step, assuming that second derivatives do not change."""
     bent = sums.curvature @ step
     normaliser = float(sums.normaliser + step @ sums.means + step @ bent / 2)
     return Sums(sums.means + bent, sums.curvature, normaliser)
@@ -587,7 +588,7 @@ def _refuse_collinear(curvature: np.ndarray, inside: np.ndarray, penalty: Penalt
 
 
 def _refuse_separated(curvature: np.ndarray, first: np.ndarray, inside: np.ndarray) -> None:
-    """Raise an error if a direction of the coefficients has lost nearly all its information."""
+    """Raise an error if, in some direction of the coefficients, nearly all information is lost."""
     here = np.ix_(inside, inside)
     if eigh(curvature[here], first[here], eigvals_only=True)[0] < _SEPARATED:
         raise _no_maximum("a step after which rows have no information on a coefficient")
@@ -610,13 +611,13 @@ def _listed(places: Sequence[int] | np.ndarray) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Rule for the stepwise selection of columns, with forward and backward steps.
+    """Rule for adding and removing columns one at a time (stepwise selection).
 
     Attributes:
-        by: "p" adds the column with the smallest p-value of the score test if this p-value is below
-            `enter`. It removes the column with the largest p-value of Wald's test if this p-value
-            is above `leave`. "aic" and "bic" test the same columns, and add or remove a column if
-            the criterion decreases.
+        by: criterion: "p" adds the column with the smallest p-value of the score test, if this
+            p-value is below `enter`. It removes the column with the largest p-value of Wald's test,
+            if this p-value is above `leave`. "aic" and "bic" consider the same columns, and add or
+            remove a column if the information criterion decreases.
         enter, leave: p-values.
     """
 
@@ -630,14 +631,14 @@ class Selection:
         require_range("leave", self.leave, self.enter, 1)
 
     def takes(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit with one more column if the rule adds the column, else None."""
+        """Return the fit with one more column if the rule adds this column, otherwise None."""
         if self.by == "p":
             return after() if p_value < self.enter else None
         found = after()
         return found if getattr(found, self.by) < getattr(before, self.by) else None
 
     def drops(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit without one column if the rule removes the column, else None."""
+        """Return the fit without one column if the rule removes this column, otherwise None."""
         if self.by == "p":
             return after() if p_value > self.leave else None
         found = after()
@@ -651,13 +652,13 @@ def stepwise(
     selection: Selection = Selection(),
     most_steps: int = 50,
 ) -> Fit:
-    """Select columns step by step, starting from the intercept alone (Efroymson 1960).
+    """Select columns step by step, starting with only the intercept (Efroymson 1960).
 
     Args:
         family: distribution of the labels.
         outcome: see `fit`.
         sums: see `fit`.
-        selection: rule for adding and removing columns.
+        selection: rule that decides which columns to add and to remove.
         most_steps: see `fit`.
 
     Raises:

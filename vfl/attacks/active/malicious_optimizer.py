@@ -1,4 +1,4 @@
-"""A malicious optimiser: the bottom learns faster, so that the top relies on it more."""
+"""A malicious optimiser: the attacker's bottom learns faster, so that the top relies on it more."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _LAST = "last_gradient"
 
 
 class MaliciousOptimizer(ActiveAdversary):
-    """Takes longer steps for weights whose gradients keep their sign.
+    """Takes longer steps for those weights whose gradients keep their sign from step to step.
 
-    The optimiser multiplies each weight's step by 1 + gain * g_t / g_(t-1), clipped between 1 and
-    `most`, after the agreed optimiser has computed the step. The joint network then depends more on
-    this party's bottom, and its cuts reveal more of the labels. This is the first part of the
-    attack; the second part is model completion on these cuts.
+    After the agreed optimiser has computed a step, each weight's part of it is multiplied by 1 +
+    gain * g_t / g_(t-1), clipped between 1 and `most`; g_t is the weight's gradient in step t. The
+    joint network then depends more on this party's bottom, so this party's cuts disclose more about
+    the labels. This is the first part of the published attack; the second part is model completion
+    on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
-    model completion). The paper scales the gradients of stochastic gradient descent. For stochastic
-    gradient descent, scaling the steps is equivalent. Scaled steps also work for Adam, which would
-    cancel scaled gradients.
+    model completion). The paper scales the gradients of stochastic gradient descent. With
+    stochastic gradient descent, scaling the steps has the same effect as scaling the gradients.
+    Scaling the steps also works with Adam, which would cancel a scaling of the gradients.
 
     Args:
-        gain: weight of the ratio of the current gradient to the previous gradient.
-        most: largest factor by which a step is multiplied.
+        gain: weight of the ratio between the current and the previous gradient of a weight.
+        most: largest factor by which a weight's step is multiplied.
 
     Raises:
         BadOptionError: `gain` is negative, or `most` is below 1.
@@ -55,7 +56,7 @@ class MaliciousOptimizer(ActiveAdversary):
     def _stretch(self, optimizer: optim.Optimizer, *_: Any) -> None:
         for weight, before in self._before.items():
             assert weight.grad is not None
-            # part of the optimiser's state, so that checkpoints contain it
+            # stored in the optimiser's state, and so in checkpoints
             last = optimizer.state[weight].get(_LAST)
             if last is not None:
                 ratio = torch.nan_to_num(weight.grad / last, posinf=self.most, neginf=0.0)

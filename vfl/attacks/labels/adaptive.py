@@ -1,8 +1,9 @@
-"""An attacker that compares attacks on held-out leaked labels; the best ones vote on each guess.
+"""An attacker that compares attacks on held-out leaked labels; the best attacks vote on guesses.
 
-The search is successive halving (Jamieson and Talwalkar 2016). First it runs every candidate with
-one fold of the leaked rows held out, on a sample of the unlabelled rows. The best third continues
-on the next fold, and so on, until nine candidates are left.
+The search is successive halving (Jamieson and Talwalkar 2016); a candidate is one attack. First, it
+runs every candidate with one fold (a part) of the leaked rows held out, on a sample of the
+unlabelled rows. The best third of the candidates continues with the next fold, and so on, until
+nine candidates are left.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from vfl.attacks.view import Grant, View
 from vfl.core.registry import require, require_range
 
 _FOLDS = 3
-_SAMPLE = 1500  # unlabelled rows in a trial
+_SAMPLE = 1500  # unlabelled rows on which a candidate is tried
 _VOTES = 9
-_UNEVEN = 1.5  # ratio of class counts above which a guess of the frequent class is often right
+_UNEVEN = 1.5  # with more uneven class counts, guessing the frequent class is often right
 _MANY = 100  # leaked rows
-_TRUST = 8  # exponent: a vote weighs (share of right guesses)^8
+_TRUST = 8  # exponent: the weight of a vote is (share of right guesses)^8
 _UNKNOWN = 0.8  # assumed share of right guesses if no row is held out
-_SEARCH = 0.6  # share of the budget for the first fold
-_KEPT = 3  # one of this many candidates continues with the next fold
-_MARGIN = 1.3  # safety factor of an expected cost
-_NEW = 4  # safety factor of the expected time of a learner without earlier trials
-_SPENT = 0.85  # share of the budget to plan with, because costs are estimates
+_SEARCH = 0.6  # share of the time budget for the first fold
+_KEPT = 3  # one in this many candidates continues with the next fold
+_MARGIN = 1.3  # safety factor for an expected time
+_NEW = 4  # safety factor for the expected time of a learner that was not tried before
+_SPENT = 0.85  # share of the time budget to plan with, because times are estimates
 _SCALERS = ("none", "standard", "whiten", "shrink", "cosine", "rank", "batch", "zca")
-#: Attacks that always read all rows, not a sample.
+#: Names of attacks that always read all rows, and not a sample.
 _OF_ALL_ROWS = ("gradient_mixture", "gradient_teacher", "batch_sums")
 _LEARNERS = (
     "label_propagation", "label_propagation:neighbours=5", "label_propagation:neighbours=20",
@@ -45,16 +46,16 @@ _LEARNERS = (
 
 @dataclass(eq=False)
 class Trial:
-    """One composition (layers, scaler, learner and teacher), and the results of its trials.
+    """One candidate, composed of layers, scaler, learner and teacher, with its results so far.
 
     Attributes:
-        spec: spec of the composition.
-        right: score of each held-out leaked row: 1 for a right guess, 0 for a wrong one; see
-            `ordered` for uneven classes.
-        guesses: guesses about the sample of unlabelled rows.
+        spec: spec of the candidate.
+        right: score of each leaked row that was held out: 1 for a right guess, 0 for a wrong guess;
+            see `ordered` for classes of unequal size.
+        guesses: guessed classes of the sample of unlabelled rows.
         seconds: processor time of all folds, in seconds.
-        folds: number of folds that the trial has completed.
-        agreement: mean share of guesses that agree with the guesses of another trial.
+        folds: number of folds that the candidate has completed.
+        agreement: mean share of the guesses that agree with the guesses of another candidate.
     """
 
     spec: str
@@ -66,7 +67,7 @@ class Trial:
 
     @property
     def validation(self) -> float:
-        """Return the mean of `right`: share of right guesses, or AUC; 0 without held-out rows."""
+        """Return the mean of `right`: share of right guesses, or AUC; 0 if no row was held out."""
         return sum(self.right) / len(self.right) if self.right else 0.0
 
 
@@ -75,9 +76,9 @@ class Report:
     """The result of one search.
 
     Attributes:
-        best: specs of the compositions that voted, the best first.
+        best: specs of the candidates that voted, the best one first.
         seconds: processor time of the whole search, in seconds.
-        trials: all compositions that were tried, the best first.
+        trials: all candidates that were tried, the best one first.
     """
 
     best: Sequence[str]
@@ -88,26 +89,26 @@ class Report:
 class Adaptive(Attack):
     """Searches combinations of layers, scalers, learners and teachers; the nine best vote.
 
-    If the attack reads the layer "accumulated" of a recorded training, candidates include attacks
-    on the gradients of all epochs, on sums of gradients and on randomised labels (`accumulating`).
-    The labels of the target rows never influence the choice, because they are not in the attacker's
-    view.
+    If the attack reads the layer "accumulated" of a recorded training, the candidates include
+    attacks on the gradients of all epochs, on sums of gradients, and on randomised labels
+    (`accumulating`). The labels of the target rows cannot influence the choice, because they are
+    not in the attacker's view.
 
-    To compare the candidates, the attack holds out some of the leaked labels. The attack counts
-    right guesses, or computes the AUC if classes have unequal numbers of leaked rows. With one
-    leaked label per class, the attack cannot hold out any label. Then the best candidates are those
-    whose guesses about unlabelled rows agree most with the guesses of other candidates. With
-    `at=inputs` the same attack runs without the trained model, as a baseline.
+    To compare the candidates, the attack holds out some of the leaked labels. It counts right
+    guesses on them, or computes the AUC if the classes have unequal numbers of leaked rows. With
+    one leaked label per class, the attack cannot hold out any label. Then the best candidates are
+    those whose guesses about unlabelled rows agree most with the guesses of the other candidates.
+    With `at=inputs`, the same attack runs without the trained model, which makes it a baseline.
 
     Attributes:
-        report: report of the last run.
+        report: report of the last run; None before the first run.
 
     Args:
         at: layers that the candidates may read, joined by +; see `features`.
-        budget_s: limit of processor time in seconds. If the limit is too short for all votes, the
-            cheapest tried composition alone answers.
-        candidates: number of compositions to try instead of a time limit, which makes guesses
-            repeatable. 0 uses the time limit.
+        budget_s: limit of processor time in seconds. If the limit is too short for any vote, only
+            the cheapest of the tried candidates answers.
+        candidates: number of candidates to try, in place of a time limit; the guesses are then
+            repeatable. 0 uses the time limit `budget_s`.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -155,7 +156,7 @@ class Adaptive(Attack):
 
 
 class _Search:
-    """One search; every trial starts from the same seed, so the order of trials has no effect."""
+    """One search; every candidate starts from the same seed, so their order has no effect."""
 
     def __init__(self, attack: Adaptive, view: View, draw: torch.Generator) -> None:
         self._started = time.process_time()
@@ -179,7 +180,7 @@ class _Search:
         return time.process_time() - self._started
 
     def trials(self) -> list[Trial]:
-        """Return all trials, the best first."""
+        """Return all tried candidates, the best one first."""
         points = compositions(self._layers, self._draw, self._many)
         if self._budget is None:
             points = islice(points, self._most)
@@ -202,7 +203,7 @@ class _Search:
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
 
     def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
-        """Return whether one more trial leaves time for the vote, judged by similar trials."""
+        """Return whether another trial leaves time for the vote, judging by similar candidates."""
         assert self._budget is not None
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)
@@ -210,7 +211,7 @@ class _Search:
         return (_MARGIN if alike else _NEW) * likely < left
 
     def vote(self, trials: Sequence[Trial]) -> tuple[Tensor, list[str]]:
-        """Vote within the budget: return log class shares, and the specs of the voters."""
+        """Vote within the time budget: return log class shares, and the specs of the voters."""
         found: list[Tensor] = []
         voted: list[str] = []
         for one in trials:
@@ -218,14 +219,14 @@ class _Search:
             if not late and len(voted) < _VOTES:
                 found.append(_trust(one) * self._answered(one))
                 voted.append(one.spec)
-        if not voted:  # the budget is too small for any trial
+        if not voted:  # the time budget is too short for any vote
             cheapest = min(trials, key=self._cost)
             found, voted = [self._answered(cheapest)], [cheapest.spec]
         total = torch.stack(found).sum(0)
         return (total / total.sum(1, keepdim=True)).clamp_min(1e-12).log(), voted
 
     def _answered(self, trial: Trial) -> Tensor:
-        """Return one composition's class shares for all targets, axes (targets, classes)."""
+        """Return one candidate's class shares for all targets, axes (targets, classes)."""
         made = self._made(trial.spec)
         if isinstance(made, Composed):
             scores = made.answer(self._seen, self._view, self._fresh())
@@ -254,10 +255,10 @@ class _Search:
         trial.folds += 1
 
     def _whole(self, made: Attack, view: View) -> Tensor:
-        """Return an attack's scores of all rows, without the effect of class frequencies.
+        """Return an attack's scores of all rows, corrected for the shares of the classes.
 
-        The leaked rows contain equally many rows of each class. The scores of an attack that uses
-        the class frequencies are therefore divided by these frequencies.
+        The leaked rows contain equally many rows of each class. So the scores of an attack that
+        uses the class shares are divided by these shares.
         """
         scores = made.run(view.only(made.needs), self._fresh())
         if Grant.PRIOR in made.needs:
@@ -265,7 +266,7 @@ class _Search:
         return scores
 
     def _made(self, spec: str) -> Attack:
-        from vfl.attacks import make  # imported late, because `vfl.attacks` lists this module
+        from vfl.attacks import make  # imported here, because `vfl.attacks` imports this module
 
         return make(spec)
 
@@ -273,7 +274,7 @@ class _Search:
         return torch.Generator().manual_seed(self._key % 2**63)
 
     def _cost(self, trial: Trial) -> float:
-        """Return an upper estimate of the seconds for all rows, from the seconds for the sample."""
+        """Return an upper estimate, in seconds, for all rows, from the time for the sample."""
         grown = max(1.0, self._rows / max(1, len(self._sample)))
         if trial.spec.startswith(_OF_ALL_ROWS):
             grown = 1.0
@@ -282,25 +283,25 @@ class _Search:
 
 
 def _trust(trial: Trial) -> float:
-    """Return the weight of a composition's vote; if no row is held out, all weights are 1."""
-    power = _TRUST * max(1.0, len(trial.right) / _MANY)  # more rows give a more exact validation
+    """Return the weight of a candidate's vote; it is 1 for all candidates if no row is held out."""
+    power = _TRUST * max(1.0, len(trial.right) / _MANY)  # more held-out rows count more
     return max(trial.validation, 1e-3) ** power if trial.right else 1.0
 
 
 def _learner(spec: str) -> tuple[str, bool]:
-    """Return the key of a composition's cost: its learner, and whether it trains only once."""
+    """Return the kind of a candidate by its cost: its learner, and whether it trains only once."""
     once = "unlabelled=" not in spec or "unlabelled=none" in spec
     return spec.partition(":")[0], once and "teacher=" not in spec
 
 
 def compositions(layers: Sequence[str], draw: torch.Generator, many: bool = False) -> Iterator[str]:
-    """Yield different compositions of some layers, frequent winners of earlier searches first.
+    """Yield different candidates for some layers; first those that often won earlier searches.
 
     Args:
-        layers: layers to read.
-        draw: generator of the compositions after the winners.
-        many: whether many rows leaked, or many more rows of one class than of another; see
-            `shrunken`.
+        layers: layers that the candidates read.
+        draw: generator from which the candidates after the first ones are drawn.
+        many: whether many rows leaked, or many more rows of one class than of another; then
+            candidates of `shrunken` are added.
     """
     given: set[str] = set()
     for spec in [
@@ -315,7 +316,7 @@ def compositions(layers: Sequence[str], draw: torch.Generator, many: bool = Fals
 
 
 def accumulating(layers: Sequence[str]) -> list[str]:
-    """Return attacks that read the gradients of all epochs, or their sums, at these layers.
+    """Return attacks that read the gradients of all epochs, or their sums, if layers allow it.
 
     >>> accumulating(["cut", "inputs"])
     []
@@ -330,7 +331,7 @@ def accumulating(layers: Sequence[str]) -> list[str]:
 
 
 def shrunken(layers: Sequence[str]) -> list[str]:
-    """Return compositions for many leaked rows of overlapping classes, as with noisy columns.
+    """Return candidates for many leaked rows of overlapping classes, as noisy columns give.
 
     >>> shrunken(["cut"])[0]
     'discriminant:at=cut,scaler=standard,weight=0,shrink=0.1'
@@ -345,7 +346,7 @@ def shrunken(layers: Sequence[str]) -> list[str]:
 
 
 def _first(layers: Sequence[str]) -> Iterator[str]:
-    """Yield frequent winners of searches on digits, with victims outside our published results."""
+    """Yield frequent winners of searches on digit pictures that are not in published results."""
     models, whole = [one for one in layers if one != "inputs"], "+".join(layers)
     if "inputs" in layers:
         yield "label_propagation:at=inputs,neighbours=5"
@@ -387,7 +388,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
     chosen = [f"at={joined}", *([options] if options else []), f"scaler={one(_SCALERS)}"]
     if "+" in joined and "inputs" in joined:
         chosen.append(f"mix={one(('0.1', '0.2', '0.35', '0.5', '0.8'))}")
-    if name not in ("trees", "ridge", "svm"):  # slow for thousands of rows
+    if name not in ("trees", "ridge", "svm"):  # slow with thousands of rows
         uses = ["none", "none", "self_training"]
         uses += ["co_training"] if "+" in joined else []
         uses += ["mixmatch"] if name == "mlp" else []
@@ -399,7 +400,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
 
 
 def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
-    """Return masks of leaked rows to hold out, stratified by class; none if a class has one row.
+    """Return masks of leaked rows to hold out, stratified; none if a class has only one row.
 
     Classes without leaked rows do not count.
     """
@@ -415,7 +416,7 @@ def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """Return trials sorted by validation, then by agreement with other trials."""
+    """Return candidates sorted by validation, then by agreement with other candidates."""
     guesses = [one.guesses for one in trials if one.guesses is not None]
     for one in trials:
         assert one.guesses is not None
@@ -425,17 +426,17 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def ordered(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the share of rows of other classes that score lower in a row's class, axes (rows,).
+    """Return, per row, the share of rows of other classes with a lower score for the row's class.
 
     The mean over the rows of a class is the AUC of this class against the rest. A learner that
-    always guesses a frequent class has a high share of right guesses, but no high AUC.
+    always guesses the frequent class has a high share of right guesses, but a low AUC.
 
     >>> ordered(torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]]), torch.tensor([0, 0, 1]))
     tensor([1.0000, 0.0000, 0.5000])
 
     Args:
-        scores: axes (rows, classes).
-        labels: codes of the rows.
+        scores: scores of the rows, axes (rows, classes).
+        labels: class numbers of the rows.
     """
     found = torch.full((len(labels),), 0.5)
     for code in sorted(set(labels.tolist())):
@@ -451,15 +452,15 @@ def ordered(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def calibrated(scores: Tensor, share: float) -> Tensor:
-    """Return class probabilities with a given mean confidence.
+    """Return class probabilities whose mean confidence is a given number.
 
-    The probabilities are softmax(s z), where z are the standardised scores. Bisection finds the s
-    for which the mean of each row's largest probability is `share` (Guo et al. 2017, temperature
-    scaling).
+    The probabilities are softmax(s z), where z are the standardised scores and s is a factor.
+    Bisection finds the s for which the mean of each row's largest probability is `share` (Guo et
+    al. 2017, temperature scaling).
 
     Args:
-        scores: axes (rows, classes).
-        share: the mean confidence, which should be the expected share of right guesses.
+        scores: scores of the rows, axes (rows, classes).
+        share: the wanted mean confidence, which should be the expected share of right guesses.
 
     >>> round(float(calibrated(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), 0.9).max()), 2)
     0.9

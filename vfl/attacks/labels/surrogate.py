@@ -1,4 +1,4 @@
-"""Gradient matching: fits a top and labels that would have produced the received gradients."""
+"""Gradient matching: fits a top and labels that would give the received gradients."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from vfl.core.errors import NonFiniteError
 from vfl.core.seeds import scoped
 from vfl.models.optimizers import descend
 
-_SETTLING = 10  # exchanges on which surrogates are compared
+_SETTLING = 10  # number of exchanges on which surrogate tops are compared
 _BALANCING = 5
 
 
 class Surrogate(GradientAttack):
-    """Replays the training with a surrogate top and soft labels to match received gradients.
+    """Replays the training with a surrogate top and soft labels, to match received gradients.
 
-    For each exchange it minimises the squared distance between two gradients at the recorded cut:
-    the surrogate's gradient and the recorded one (thesis eq 2-4; ExPLoit: Kariyappa and Qureshi
-    2021). For a given top, the best soft labels follow in closed form from each row's distances for
-    all classes, so the attack trains only the top. The soft labels have the known class shares on
-    average, like ExPLoit's regularisation by the prior. The attack replays the exchanges in order,
-    because the victim's top changes too. If classes with equal shares are exchanged, no gradient
-    changes. So the attack returns clusters, not classes.
+    For each exchange, it minimises the squared distance between two gradients at the recorded cut:
+    the surrogate top's gradient and the recorded gradient (thesis eq 2-4; ExPLoit: Kariyappa and
+    Qureshi 2021). For a given surrogate top, the best soft labels follow in closed form from the
+    distance that each class gives for a row; so the attack trains only the top. The mean of the
+    soft labels equals the known class shares, which has the effect of ExPLoit's regularisation by
+    the prior. The attack replays the exchanges in their order, because the victim's top also
+    changes. If two classes of equal shares are exchanged, the gradients stay the same. So the
+    attack returns clusters, not classes.
 
     Args:
-        epochs: number of epochs to replay.
-        starts: number of random surrogates; the attack continues with the one that matches the
+        epochs: number of epochs to replay, from the first one.
+        starts: number of random surrogate tops; the attack continues with the one that matches the
             first exchanges best.
-        steps: number of Adam steps for each exchange.
+        steps: number of Adam steps on each exchange.
         learning_rate: Adam's learning rate.
         temperature: temperature of the soft labels, in units of the mean squared gradient.
 
@@ -83,7 +84,7 @@ class Surrogate(GradientAttack):
     def _settled(
         self, view: View, exchanges: Sequence[RecordedExchange]
     ) -> tuple[nn.Module, Optimizer]:
-        """Fit a surrogate to some exchanges; return the surrogate and its optimiser."""
+        """Fit a surrogate top to the first exchanges; return the top and its optimiser."""
         found: list[tuple[float, nn.Module, Optimizer]] = []
         for _ in range(self.starts):
             top = view.new_top(exchanges[0].gradients.shape[1])
@@ -98,8 +99,8 @@ class Surrogate(GradientAttack):
     def _follow(
         self, top: nn.Module, optimizer: Optimizer, one: RecordedExchange, prior: Tensor
     ) -> Tensor:
-        """Train for some steps on one exchange; return distances of axes (rows, classes)."""
-        wanted = one.gradients * len(one.rows)  # undoes the mean over the batch
+        """Train the surrogate for some steps on one exchange; return distances, (rows, classes)."""
+        wanted = one.gradients * len(one.rows)  # the recorded loss is a mean over the batch
         sent = wanted != 0  # a sparse codec sends no zeros
         cuts = one.cuts()
         scale = wanted.square().sum(1).mean().clamp(min=torch.finfo(wanted.dtype).tiny)
@@ -112,7 +113,7 @@ class Surrogate(GradientAttack):
 
 
 def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
-    """Return the gradient of each row's cross-entropy with each class, with respect to its cut.
+    """Return the gradient of each row's cross-entropy with every class, with respect to its cut.
 
     Returns:
         Gradients, axes (rows, classes, width), with an autograd graph to the top's weights.
