@@ -1,7 +1,8 @@
-"""Cases: an attacker's data from a trained victim or a recorded training, and the true values.
+"""Cases: attackers' data from a trained victim or a recorded training, with the true values.
 
-Each function builds a `Case` from the experiment, the aligned rows, and the recorded messages or
-trained weights. A case consists of a view under a threat model, and the true values.
+Each function builds a `Case` from the experiment, the aligned rows, and either recorded messages or
+trained weights. A case consists of the attacker's view under a threat model, and of the true
+values.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ from vfl.transport.link import local_pair
 
 
 def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None = None) -> Tensor:
-    """Draw k rows of each class; return their positions by ascending class, int64, (classes * k,).
+    """Draw k rows of each class; return positions, sorted by class, int64, axes (classes * k,).
 
-    With the same generator state, a larger k selects the rows of a smaller k first, and then
-    further rows. So a curve over k adds leaked rows and never replaces them.
+    From the same generator state, a larger k first selects the rows that a smaller k selects, and
+    then further rows. So, along a curve over k, leaked rows are added and never replaced.
 
     Args:
-        labels: class codes 0..C-1 of the rows that may leak, int64, axes (rows,).
+        labels: class numbers 0..C-1 of the rows that may leak, int64, axes (rows,).
         k: number of rows to draw from each class.
-        draw: generator of the draw.
-        classes: number of classes; None takes the highest code among these rows plus 1, and so
-            misses higher classes without a row.
+        draw: generator from which the rows are drawn.
+        classes: number of classes; None takes the highest class number among these rows plus 1, and
+            so misses higher classes without a row.
 
     Raises:
         TooFewRowsError: a class has fewer than k rows.
@@ -104,15 +105,15 @@ Frames = Iterable[tuple[Replayed, Tensor]]
 def decoded(
     trace: Iterable[Recorded], terms: Terms, split: Split
 ) -> Iterator[tuple[Replayed, Tensor]]:
-    """Yield each frame of an in-memory trace with its rows, and the values its receiver decoded.
+    """Yield each frame of an in-memory trace, with its rows and the values that were decoded.
 
     Args:
-        trace: every cut, gradient and query of a session, in the order of sending.
-        terms: terms of the session.
+        trace: all cuts, gradients and queries of a session, in the order of sending.
+        terms: terms that the parties of the session agreed on.
         split: the session's aligned rows.
 
     Raises:
-        FrameError: the codec could not have produced these bytes.
+        FrameError: the codec could not have made the bytes of a frame.
     """
     exchanges = {exchange.step: exchange for exchange in rules.schedule(terms, split)}
     decoders: dict[str, Decoder] = {}
@@ -128,14 +129,13 @@ def decoded(
 
 
 def recorded_exchanges(frames: Frames, party: str, rows: Tensor) -> list[RecordedExchange]:
-    """Return the training exchanges on one feature party's connection, in order.
+    """Return, in order, the training exchanges on the connection of one feature party.
 
     Args:
         frames: frames of a session; the function ignores phases other than training.
         party: the feature party.
-        rows: positions of the rows of interest among the aligned rows, int64.
-            `RecordedExchange.rows` holds indices into this tensor. Exchanges leave out all other
-            rows.
+        rows: positions of the rows to keep among the aligned rows, int64. `RecordedExchange.rows`
+            contains indices into this tensor. Exchanges leave out all rows that are not in it.
     """
     found: list[RecordedExchange] = []
     up: dict[int, SentCuts] = {}
@@ -151,7 +151,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
     """Return the last cut that a feature party sent for each row, axes (rows, width).
 
     Args:
-        frames: frames of all phases to search.
+        frames: frames in which to search, of any phases.
         party: the feature party.
         rows: positions among the aligned rows, int64.
 
@@ -170,7 +170,7 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
 
 
 def _messages(frames: Frames, party: str, rows: Tensor) -> Iterator[tuple[Replayed, SentCuts]]:
-    """Yield the frames on one party's connection, each with its values for the selected rows."""
+    """Yield the frames on a party's connection, each with its values for the selected rows."""
     index = torch.full((int(rows.max()) + 1,), -1)
     index[rows] = torch.arange(len(rows))
     for frame, values in frames:
@@ -195,10 +195,10 @@ def _latest(messages: Iterable[SentCuts], rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evidence, Evidence]:
-    """Split messages into evidence about the first rows and the other rows, with last cuts.
+    """Split messages into evidence about `first` and `second` rows, each with the last cuts.
 
-    A schedule leaves out a last batch that has only one row. If a row therefore has no cut, the
-    evidence has messages but no last cuts.
+    A schedule leaves out the last batch of an epoch if it has only one row. If a row has no cut for
+    this reason, the evidence has messages but no last cuts.
     """
     cuts, missing = _latest(messages, first + second)
 
@@ -216,7 +216,7 @@ def _in_two(messages: Sequence[SentCuts], first: int, second: int) -> tuple[Evid
 
 
 Part = Literal["train", "validation", "test"]
-#: Grants of a feature party at inference; an attack receives the grants that it needs.
+#: Grants that a feature party can have at inference; an attack receives those that it needs.
 INFERENCE = frozenset(
     {Grant.INPUTS, Grant.BOTTOM, Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED}
     | {Grant.PRIOR, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -225,12 +225,12 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Parts of the data split that provide a case's groups of rows, and who trained the network.
+    """Parts of the data split from which a case's groups of rows come, and who trained the network.
 
     Attributes:
-        targets: part of the split whose rows are attacked, such as the test rows.
+        targets: part of the split (such as "test") whose rows are attacked.
         leaks: part of the split from which leaked labels are drawn.
-        unlabelled: part of the split that provides unlabelled rows; by default the targets
+        unlabelled: part of the split from which unlabelled rows come; by default, the targets
             themselves.
         trained_by: who trained the network; see `ThreatModel`.
     """
@@ -242,21 +242,21 @@ class Setting:
 
 
 def labels_of(label: PartyData) -> tuple[Tensor, int]:
-    """Return all rows' labels, axes (rows,), and the number of classes; 1 for numeric labels."""
+    """Return all rows' labels, axes (rows,), and the number of classes (1 for numeric labels)."""
     assert label.labels is not None, "a label party has some"
     return label.labels, 1 if label.classes is None else len(label.classes)
 
 
 def codes_of(labels: Tensor, classes: int) -> Tensor:
-    """Return class codes for the draw of leaked rows; with numeric labels, all codes are equal."""
+    """Return class numbers for drawing leaked rows; for numeric labels, all numbers are equal."""
     return labels if classes > 1 else torch.zeros(len(labels), dtype=torch.int64)
 
 
 def classes_of(label: PartyData) -> tuple[Tensor, int]:
-    """Return all rows' class labels, int64, axes (rows,), and the number of classes.
+    """Return the classes of all rows, int64, axes (rows,), and the number of classes.
 
     Raises:
-        UserError: the labels are numbers, not classes.
+        UserError: the labels are numeric, not classes.
     """
     if label.classes is None or label.labels is None:
         raise UserError("a regression has no classes to infer", where="label.task")
@@ -269,7 +269,7 @@ def _inputs_of(data: PartyData) -> Tensor:
 
 
 def _prior_of(label: PartyData) -> Tensor | None:
-    """Return each class's share of training rows, axes (classes,); None for numeric labels."""
+    """Return each class's share of the training rows, axes (classes,); None for numeric labels."""
     labels, classes = labels_of(label)
     if classes == 1:
         return None
@@ -278,27 +278,27 @@ def _prior_of(label: PartyData) -> Tensor | None:
 
 
 def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Grant]:
-    """Return the grants without leaked labels or class shares, if the case does not have them."""
+    """Return the grants, without leaked labels or class shares if the case does not have them."""
     absent = {Grant.LEAKED: not k, Grant.PRIOR: classes == 1}
     return grants - {grant for grant, is_absent in absent.items() if is_absent}
 
 
 class Victim:
-    """A trained feature party that answers queries, and labels that the party must not learn.
+    """A trained feature party that answers queries, and the labels that it must not learn.
 
-    The attacker knows the architectures in the experiment, but not the layers that a defense adds.
+    The attacker has the architectures in the experiment, but not the layers that a defense adds.
 
     Args:
         experiment: experiment of the training.
-        data: every party's aligned rows; the label party's labels are the truth.
-        party: the feature party, which is the attacker or answers queries.
+        data: aligned rows of every party; the label party's labels are the true values.
+        party: the feature party that attacks, or that answers the label party's queries.
         weights: trained weights of this party.
-        secret: secret of this party, from which noise on queries is drawn. None derives a simulated
-            secret from the experiment's seed.
+        secret: secret of this party, from which the noise on queries is drawn. None derives a
+            simulated secret from the seed of the experiment.
 
     Raises:
-        UserError: the feature party does not exist.
-        ExposedCutError: the training shares the weights of its first layers among parties, so no
+        UserError: the experiment has no such feature party.
+        ExposedCutError: in this training, parties share the weights of the first layers, so no
             party has a bottom.
     """
 
@@ -337,8 +337,8 @@ class Victim:
             party: the feature party that attacks.
 
         Raises:
-            RunFolderError: the run folder has no weights of this party; in a federation the weights
-                stay with the party.
+            RunFolderError: the run folder has no weights of this party; in a federation, only the
+                party itself has its weights.
         """
         weights = PartyFolder(folder.party(party)).weights()
         return cls(folder.experiment(), data, party, weights)
@@ -352,18 +352,18 @@ class Victim:
         snapshots: Sequence[Mapping[str, Tensor]] = (),
         partners: Sequence[Victim] = (),
     ) -> Case:
-        """Return the case of an attacker that knows k leaked labels of each class.
+        """Return the case of an attacker that has k leaked labels of each class.
 
         Args:
-            k: number of leaked labels per class; with 0 the view grants no leaked labels.
-            draw: generator that draws the leaked rows.
-            setting: roles of the parts of the split.
+            k: number of leaked labels per class; with 0, the view grants no leaked labels.
+            draw: generator from which the leaked rows are drawn.
+            setting: parts of the split for targets, leaked rows and unlabelled rows.
             snapshots: the party's weights after each epoch, if the run stored them.
             partners: feature parties that share their data about the same rows with the attacker.
 
         Raises:
             TooFewRowsError: a class has fewer than k rows that may leak.
-            UserError: leaked rows and attacked rows come from the same part of the split.
+            UserError: leaked rows and targets come from the same part of the split.
         """
         setting, leak = setting or Setting(), draw.clone_state()
         if setting.leaks == setting.targets:
@@ -404,13 +404,13 @@ class Victim:
         return torch.cat(found)
 
     def asked_again(self, rows: Tensor, times: int, draw: torch.Generator) -> list[SentCuts]:
-        """Return the cuts that the label party receives for repeated queries in new row orders.
+        """Return the cuts that the label party receives if queries are repeated in new row orders.
 
         Args:
-            rows: positions among the aligned rows, int64; `SentCuts.rows` holds indices into this
-                tensor.
-            times: number of repetitions.
-            draw: generator of the row orders.
+            rows: positions among the aligned rows, int64; `SentCuts.rows` contains indices into
+                this tensor.
+            times: number of times that each row is queried.
+            draw: generator from which the row orders are drawn.
         """
         found = []
         for time in range(1, times + 1):
@@ -419,7 +419,7 @@ class Victim:
         return found
 
     def _makers(self) -> Holdings:
-        """Return holdings with only the functions that make models."""
+        """Return holdings that contain only the functions that make models."""
         return Holdings(
             bottom=self._own_bottom,
             new_bottom=bottom_recipe(self._experiment, self.name, self._shape),
@@ -433,7 +433,7 @@ class Victim:
         return Evidence(self._inputs[leaked], self.cuts(leaked), self.labels[leaked])
 
     def _part(self, part: Part) -> Evidence:
-        """Return evidence about a part of the split, without labels; computed only once."""
+        """Return evidence about a part of the split, without labels; cached after one call."""
         if part not in self._evidence:
             rows = self._rows(part)
             inputs = self._inputs[rows]
@@ -454,7 +454,7 @@ class Victim:
         return half, OwnBottom(half.model.values(), core), here
 
     def _own_bottom(self, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Return a copy of the trained bottom or of a snapshot, with defense and codec layers."""
+        """Return a copy of the bottom, trained or of a snapshot, with defense and codec layers."""
         return copy.deepcopy(self._own) if weights is None else self._trained(weights)[1]
 
     def _rows(self, part: Part) -> Tensor:
@@ -473,7 +473,7 @@ class TrainedParts:
         weights: trained weights of all parties, as `LocalSession.weights` returns them.
 
     Attributes:
-        lacking: grants of a label party for which these parts have no values.
+        lacking: grants of a label party for which the trained network has no values.
     """
 
     lacking: frozenset[Grant] = frozenset()
@@ -485,10 +485,10 @@ class TrainedParts:
         self._terms = Terms.of(experiment, "predict", experiment.name)
 
     def bottom(self, party: str) -> nn.Module:
-        """Return a party's trained bottom; for a feature party, with defense and codec layers."""
+        """Return a party's trained bottom; a feature party's has defense and codec layers."""
         asked, codec = self._terms.parties[party], compression.make(self._terms.codec)
         shape = tuple(_inputs_of(self.data[party]).shape[1:])
-        with scoped(0):  # initial weights, which are overwritten
+        with scoped(0):  # initial weights, which the trained ones replace
             bottom = models.make_bottom(asked.bottom).build(shape, asked.width)
             made = nn.ModuleDict({"bottom": bottom})
             if party != self._terms.label_party:
@@ -499,12 +499,12 @@ class TrainedParts:
         return nn.Sequential(*made.values()).eval()
 
     def new_bottom(self, party: str) -> nn.Module:
-        """Return an untrained bottom like a feature party's."""
+        """Return an untrained bottom with a feature party's architecture."""
         shape = tuple(_inputs_of(self.data[party]).shape[1:])
         return bottom_recipe(self.experiment, party, shape)()
 
     def top(self) -> nn.Module:
-        """Return the label party's top."""
+        """Return the label party's trained top."""
         _, classes = labels_of(self.data[self._terms.label_party])
         width = self._terms.merged_width
         with scoped(0):
@@ -516,20 +516,20 @@ class TrainedParts:
         return made["top"].eval()
 
     def merger(self) -> nn.Module:
-        """Return the trained merger; it takes the cuts of all parties in merge order."""
+        """Return the trained merger, which reads the cuts of all parties in the agreed order."""
         made = nn.ModuleDict({"merger": _merger(self._terms)})
         self._load(made, self._terms.label_party)
         return made["merger"].eval()
 
     def merged_with(self, party: str) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return a function that merges a party's cuts with the label party's own cuts."""
+        """Return a function that merges a feature party's cuts with the label party's own cuts."""
         order, merger = list(self._terms.parties), self.merger()
         if order.index(party) < order.index(self._terms.label_party):
             return merger
         return lambda victims, own: merger(own, victims)
 
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
-        """Return the network's outputs for rows with recorded cuts, axes (rows, classes).
+        """Return the network's outputs for rows whose cuts were recorded, axes (rows, classes).
 
         Args:
             queries: recorded query frames of every feature party; the function reads each party's
@@ -545,7 +545,7 @@ class TrainedParts:
         return self._defense().logits(through(self.top(), merged), StepContext())
 
     def _cuts(self, party: str, queries: Frames, rows: Tensor) -> Tensor:
-        """Return one party's cuts in the form in which the top receives them."""
+        """Return one party's cuts in the form that the merger reads."""
         if party == self._terms.label_party:
             return through(self.bottom(party), _inputs_of(self.data[party])[rows])
         cuts, width = last_cuts(queries, party, rows), self._terms.parties[party].width
@@ -560,13 +560,13 @@ class TrainedParts:
         return defenses.make(self._terms.defense)
 
     def _load(self, parts: nn.ModuleDict, party: str) -> None:
-        """Load the weights of these modules from a party's weights."""
+        """Load the weights of some modules from the weights of a party."""
         weights = self._weights[party].items()
         parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
 
 
-#: Grants of a label party besides cuts. No real label party has the victim's bottom; results with
-#: this grant are upper bounds.
+#: Grants of a label party in addition to the cuts. No real label party has the victim's bottom;
+#: results with this grant are upper bounds.
 COLUMNS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
     | {Grant.TOP, Grant.OTHERS_BOTTOM}
@@ -582,16 +582,16 @@ def columns_case(
     leaked: tuple[Tensor, Evidence],
     threat: ThreatModel,
 ) -> Case:
-    """Return the case of a label party that reconstructs a feature party's columns.
+    """Return the case of a label party that reconstructs the columns of a feature party.
 
     Args:
         parts: modules and weights of the trained network.
         party: the feature party that is attacked.
-        targets: the attacked rows: positions among the aligned rows, int64, and the evidence that
+        targets: the targets: their positions among the aligned rows, int64, and the evidence that
             the label party received about them.
-        leaked: the rows whose columns leaked, in the same form as `targets`.
-        threat: the attacker and its grants; the function adds grants if the label party has
-            columns.
+        leaked: the rows whose columns the attacker has, in the same form as `targets`.
+        threat: the attacker and its grants; if the label party has columns, the function adds the
+            grants that follow from them.
     """
     label = parts.data[parts.experiment.label.party]
     labels, classes = labels_of(label)
@@ -614,19 +614,19 @@ def columns_case(
 
 
 def _merger(terms: Terms) -> nn.Module:
-    """Return a network's merger with untrained weights."""
+    """Return a network's merger before training."""
     with scoped(0):
         return models.make_merger(terms.merge).build(terms.widths)
 
 
 def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> Tensor:
-    """Return the rows in random order; the first `leaks` rows are those that leak.
+    """Return the rows in random order; the first `leaks` of them are the leaked rows.
 
     Args:
         rows: positions among the aligned rows, int64.
         leaks: number of leaked rows.
-        draw: generator of the order.
-        part: name of this part of the rows, for the error text.
+        draw: generator from which the order is drawn.
+        part: name of the part of the split with these rows, for the error text.
 
     Raises:
         TooFewRowsError: there are fewer rows than `leaks`.
@@ -638,8 +638,8 @@ def draw_columns(rows: Tensor, leaks: int, draw: torch.Generator, part: str) -> 
     return rows[torch.randperm(len(rows), generator=draw)]
 
 
-#: Grants of a feature party during the training. No real feature party has the label party's top;
-#: results with this grant are upper bounds.
+#: Grants that a feature party can have during the training. No real feature party has the label
+#: party's top; results with this grant are upper bounds.
 TRAINING = frozenset(
     {Grant.INPUTS, Grant.GRADIENTS, Grant.LEAKED, Grant.PRIOR, Grant.TOP_RECIPE, Grant.CUTS}
     | {Grant.EPOCHS, Grant.UNLABELLED, Grant.OTHERS_TOP}
@@ -647,7 +647,7 @@ TRAINING = frozenset(
 _COLUMNS_OF_PARTNER = ThreatModel(
     "feature party", "training", frozenset({Grant.INPUTS, Grant.LEAKED, Grant.UNLABELLED})
 )
-#: Grants of a label party at inference, and of a label party that recorded the training.
+#: Grants of a label party at inference; and of a label party that has recorded the training.
 RECEIVING = COLUMNS | {Grant.OUTPUTS, Grant.QUERIES}
 RECALLING = COLUMNS | {Grant.EPOCHS}
 
@@ -663,20 +663,20 @@ def training_case(
     partners: Sequence[str] = (),
     others_top: Maker | None = None,
 ) -> Case:
-    """Return the case of a feature party that infers training labels; see `seeking`.
+    """Return the case of a feature party that infers labels of training rows; see `seeking`.
 
     Args:
         experiment: experiment of the training.
-        data: every party's aligned rows; the label party's labels are the truth.
+        data: aligned rows of every party; the label party's labels are the true values.
         frames: frames of the training; see `decoded`.
         party: the feature party that attacks.
         k: number of leaked training labels per class; 0 leaks no label.
         draw: generator that draws the leaked rows.
-        new_top: function that returns an untrained top for cuts of a given width; None uses the
-            experiment's top.
+        new_top: function that returns an untrained top for cuts of a given width; None uses a top
+            as in the experiment.
         partners: feature parties that share their columns of the same rows with the attacker.
-        others_top: function that returns a copy of the label party's trained top; None grants no
-            top.
+        others_top: function that returns a copy of the label party's trained top; None does not
+            grant the top.
 
     Raises:
         TooFewRowsError: a class has fewer than k training rows.
@@ -724,25 +724,25 @@ def received_case(
     weights: Weights,
     again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
 ) -> Case:
-    """Return the case of a label party that reconstructs test rows from a feature party's messages.
+    """Return the case of a label party that reconstructs test rows from received query cuts.
 
-    The leaked rows are validation rows. The last recorded cuts of leaked rows and targets come from
-    the same weights, unless the training restored the weights of an earlier epoch.
+    The leaked rows are validation rows. The last recorded cuts of leaked rows and of targets come
+    from the same weights, unless the training restored the weights of an earlier epoch at its end.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows.
-        frames: frames of validation and test queries; see `decoded`.
+        frames: frames of the validation and test queries; see `decoded`.
         party: the attacked feature party.
-        leaks: number of validation rows whose columns leaked.
-        draw: generator that draws the leaked rows.
+        leaks: number of validation rows whose columns the attacker has.
+        draw: generator from which the leaked rows are drawn.
         weights: each party's trained weights, as `LocalSession.weights` returns them.
         again: function that returns the messages of repeated queries for given aligned rows, such
-            as `Victim.asked_again`; None repeats no queries.
+            as `Victim.asked_again`; None means no repeated queries.
 
     Raises:
         TooFewRowsError: there are fewer validation rows than `leaks`.
-        DataError: some rows' cuts were not recorded.
+        DataError: the cuts of some rows were not recorded.
     """
     return received_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw, again)
 
@@ -755,7 +755,7 @@ def received_of(
     draw: torch.Generator,
     again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
 ) -> Case:
-    """Return the case of `received_case` for a network given as `TrainedParts`."""
+    """Return the case of `received_case`, for a network given as `TrainedParts`."""
     split = parts.data[parts.experiment.label.party].split
     validation, targets = torch.from_numpy(split.validation), torch.from_numpy(split.test)
     leaked = draw_columns(validation, leaks, draw, "validation")[:leaks]
@@ -782,14 +782,14 @@ def recalled_case(
     draw: torch.Generator,
     weights: Weights,
 ) -> Case:
-    """Return the case of a label party that reconstructs training rows from all their messages.
+    """Return the case of a label party that reconstructs training rows from training messages.
 
-    The arguments are those of `received_case`, but `frames` are frames of the training, and the
-    leaked rows are training rows.
+    The arguments are those of `received_case`, except that `frames` are frames of the training, and
+    the leaked rows are training rows.
 
     Raises:
         TooFewRowsError: there are fewer training rows than `leaks`.
-        DataError: some rows' cuts were not recorded.
+        DataError: the cuts of some rows were not recorded.
     """
     return recalled_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw)
 
@@ -797,7 +797,7 @@ def recalled_case(
 def recalled_of(
     parts: TrainedParts, frames: Frames, party: str, leaks: int, draw: torch.Generator
 ) -> Case:
-    """Return the case of `recalled_case` for a network given as `TrainedParts`."""
+    """Return the case of `recalled_case`, for a network given as `TrainedParts`."""
     train = torch.from_numpy(parts.data[parts.experiment.label.party].split.train)
     order = draw_columns(train, leaks, draw, "training")
     trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
@@ -808,17 +808,17 @@ def recalled_of(
     return columns_case(parts, party, (order[leaks:], first), (order[:leaks], second), threat)
 
 
-#: Grants of the server of a U-shape, which has neither columns nor labels of the attacked rows.
+#: Grants of a U-shape's server, which has neither columns nor labels of the attacked rows.
 SERVING = frozenset(
     {Grant.CUTS, Grant.AUXILIARY, Grant.MIDDLE, Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
 )
 
 
 def served_case(received: Case, middle: Maker, new_top: TopMaker) -> Case:
-    """Return the case of a U-shape's server that knows a few complete rows of the same kind.
+    """Return the case of a U-shape's server that has a few complete rows of the same kind.
 
     Args:
-        received: case of `received_case` with rows and cuts.
+        received: case of `received_case`, with the leaked rows and the cuts.
         middle: function that returns a copy of the server's layers.
         new_top: function that returns untrained last layers for the outputs of `middle`.
     """
@@ -827,9 +827,9 @@ def served_case(received: Case, middle: Maker, new_top: TopMaker) -> Case:
     return replace(received, view=view.under(threat))
 
 
-#: Grants of a label party that knows the attribute of a few rows.
+#: Grants of a label party that has the attribute of a few rows.
 ATTRIBUTE = frozenset({Grant.CUTS, Grant.LEAKED_ATTRIBUTES})
-#: Further grants, which the case gets if `received` has them.
+#: Grants that the case also gets if `received` has them.
 REPEATED = frozenset({Grant.EPOCHS, Grant.QUERIES})
 
 
@@ -849,13 +849,13 @@ def require_column(columns: int, column: int | None) -> None:
 
 
 def attribute_case(received: Case, known: Tensor, column: int | None = None) -> Case:
-    """Return the case of a label party that infers whether a column of a row exceeds its mean.
+    """Return the case of a label party that infers whether a row's column exceeds its mean.
 
     Args:
-        received: case of `received_case` or `recalled_case`, with rows and cuts.
-        known: the victim's training rows, axes (rows, ...), which determine the mean.
-        column: position of the column in a row, from 0. None selects the column that divides the
-            training rows most evenly; in a tie, the first such column.
+        received: case of `received_case` or `recalled_case`, with the rows and cuts.
+        known: the victim's training rows, axes (rows, ...), from which the mean is computed.
+        column: position of the attacked column in a row, from 0. None selects the column whose mean
+            divides the training rows most evenly; among equal ones, the first.
 
     Raises:
         ConfigError: the victim does not have this column.
@@ -880,7 +880,7 @@ def attribute_case(received: Case, known: Tensor, column: int | None = None) -> 
     return Case(View(threat, 2, holdings), values(received.inputs))
 
 
-#: Grants of an outsider that has complete rows with labels and queries their predictions.
+#: Grants of an outsider that has complete rows with labels and queries the model with them.
 QUERYING = frozenset(
     {Grant.INPUTS, Grant.LABELS, Grant.OUTPUTS, Grant.LEAKED_INPUTS, Grant.PRIOR}
     | {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE}
@@ -889,12 +889,12 @@ QUERYING = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Queried:
-    """Rows of a membership attack, as int64 positions among the aligned rows.
+    """Groups of rows in a membership attack, as int64 positions among the aligned rows.
 
     Attributes:
         members: training rows.
-        others: the same number of rows that were not trained on.
-        own: further labelled rows of the attacker, on which it trains its own networks.
+        others: non-members: the same number of rows on which the network was not trained.
+        own: further labelled rows that the attacker has, on which it trains its own networks.
     """
 
     members: Tensor
@@ -903,19 +903,19 @@ class Queried:
 
     @property
     def targets(self) -> Tensor:
-        """Return the rows that the attacker queries: first members, then non-members."""
+        """Return the rows for the attacker's queries: first members, then non-members."""
         return torch.cat([self.members, self.others])
 
 
 def queried_case(
     experiment: Experiment, data: Mapping[str, PartyData], rows: Queried, outputs: Tensor
 ) -> Case:
-    """Return the case of an outsider with complete rows that infers which rows were trained on.
+    """Return the case of an outsider that infers which of its complete rows were trained on.
 
     Args:
         experiment: experiment of the training.
         data: every party's aligned rows.
-        rows: members, non-members, and the attacker's own rows.
+        rows: the members, the non-members, and the attacker's own rows.
         outputs: the network's outputs for `rows.targets`, axes (targets, classes).
     """
     label = data[experiment.label.party]
@@ -941,7 +941,7 @@ def queried_case(
     return Case(view, labels[rows.targets], positive=member)
 
 
-#: Grants of a label party that receives sums of cuts and colludes with some of the senders.
+#: Grants of a label party that receives sums of cuts, and colludes with some of the senders.
 SUMMING = COLUMNS | {Grant.PARTNERS}
 _PARTNER = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
@@ -961,14 +961,15 @@ def summed_case(
         experiment: experiment of the training, with ``secure = "sum"``.
         data: every party's aligned rows.
         party: the feature party that is attacked.
-        partners: feature parties that give their cuts to the label party, which subtracts them; may
-            be empty.
-        leaks: number of validation rows whose columns leaked.
-        draw: generator that draws the leaked rows.
+        partners: feature parties that give the label party their cuts, which it subtracts; may be
+            empty.
+        leaks: number of validation rows whose columns the attacker has.
+        draw: generator from which the leaked rows are drawn.
         weights: each party's trained weights, as `LocalSession.weights` returns them.
 
     Raises:
-        UserError: the label party receives each single cut anyway, so it has nothing to subtract.
+        UserError: the label party receives each party's cut separately, so there is no sum from
+            which to subtract.
         TooFewRowsError: there are fewer validation rows than `leaks`.
     """
     ring = ring_of(experiment)
@@ -985,7 +986,7 @@ def summed_case(
     everybody = experiment.feature_parties
 
     def encoded(name: str, rows: Tensor) -> bytes:
-        """Return a party's encoded cuts for the sum, without masks, which cancel in the sum."""
+        """Return a party's cuts as encoded for the sum; its masks are left out, as they cancel."""
         victim = Victim(experiment, data, name, weights[name])
         return ring.encode(victim.cuts(rows), name, 0).tobytes()
 
@@ -993,7 +994,7 @@ def summed_case(
     width = experiment.parties[party].width
 
     def summed(group: int, *names: str) -> Evidence:
-        """Return the decoded sum of these parties' cuts for one group of rows."""
+        """Return the decoded sum of some parties' cuts for one group of rows."""
         masked = [terms[name][group] for name in names]
         return Evidence(cuts=ring.decode(masked, len(groups[group]), width))
 
@@ -1026,10 +1027,10 @@ def begin(
     known: int,
     draw: torch.Generator,
 ) -> None:
-    """Give an adversary its knowledge before the first step; see `held`.
+    """Give an adversary its view before the first training step; see `held`.
 
     Raises:
-        NotGrantedError: no party of the adversary's kind has the required values.
+        NotGrantedError: no party of the adversary's kind has all the values that it needs.
     """
     view = held(adversary, experiment, data, party, known, draw)
     adversary.begin(view.only(adversary.holds), draw)
@@ -1043,22 +1044,22 @@ def held(
     known: int,
     draw: torch.Generator,
 ) -> View:
-    """Return what an adversary knows before the first step.
+    """Return the view that an adversary has before the first training step.
 
-    A feature party knows the labels of some training rows. A label party knows the victim's columns
-    of the validation rows, which stand for public rows of the same kind.
+    As a feature party, it has the labels of some training rows. As a label party, it has the
+    victim's columns of the validation rows, which stand for public rows of the same kind.
 
     Args:
         adversary: the adversary.
         experiment: experiment of the training.
         data: every party's aligned rows.
-        party: the feature party that acts as the adversary, or is its victim.
-        known: number of training rows of each class whose labels a feature party knows; at most the
-            size of the rarest class.
-        draw: generator that draws these rows.
+        party: the feature party that is the adversary, or is attacked by it.
+        known: number of training rows of each class whose labels a feature party has; at most the
+            number of training rows of the rarest class.
+        draw: generator from which these rows are drawn.
 
     Raises:
-        TooFewRowsError: the adversary's kind of party would know no row.
+        TooFewRowsError: the adversary would have no rows.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)

@@ -1,4 +1,4 @@
-"""C3-SL: circular convolution combines several rows of a training batch in one vector."""
+"""C3-SL: circular convolution combines several rows of a training batch into one vector."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ from vfl.core.frame import Payload
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import generator
 
-#: Largest number of rows that may share a vector. Noise grows with this number; 64 is four times
-#: the paper's largest number.
+#: Largest number of rows that one vector may combine. The noise in decoded rows grows with this
+#: number; 64 is four times the paper's largest number.
 _MOST_ROWS = 64
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Bound(Codec):
-    """Sends one vector for `rows` rows of a training batch: the sum of rows, each bound to a key.
+    """Sends one vector per `rows` rows of a training batch: the sum of rows, each bound to a key.
 
-    A key is a fixed public vector of length 1. Binding is circular convolution of a row with its
-    key; decoding is circular correlation with the same key. In a decoded row, the other rows of the
-    same vector appear as noise; this noise is smaller for wider cuts. The codec encodes gradients
-    in the same way, so cuts and gradients both take 1/rows of the bytes. In training, the codec
-    therefore mixes rows. **The codec sends a query row by row**, with as many bytes as the plain
-    cut, because a prediction must not depend on other rows of its batch.
+    A key is a fixed public vector of length 1. Binding a row is circular convolution of the row
+    with its key; decoding is circular correlation of the vector with the same key. In a decoded
+    row, the other rows in its vector appear as noise, which is smaller for wider cuts. The codec
+    encodes gradients in the same way, so both cuts and gradients take 1/rows of the bytes. So, in
+    training, the codec mixes rows. **The codec sends a query row by row**, with as many bytes as
+    without compression, because a prediction must not depend on other rows of its batch.
 
     Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
     communication-efficient split learning", MLSP, section 3. If `rows` does not divide the batch
     size, the last vector of a batch combines fewer rows.
 
     Args:
-        rows: number of rows in a vector (the paper's R).
-        values: number format of the vectors, and of a query: ``fp32``, ``bf16``, or 1 to 8 bits
-            with one scale per vector.
-        grad: number format of the gradients' vectors: ``fp32``, ``bf16``, or 2 to 8 bits.
-        keys: ``normal``: random normal keys as in the paper. ``unitary``: keys with a flat spectrum
-            (Plate 1995), so that only the other rows cause noise in a decoded row.
+        rows: number of rows that one vector combines (the paper's R).
+        values: number format of the vectors, and of the rows of a query: ``fp32``, ``bf16``, or 1
+            to 8 bits with one scale per vector.
+        grad: number format of the vectors that combine gradients: ``fp32``, ``bf16``, or 2 to 8
+            bits.
+        keys: kind of the keys: ``normal``: random numbers with a normal distribution, as in the
+            paper. ``unitary``: keys with a flat spectrum (Plate 1995); with these, only the other
+            rows of its vector cause noise in a decoded row.
 
     >>> len(Bound(rows=4).encode(torch.zeros(256, 128), StepContext(training=True)).payload)
     32768
@@ -98,7 +100,7 @@ class Bound(Codec):
         return self._vectors.formula_ratio(width) / self.rows
 
     def _count(self, rows: int) -> int:
-        """Return the number of vectors for a number of rows."""
+        """Return how many vectors a batch with this number of rows needs."""
         return -(-rows // self.rows)
 
     def _spectra(self, width: int) -> npt.NDArray[np.complex128]:
@@ -114,7 +116,7 @@ class Bound(Codec):
         return self._keys
 
     def _bind(self, values: Tensor) -> Tensor:
-        """Combine values of axes (rows, width) to vectors of axes (vectors, width)."""
+        """Combine rows, axes (rows, width), into vectors, axes (vectors, width)."""
         rows, width = values.shape
         filled = np.zeros((self._count(rows), self.rows, width))
         filled.reshape(len(filled) * self.rows, width)[:rows] = values.numpy()
@@ -122,7 +124,7 @@ class Bound(Codec):
         return _real((spectra * self._spectra(width)).sum(axis=1), width)
 
     def _read(self, vectors: Tensor, rows: int) -> Tensor:
-        """Decode vectors of axes (vectors, width) to values of axes (rows, width)."""
+        """Decode vectors, axes (vectors, width), into rows, axes (rows, width)."""
         width = vectors.shape[1]
         spectra = np.fft.rfft(vectors.numpy().astype(np.float64), axis=1)[:, None, :]
         read = _real(spectra * self._spectra(width).conj(), width)
@@ -130,6 +132,6 @@ class Bound(Codec):
 
 
 def _real(spectra: npt.NDArray[np.complex128], width: int) -> Tensor:
-    """Return the real vectors with these spectra, clipped to the range of float32."""
+    """Return real vectors, given their spectra, clipped to the range of float32."""
     values = np.fft.irfft(spectra, n=width, axis=-1)
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Export of a forest as JSON for XGBoost, if all thresholds are on this host."""
+"""Export of a forest as JSON for XGBoost, if the thresholds of all splits are on this host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from vfl.trees.grow import Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson
 
-#: Tolerance for the difference from XGBoost's margins, relative to the largest margin; XGBoost adds
+#: Largest accepted difference from XGBoost's margins, relative to the largest margin; XGBoost adds
 #: float32 numbers.
 TOLERANCE = 1e-5
 _ROWS = 256
-#: Largest value in the random test rows, because XGBoost accepts no infinite cells.
+#: Largest value in the random rows with which the export is tested, because XGBoost accepts no
+#: infinite cells.
 _LARGEST = float(np.finfo(np.float32).max)
 _ROOT = 2**31 - 1
 #: Characters that XGBoost does not accept in a column name.
@@ -38,12 +39,12 @@ _UNFIT = re.compile(r"[\[\]<]")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns whose thresholds are known on this host.
+    """Columns whose thresholds (bin edges) are on this host.
 
     Attributes:
         names: one name per column.
         binning: binning of the columns.
-        texts: the categories of each column as texts, in the order of their codes; empty for a
+        texts: for each column, its categories as texts, in the order of their numbers; empty for a
             column of numbers.
     """
 
@@ -55,9 +56,9 @@ class Columns:
 def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
     """Write the forest of a run as `forest.json`, a model file of XGBoost 3.1 or later.
 
-    The file has the columns of the parties whose files are in the run. A run in one process has the
-    thresholds of all columns; in a federation, the label party has the thresholds of its own
-    columns only.
+    The file has the columns of all parties whose files are in the run's folder. The folder of a run
+    in one process has the thresholds of all columns; in a federation, the label party's folder has
+    only the thresholds of its own columns.
 
     Args:
         run: folder of the run.
@@ -65,13 +66,14 @@ def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
         target: folder to write to.
 
     Returns:
-        The written facts, and the largest difference between XGBoost's margins and the forest's
-        margins on random cells, relative to the largest margin. The difference is None if XGBoost
-        is not installed.
+        Facts about the written file, and the largest difference between XGBoost's margins and the
+        forest's margins for random cells, relative to the largest margin. The difference is None if
+        XGBoost is not installed.
 
     Raises:
         SpecError: the exporting party is not the label party.
-        RunFolderError: the thresholds of some splits are on other hosts, or files are damaged.
+        RunFolderError: the thresholds of some splits are on other hosts, or files of the run are
+            damaged.
     """
     terms, weights = own.terms(), own.weights()
     if own.path.name != terms.label_party:
@@ -108,12 +110,12 @@ def export_forest(run: Path, own: PartyFolder, target: Path) -> dict[str, Any]:
 
 
 def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str, Any]:
-    """Return the content of XGBoost's model file for a forest.
+    """Return the content of the XGBoost model file that describes a forest.
 
     Args:
-        forest: forest whose splits are on these columns.
-        columns: all columns that the forest may split on.
-        objective: loss that the forest was trained to minimise.
+        forest: forest whose splits are numbered by `columns`.
+        columns: all columns on which the forest may split.
+        objective: loss on which the forest was trained.
     """
     outputs, count = len(forest.start), len(columns.names)
     name, base, parameters = _objective(objective, forest.start)
@@ -151,7 +153,7 @@ def model_of(forest: Forest, columns: Columns, objective: Objective) -> dict[str
 def _with_columns(
     forest: Forest, counts: Sequence[int], terms: Terms, own: PartyFolder
 ) -> tuple[Forest, Columns]:
-    """Return the forest with its splits renumbered to the columns that are on this host.
+    """Return the forest, with its splits renumbered to those columns that are on this host.
 
     Raises:
         RunFolderError: the thresholds of some splits are on other hosts.
@@ -212,7 +214,7 @@ def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
 
 
 def _joined(parts: Mapping[str, Columns]) -> Columns:
-    """Join the columns of all parties; equal names get the party's name as a prefix."""
+    """Join the columns of all parties; equal names get their party's name as a prefix."""
     pairs = [(party, _UNFIT.sub("_", name)) for party, own in parts.items() for name in own.names]
     names = [name for _, name in pairs]
     if len(set(names)) < len(names):
@@ -226,7 +228,7 @@ def _joined(parts: Mapping[str, Columns]) -> Columns:
 def _objective(
     objective: Objective, start: np.ndarray
 ) -> tuple[str, np.ndarray, dict[str, dict[str, str]]]:
-    """Return XGBoost's objective name, base score and objective parameters."""
+    """Return XGBoost's name of the objective, its base score and the objective's parameters."""
     if isinstance(objective, Binary):
         return "binary:logistic", expit(start), {"reg_loss_param": {"scale_pos_weight": "1"}}
     if isinstance(objective, Classes):
@@ -239,7 +241,7 @@ def _objective(
 
 
 def _categories(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the texts of all categories, which XGBoost needs to number DataFrame categories."""
+    """Return the texts of all categories, by which XGBoost numbers DataFrame categories."""
     coded, segments, order = list[dict[str, Any]](), [0], list[int]()
     for own in texts:
         raw = [text.encode() for text in own]
@@ -253,7 +255,7 @@ def _categories(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 
 def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
-    """Return one tree as XGBoost's arrays, one element per node."""
+    """Return one tree as arrays in XGBoost's format, with one element per node."""
     nodes = len(tree.splits)
     conditions, kinds, parents = list(tree.values), [0] * nodes, [_ROOT] * nodes
     right, of_nodes, sizes = list[int](), list[int](), list[int]()
@@ -297,14 +299,14 @@ def _tree(tree: Tree, number: int, binning: Binning) -> dict[str, Any]:
 
 
 def _threshold(edges: np.ndarray, bins: int) -> float:
-    """Return the threshold below which cells go left, from the number of bins that go left."""
+    """Return the threshold below which cells go left, given how many bins go left."""
     if bins > len(edges):
         return _LARGEST
     return min(float(edges[bins - 1]), _LARGEST) if bins else -_LARGEST
 
 
 def _difference(path: Path, forest: Forest, binning: Binning) -> float:
-    """Return the largest relative difference from XGBoost's margins on random cells."""
+    """Return the largest relative difference from XGBoost's margins for random cells."""
     import xgboost
 
     draw, layout = np.random.default_rng(derive(0, "export")), binning.layout
