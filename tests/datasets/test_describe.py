@@ -184,7 +184,7 @@ def test_a_table_whose_ids_repeat_is_refused_with_counts():
     with pytest.raises(DataError, match="no column of this table identifies its rows") as caught:
         describe(frame)
     assert caught.value.got == (
-        "'customer_id' is nearest: 2 different ids in 4 rows; "
+        "'customer_id' comes closest: 2 different ids in 4 rows; "
         "1 rows repeat another row's id, 1 have none"
     )
     assert "row number" not in str(caught.value)

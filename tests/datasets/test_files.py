@@ -204,7 +204,7 @@ def test_the_file_has_no_name(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_told(monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "r+b"))
-    with pytest.raises(DataError, match="no room for the temporary file") as caught:
+    with pytest.raises(DataError, match="too full for the temporary file") as caught:
         spill_of([1, 2])
     assert "TMPDIR" in str(caught.value)
 

@@ -219,7 +219,7 @@ def test_a_disk_without_room_is_said_before_anything_is_written(place, monkeypat
         raise OSError(28, "no space")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DataError, match="no room for a table on disk"):
+    with pytest.raises(DataError, match="the disk is too full for a table"):
         DiskArray(place, (1000, 1000), np.float32)
 
 

@@ -775,7 +775,7 @@ def test_lines_that_are_no_rows_are_noted(tmp_path):
     assert report.columns[1].notes[0].startswith("30 of 31 cells are numbers")
     with pytest.raises(DataError) as caught:
         describe(written(tmp_path, PLAIN.replace("\n", "\n,EUR\n", 1)))
-    assert "'id' is nearest: 30 different ids in 31 rows" in str(caught.value.got)
+    assert "'id' comes closest: 30 different ids in 31 rows" in str(caught.value.got)
     assert "delete the rows without an id" in str(caught.value.fix)
 
 

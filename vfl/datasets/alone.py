@@ -24,12 +24,12 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Truth:
-    """Labels of a sample of the rows: one part fits the bins, the other part scores them.
+    """Labels of a sample of the rows: bins are fitted to one part and scored on the other part.
 
     Attributes:
         rows: positions of the sample's rows in the table, ascending.
-        fitted: mask of the sample's rows that fit a column's predictions; the other rows of the
-            sample score these predictions.
+        fitted: mask of the sample's rows to which a column's predictions are fitted; the other rows
+            of the sample score these predictions.
         values: labels, axes (rows, classes) of 0 and 1; for a regression numbers, axes (rows, 1).
     """
 
@@ -56,7 +56,7 @@ def scores(
     truth: Truth,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Score each column alone, by AUC or R2 (regression), on rows that did not fit its predictions.
+    """Score each column alone, by AUC or R2 (regression), on held-out rows.
 
     Args:
         table: the table.
@@ -143,7 +143,7 @@ def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 def _quantiles(ordered: np.ndarray) -> np.ndarray:
     """Return the quantiles 1/20 to 19/20 of each sorted row, where NaN is last; axes (columns, 19).
 
-    They are bit-equal to numpy's quantiles.
+    The results are bit-equal to numpy's quantiles.
     """
     counts = (~np.isnan(ordered)).sum(1)
     at = np.maximum(counts - 1, 0)[:, None] * np.linspace(0, 1, _BINS + 1)[1:-1]

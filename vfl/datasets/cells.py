@@ -35,7 +35,7 @@ WORDS = frozenset(
 _EXACT_DIGITS = 18  # of int64
 _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
 _LONGEST = 60  # largest number of characters in a date
-_LOOKED_AT = 20  # number of texts of a column that are tried first
+_LOOKED_AT = 20  # number of a column's texts that are parsed first, as a trial
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
 _SIGN = "[-+\u2212\u2013]"
 _CODES = (
@@ -61,7 +61,7 @@ def _written_number(decimal: str) -> str:
     whole = "|".join(
         [
             rf"\d{{1,3}}(?:{other}\d{{3}})+",
-            rf"\d{{1,2}}(?:{other}\d{{2}})*{other}\d{{3}}",  # groups of lakh and crore
+            rf"\d{{1,2}}(?:{other}\d{{2}})*{other}\d{{3}}",  # Indian digit groups (lakh, crore)
             r"\d{1,3}(?: \d{3})+",
             r"\d{1,3}(?:['\x{2019}]\d{3})+",
             r"\d+",
@@ -126,7 +126,7 @@ def texts_of_decimals(cells: pa.Array) -> pa.Array:
 
 
 def of_values(values: Sequence[Any]) -> pa.Array:
-    """Return values of a database without types as cells; values of several kinds become texts.
+    """Return values of a database without column types as cells; mixed kinds become texts.
 
     >>> of_values([1, None, "a"]).to_pylist()
     ['1', None, 'a']
@@ -153,7 +153,7 @@ def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
         return None
     try:
         read = cells.cast(pa.float64() if "." in first else pa.int64())
-    except pa.ArrowInvalid:  # the error's text quotes a cell
+    except pa.ArrowInvalid:  # discarded: the error quotes a cell
         return None
     if "." in first:
         return read if np.isfinite(read.to_numpy()).all() else None
@@ -183,9 +183,9 @@ def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
     for kind in (pa.int64(), pa.float64()):
         try:
             read = cells.cast(kind)
-        except pa.ArrowInvalid:  # the error's text quotes a cell
+        except pa.ArrowInvalid:  # discarded: the error quotes a cell
             continue
-        # Only Arrow would read 0x1F as a number.
+        # Arrow casts 0x1F to a number, but such a text is not a number here.
         return None if pc.any(pc.match_substring(cells, "x", ignore_case=True)).as_py() else read
     return None
 
@@ -234,11 +234,11 @@ def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
     Args:
         cells: texts; missing ones are null.
         written: the decimal separator (point or comma); if the numbers have a unit, a blank and
-            this unit follow. The unit is a currency, a percent sign, or another ending; a currency
-            may be missing in single texts, another ending may not. A text with a different unit is
-            not a number. The separator that is not the decimal separator, blanks and apostrophes
-            may group thousands. If a text is a number only with the opposite decimal separator, the
-            function reads it with that separator.
+            this unit follow. The unit is a currency, a percent sign, or another ending. A text
+            without its currency is still a number; a text without its percent sign or other ending
+            is not. A text with a different unit is not a number. The separator that is not the
+            decimal separator, blanks and apostrophes may group thousands. If a text is a number
+            only with the opposite decimal separator, the function reads it with that separator.
 
     Returns:
         The numbers as float64, null if a cell is missing or is not a number; and the count of cells
@@ -269,7 +269,7 @@ def numbers_of(cells: pa.Array, written: str) -> tuple[pa.Array, int]:
 
 
 def _alike(texts: pa.Array) -> pa.Array:
-    """Return texts with uniform blanks, percent signs (NFKC) and digits of all scripts."""
+    """Return texts with uniform blanks and percent signs (NFKC), and with ASCII digits."""
     alike = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, form="NFKC"))
     if not pc.any(pc.match_substring_regex(alike, _OTHER_DIGITS)).as_py():
         return alike
@@ -376,8 +376,9 @@ _SHAPES = {
     for form in DATE_FORMS
 }
 #: Names of months, casefolded: English, German, French, Spanish, Italian, Dutch, Portuguese and
-#: Scandinavian, with their abbreviations; no word means two months. Their accents may be missing.
-#: Slavic names are not among them: listopad is October in Croatia and November in Poland.
+#: Scandinavian, with their abbreviations; no word means two months. In a date, accents of these
+#: names may be missing. Slavic names are not among them: listopad is October in Croatia and
+#: November in Poland.
 _NAMES = """
 january jan januar jänner jän janvier janv enero ene gennaio gen januari janeiro
 february feb februar feber février févr fév febrero febbraio februari fevereiro
@@ -415,7 +416,7 @@ _MONTHS = {
     for name in line.split()
     for word in (name, _bare(name))
 }
-#: A word in a date, with the point that marks an abbreviation.
+#: A word in a date, with the point if the word is an abbreviation.
 _WORD, _MONTH = re.compile(r"([^\W\d_]+)(?:\.(?!\d))?"), re.compile("|".join(_ENGLISH))
 _MAY_BE_DATE = re.compile(
     rf"(?=(?:\D*\d){{4}})(?:[\d ,./:+年月日-]|T|Z|[AaPp][Mm]|{_MONTH.pattern}){{6,40}}"
@@ -441,9 +442,9 @@ def _english(text: str) -> str:
     return short.replace(" Z", "Z").strip(" ,.")
 
 
-@lru_cache(1 << 14)  # a text is tried in several forms
+@lru_cache(1 << 14)  # cached, because a text is parsed by several forms
 def _in_numbers(text: str) -> str:
-    """Write a month's name as a number, because strptime depends on the locale; "" without one."""
+    """Write a month's name as a number, because strptime depends on the locale; "" if none."""
     named, count = _MONTH.subn(lambda name: f" {1 + _ENGLISH.index(name[0])} ", _english(text))
     return _BLANKS.sub(" ", named).strip() if count == 1 else ""
 

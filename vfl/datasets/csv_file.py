@@ -33,11 +33,11 @@ _TOP_LINES = 200
 _MOST_CELLS = 10_000
 #: Separators to try first, and separators to try if no separator of the first group fits the table.
 _SEPARATORS, _RARE_SEPARATORS = (",", ";", "\t", "|", "\x1f"), ("^", "~", ":", " ")
-#: Invisible characters: byte order marks inside concatenated files, and blanks without width.
+#: Invisible characters: byte order marks inside concatenated files, and zero-width spaces.
 _INVISIBLE = ("\ufeff", "\u200b", "\u2060")
 _PADDING = "\0\x1a"  # bytes that some systems append to a file
 _RULER = re.compile(r"(?=.*--|.*==)[-=+:|\s]+")
-#: Functions that unpack a compressed file, by the file's first bytes.
+#: Functions that unpack compressed files, by the first bytes of such files.
 _PACKED: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -153,12 +153,12 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
-    """Rate how well a separator fits, and count the lines above the column names.
+    """Rate how well a separator fits the lines, and count the lines above the column names.
 
     Returns:
         A pair of a score and the number of lines above the column names. The score's first number
         is 2 if all rows have equally many cells, 1 if only the rows below some first lines have
-        equally many cells, and otherwise 0. Its second number is the number of cells.
+        equally many cells, and otherwise 0. The score's second number is the number of cells.
     """
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0
@@ -180,7 +180,7 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
-    """Refuse a first line that contains data; column names may be counters or years."""
+    """Refuse a first line of data instead of column names; names may be counters or years."""
     numbers = [float(name) for name in names if _NUMBER.fullmatch(name.strip())]
     counted = numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
     if numbers and not counted and not all(1800 <= number <= 2200 for number in numbers):
@@ -467,7 +467,7 @@ def _check_kind(path: Path) -> None:
         with _opened(path) as file:
             whole = file.read(_KIND_BYTES)
     except (OSError, EOFError, lzma.LZMAError):
-        return  # reading the rows will raise the error
+        return  # the later reading of the rows raises the error
     top = whole.removeprefix(codecs.BOM_UTF8).lstrip()
     for mark, what, fix in _OTHERS:
         if top.startswith(mark):

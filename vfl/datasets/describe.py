@@ -39,12 +39,12 @@ from vfl.datasets.table import (
 
 Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "constant", "other"]
 
-SAMPLE_ROWS = 100_000  # rows of the sample that scores columns against the label
-ALONE, NEARLY = 0.75, 0.99  # scores of a column alone (AUC or R2) that give a warning
+SAMPLE_ROWS = 100_000  # sampled rows by which columns get a score as predictors
+ALONE, NEARLY = 0.75, 0.99  # AUC or R2 of one column that gives a warning
 FEW_CLASSES = 20  # largest number of different whole numbers that count as classes
 _TOP_ROWS = 1000
-RARE = 0.2  # share of the rarest class below which class weights help
-_FEW_NUMBERS = 5  # fewer different numbers may be categories, such as sizes
+RARE = 0.2  # share of the rarest class below which a warning suggests class weights
+_FEW_NUMBERS = 5  # a column with fewer different numbers may contain categories, such as sizes
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
     re.IGNORECASE,
@@ -58,18 +58,18 @@ _SAME_CLASS = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class ColumnReport:
-    """Description of a column and of its inputs; it contains no cell.
+    """Description of a column and of its inputs; it contains no value of a cell.
 
     Attributes:
         name: name of the column.
         kind: kind of the column's values.
         missing: share of rows in which the cell is missing.
-        different: number of different cells; None if there are more than are counted.
+        different: number of different values; None if they are too many to count.
         becomes: description of the inputs that the column becomes.
         inputs: number of model inputs that the column becomes; 0 if it is left out.
         notes: warnings about the column.
-        score: quality of a prediction of the label by this column alone, on rows that did not fit
-            it: AUC, or R2 for a regression; None without a label.
+        score: AUC (R2 for a regression) of a prediction of the label from this column alone, on
+            held-out rows; None without a label.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ColumnReport:
     score: float | None = None
 
     def as_used(self, inputs: int) -> ColumnReport:
-        """Return the same description, with the number of inputs that a party has made of it."""
+        """Return this description, with the number of inputs that a party's encoder made."""
         if inputs == self.inputs:
             return self
         if not inputs:
@@ -103,7 +103,7 @@ class TableReport:
         label: name of the label column, if there is one.
         task: learning task for the label.
         notes: warnings about the whole table.
-        whole_ids: whether every id is a whole number of any length.
+        whole_ids: whether every id is a whole number, of any length.
     """
 
     rows: int
@@ -140,12 +140,12 @@ class TableReport:
         return own | {"id": self.id} | ({"label": self.label} if self.label else {})
 
     def lines(self) -> list[str]:
-        """Return the table of columns as lines of text."""
+        """Return the descriptions of all columns as lines of text."""
         return table_of_columns(self.columns, self.notes)
 
 
 def table_of_columns(columns: Sequence[ColumnReport], notes: Sequence[str] = ()) -> list[str]:
-    """Format columns with kind, share of missing cells and inputs, and then the warnings."""
+    """Return lines with each column's kind, share of missing cells, inputs; then the warnings."""
     columns = [replace(column, name=printable(column.name)) for column in columns]
     wide = max(6, *(len(column.name) for column in columns))
     lines = [f"{'column':<{wide}}  {'kind':<8}  missing  becomes"]
@@ -175,12 +175,12 @@ def describe(
         form: format of the table; None detects the format.
         id_column: name of the id column; None finds a possible one.
         label: name of the label column; None if the table has no label.
-        task: "classification" or "regression"; None decides by the labels.
-        query: query to a database, if the format is detected.
+        task: "classification" or "regression"; None derives the task from the labels.
+        query: query to a database; used only if `form` is None.
         say: function that receives a progress line after every few thousand columns.
-        repeats: rule for rows with the same id, if the format is detected; see `Repeats`. A rule
+        repeats: rule for rows with the same id; used only if `form` is None; see `Repeats`. A rule
             needs `id_column`.
-        encoding: encoding of a CSV, if the format is detected; None detects the encoding too.
+        encoding: encoding of a CSV; used only if `form` is None; None detects the encoding too.
 
     Raises:
         DataError: the table cannot be read, or no column identifies its rows.
@@ -212,7 +212,7 @@ def describe(
         texts = read_table(source, form, long, columns=long)
         found = facts_of(texts, long, form)
         letters = {name: replace(fact, long=True) for name, fact in found.items()}
-        for name, fact in found.items():  # 1.5e20 has no more digits than float64
+        for name, fact in found.items():  # float64 holds all digits of 1.5e20
             facts[name] = replace(facts[name], rounded=fact.whole_numbers)
     ids = id_column or _id_of(source, facts | letters, len(table), label, form)
     facts[ids] = letters.get(ids, facts[ids])
@@ -265,7 +265,7 @@ def describe(
 
 
 def _months(table: Table, names: Sequence[str]) -> list[str]:
-    """Columns whose first decimals all look like a month and a year, such as 12.2023."""
+    """Return columns whose sampled numbers all look like month and year, such as 12.2023."""
     if not names:
         return []
     block = next(iter(row_blocks(table, names, _TOP_ROWS)))
@@ -280,7 +280,7 @@ def _months(table: Table, names: Sequence[str]) -> list[str]:
 def _found_form(
     source: Source, form: TableFormat, facts: Mapping[str, Facts], classes: str | None
 ) -> TableFormat:
-    """Add missing words, dates and numbers of the columns to the format; `classes` is the label."""
+    """Add words for missing cells, forms of dates and numbers; `classes` is the label column."""
     missing: dict[str, tuple[str, ...]] = {
         name: fact.signs for name, fact in facts.items() if fact.signs
     }
@@ -318,7 +318,7 @@ def _require_exact(source: Source, form: TableFormat, fact: Facts) -> None:
 def _id_of(
     source: Source, facts: Mapping[str, Facts], rows: int, label: str | None, form: TableFormat
 ) -> str:
-    """Return the column that identifies the rows: the named one, or the first possible one."""
+    """Return the column that identifies the rows: the named one, or else the first possible."""
     may_be = {
         name: fact
         for name, fact in facts.items()
@@ -344,7 +344,7 @@ def _id_of(
         _require_exact(source, form, fact)
         different = fact.rows - fact.missing - fact.repeated
         got = (
-            f"'{fact.name}' is nearest: {spaced(different)} different ids in "
+            f"'{fact.name}' comes closest: {spaced(different)} different ids in "
             f"{spaced(rows)} rows; {spaced(fact.repeated)} rows repeat another row's id, "
             f"{spaced(fact.missing)} have none"
         )
@@ -445,7 +445,7 @@ def _scored(
     form: TableFormat,
     say: Callable[[str], None] | None,
 ) -> dict[str, tuple[float, float]]:
-    """Return the scores of the columns that may become inputs; none if there is no label."""
+    """Return the scores of columns that may become inputs; an empty dict if there is no label."""
     if truth is None:
         return {}
     kinds = {fact.name: _becomes(fact, form)[0] for fact in facts if fact.name not in beside}
@@ -574,13 +574,13 @@ def _becomes(fact: Facts, form: TableFormat) -> tuple[Role, str, int]:
 
 
 def _predicts(scored: tuple[float, float], truth: Truth) -> list[str]:
-    """Return warnings about a column that alone predicts the label, by its score and error."""
+    """Return a warning if a column alone predicts the label; `scored` is its score and error."""
     score, error = scored
     measure = "R2" if truth.task == "regression" else "AUC"
     shown = f"{measure} {score:.2f} alone, on {spaced(int((~truth.fitted).sum()))} other rows"
     if score >= NEARLY:
         return [f"nearly equal to the label ({shown}); is it known before the label is?"]
-    if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a few rows prove little
+    if score >= ALONE and score - 2 * error > (ALONE + 0.5) / 2:  # a score on few rows is uncertain
         return [f"predicts the label ({shown}); is it known before the label is?"]
     return []
 

@@ -17,14 +17,13 @@ from vfl.datasets.encode import TableEncoder, TextColumn
 from vfl.datasets.party import PartyData
 from vfl.datasets.table import misread, spaced
 
-FEW_ROWS = 20  #: with fewer test rows, a metric says little
+FEW_ROWS = 20  #: number of test rows below which a metric is mostly chance
 NEARLY = 0.98  #: balanced accuracy or R2 from which a single column counts as nearly the label
 _MOST_ROWS, _FEWEST_ROWS = 4000, 40
 #: Largest number of leaves of a tree: for two classes (it grows with the number of classes), and
 #: for numeric labels.
 _LEAVES, _MANY_LEAVES = 20, 200
-#: A gain below this may be the rounding error of a split without gain, for targets with squares
-#: about 1.
+#: A gain below this limit may be a rounding error, for targets whose squares are about 1.
 _NO_GAIN = 1e-9
 
 
@@ -55,7 +54,7 @@ def _misread(own: PartyData) -> Iterator[str]:
 
 
 def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
-    """Yield columns that alone nearly determine the label, by a small tree on half of a sample."""
+    """Yield each column that nearly determines the label, by a small tree on half of a sample."""
     if not isinstance(own.encoder, TableEncoder) or own.inputs is None or label.labels is None:
         return
     rows = label.split.train[:_MOST_ROWS]
@@ -80,7 +79,7 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
 
 
 def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
-    """Return R2 of a tree on the second half of the rows; units of the numbers do not matter."""
+    """Return R2, on the second half of the rows, of a tree fitted to the first half."""
     numbers = (numbers - numbers.mean()) / (numbers.std() or 1.0)
     guess = _tree(cells[:half], numbers[:half, None], np.ones(half), _MANY_LEAVES)(cells[half:])
     rest = numbers[half:]
@@ -89,7 +88,7 @@ def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
 
 
 def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -> float:
-    """Return a tree's balanced accuracy on the second half; its fit weights all classes equally."""
+    """Fit a tree with equally weighted classes; return its balanced accuracy on the second half."""
     counts = np.bincount(codes[:half], minlength=classes)
     weights = 1 / counts[codes[:half]]
     targets = np.eye(classes)[codes[:half]]
@@ -100,7 +99,7 @@ def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -
 
 
 class _Split(NamedTuple):
-    """The best split of a leaf; the gain is 0 if no split helps."""
+    """Best split of a leaf; its gain is 0 if no split reduces the sum of squares."""
 
     gain: float
     column: int = 0
@@ -110,7 +109,7 @@ class _Split(NamedTuple):
 def _tree(
     cells: np.ndarray, targets: np.ndarray, weights: np.ndarray, leaves: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Fit a regression tree (Breiman et al. 1984, chapter 8), splits with the largest gain first.
+    """Fit a regression tree (Breiman et al. 1984, chapter 8), the split of the largest gain first.
 
     If classes are unit vectors, the sum of squares is Gini's impurity. scikit-learn's trees would
     do as well, but importing scikit-learn takes longer than a small training.

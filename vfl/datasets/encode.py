@@ -3,14 +3,14 @@
 An encoder is fitted to the training rows only. Numbers are standardised, or encoded in bins if
 `bins` is set. Booleans become 0 and 1; a column of texts becomes one input for each category in the
 training rows. A date becomes the number of days since the median date of the training rows, divided
-by the spread, and points on two circles for month and weekday. If training rows lack cells of a
-column, the column gets an additional input, which is 1 if the cell is missing. All pixel columns
-have a common mean and spread.
+by the standard deviation, and points on two circles for month and weekday. If training rows lack
+cells of a column, the column gets an additional input, which is 1 if the cell is missing. All pixel
+columns have a common mean and standard deviation.
 
-Rows after the training may contain values without an example in the training rows. A new category,
-or a missing cell in a column that had none in training, becomes zeros; for a number, zero is the
-mean. In a column of numbers in bins, such a missing cell becomes the median. `Unfamiliar` counts
-new categories and new missing cells.
+Rows read after the training may contain values without an example in the training rows. A new
+category, or a missing cell in a column that had none in training, becomes zeros; for a number, zero
+is the mean. In a column of numbers in bins, such a missing cell becomes the median. `Unfamiliar`
+counts new categories and new missing cells.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
-SAMPLE_ROWS = 1 << 20  # largest number of rows from which medians and edges are computed
+SAMPLE_ROWS = 1 << 20  # most sampled rows for medians and bin edges
 
 
 class Unfamiliar:
@@ -87,10 +87,10 @@ class Unfamiliar:
 
 
 class Encoder(ABC):
-    """Base class: maps a party's table to inputs; stored together with the party's bottom."""
+    """Base class of encoders, which map a party's table to inputs; kept with its bottom."""
 
     kind: ClassVar[str]
-    names: tuple[str, ...]  #: names of its columns, in order
+    names: tuple[str, ...]  #: names of the encoder's columns, in order
 
     @abstractmethod
     def transform(self, frame: Table, unfamiliar: Unfamiliar | None = None) -> np.ndarray:
@@ -120,7 +120,7 @@ class Encoder(ABC):
 class NumberColumn:
     """A column of numbers, encoded as ``(value - mean) / scale``.
 
-    The input is 0 for a missing cell, and for all cells if the column has no spread (scale 0).
+    The input is 0 for a missing cell, and for all cells if all training cells are equal (scale 0).
     """
 
     name: str
@@ -197,7 +197,7 @@ class BinnedColumn:
 
 
 def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> None:
-    """Write each number's position in each bin, from 0 to 1, to the first inputs in `out`."""
+    """Write each number's position in each bin, from 0 to 1, to the first columns of `out`."""
     for place, (low, high) in enumerate(pairwise(edges)):
         out[:, place] = ((values - low) / (high - low)).clip(0, 1)
 
@@ -374,7 +374,7 @@ class TableEncoder(Encoder):
         dates: Mapping[str, str] = NO_DATES,
         bins: int = 0,
     ) -> TableEncoder:
-        """Fit an encoder to each column: mean and spread or bins of numbers, categories of texts.
+        """Fit an encoder to each column: moments or bins of numbers, categories of texts.
 
         Args:
             frame: table with the training rows only, and with the party's columns.
@@ -403,8 +403,8 @@ class TableEncoder(Encoder):
     ) -> TableEncoder:
         """Fit the encoders in one pass over training rows that come in blocks.
 
-        Means and spreads are those of all rows, up to rounding. With more than `SAMPLE_ROWS` rows,
-        a sample of the rows gives the medians of dates and the edges of bins.
+        Means and standard deviations are those of all rows, up to rounding. With more than
+        `SAMPLE_ROWS` rows, a sample of the rows gives the medians of dates and the edges of bins.
 
         Args:
             blocks: the training rows, in blocks.
@@ -521,7 +521,7 @@ def _check_categories(name: str, found: Collection[str], rows: int) -> None:
 
 
 class _Moments:
-    """Mean and spread of numbers that arrive in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
+    """Mean and standard deviation of numbers in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
 
     For numbers that come in a single part, the results equal those of `mean_and_std` exactly.
     """
@@ -545,7 +545,7 @@ class _Moments:
         self._largest = max(self._largest, float(np.abs(present).max()))
 
     def mean_and_std(self) -> tuple[float, float]:
-        """Return the mean and the spread, as `mean_and_std` of all numbers."""
+        """Return the mean and the standard deviation, as `mean_and_std` of all numbers."""
         joined = self._mean, math.sqrt(self._squares / self._count) if self._count else 0.0
         mean, spread = self._alone or joined
         return (0.0, 0.0) if spread <= ROUNDING * self._largest else (mean, spread)
@@ -626,8 +626,8 @@ class PictureEncoder(Encoder):
     Attributes:
         names: names of the pixel columns.
         shape: (channels, height, width) of one party's part of the picture.
-        mean, scale: mean and spread of all training pixels together; scale is 0 if all pixels are
-            equal.
+        mean, scale: mean and standard deviation of all training pixels together; scale is 0 if all
+            pixels are equal.
     """
 
     kind: ClassVar[str] = "pictures"
@@ -638,7 +638,7 @@ class PictureEncoder(Encoder):
 
     @classmethod
     def fit(cls, frame: Table, shape: tuple[int, ...]) -> PictureEncoder:
-        """Fit the mean and spread of the pixels.
+        """Fit the mean and the standard deviation of the pixels.
 
         Args:
             frame: table with the training rows only, and with the pixel columns.
@@ -912,7 +912,7 @@ def encode_labels(column: pd.Series, task: str) -> tuple[np.ndarray, Classes | N
 
 
 class LabelFit:
-    """Does `encode_labels` for a column that is read twice in blocks: first to fit, then to encode.
+    """Encodes labels as `encode_labels` does, but in blocks and in two passes.
 
     Args:
         name: name of the label column.

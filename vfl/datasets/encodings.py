@@ -1,10 +1,10 @@
 """Encoding of a text file without byte order mark: UTF-8, UTF-16, Western European, or refused.
 
 UTF-8 and UTF-16 can be recognised, because text in other encodings breaks their rules. In cp1252
-nearly every byte is a valid character. So Cyrillic or Japanese names would silently become other
-names. Therefore a file is read as cp1252 only if its words look Western European. Such words have
-letters of one language, no sign between letters, and no capital after a small letter. Otherwise an
-error suggests encodings whose languages have such words.
+nearly every byte is a valid character. As cp1252, Cyrillic or Japanese names would silently be read
+as other letters. Therefore a file is read as cp1252 only if its words look Western European. Such
+words have letters of one language, no sign between letters, and no capital after a small letter.
+Otherwise an error suggests encodings whose languages have such words.
 """
 
 # ruff: noqa: RUF001
@@ -64,7 +64,7 @@ _ROWS_OF = {
     "gb18030": ("Chinese, GBK", "gb2312", range(0xB0, 0xD8)),
     "big5": ("Chinese", "big5", range(0xA4, 0xC7)),
 }
-_SPELLED, _USUAL = 0.95, 0.8  # share of a file's words or characters that must fit
+_SPELLED, _USUAL = 0.95, 0.8  # share of a file's words or characters that must fit an encoding
 _SAMPLE_BYTES = 1 << 16
 _TOP_BYTES = 1 << 12
 _CHUNK_BYTES = 1 << 20
@@ -83,7 +83,7 @@ _ALONE = frozenset("àáäåæçèéëñóôöøüß")
 #: some.
 _COMPANIONS = {"æ": "øåáí", "ø": "åæ", "õ": "ãä", "ð": "áó", "þ": "áó", "ý": "áó"}
 _FEW_WORDS = 4
-_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # undefined in cp1252
+_UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # byte values undefined in cp1252
 Opened = Callable[[], IO[bytes]]
 
 
@@ -230,7 +230,7 @@ def _words(text: str) -> set[str]:
 
 
 def _share(text: str, alphabets: Sequence[str]) -> float:
-    """Return the share of a text's different words beyond ASCII that these languages can spell."""
+    """Return the share of a text's different non-ASCII words that these alphabets can spell."""
     words = _words(text)
     return sum(_is_spelled(word, alphabets) for word in words) / max(1, len(words))
 
@@ -260,7 +260,7 @@ def _is_word(part: str, alphabets: Sequence[str], latin: bool) -> bool:
 
 
 def _candidates(sample: bytes) -> list[str]:
-    """Return the encodings that fit, with their languages, best first."""
+    """Return the encodings that fit a sample, with their languages, the best encoding first."""
     found = list[tuple[float, float, str]]()
     for name, (language, alphabets) in _LETTERS_OF.items():
         text = sample.decode(name, "replace")

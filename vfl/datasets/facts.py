@@ -58,9 +58,9 @@ _SIGNS = frozenset(
 )
 _MOST = 1000  # largest number of different cells to count
 _MOST_COLUMNS = 2000  # number of columns between two progress lines
-_GROUP_CELLS = 1 << 21  # number of cells in a group of columns that are read together
+_GROUP_CELLS = 1 << 21  # number of cells in a group of columns that are read at once
 _NO_HASHES = np.empty(0, np.uint64)
-_EXACT = 2.0**53  # whole numbers below it are exact in float64
+_EXACT = 2.0**53  # whole numbers below this limit are exact in float64
 _DATED = (
     r"^(\p{L}{2,10}[., ]+)?(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
     r"|\d{1,2}(st|nd|rd|th|er)?[-/. ]+(de |of )?\p{L}{3,10}[-/., ]+(de )?\d{4}"
@@ -435,7 +435,7 @@ def _different_hashes(
 
 
 def _hashes(cells: np.ndarray, numbers: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-    """Return one hash per cell: whole numbers themselves, bits of others; 7 equals 7.0."""
+    """Return one hash per cell: a whole number itself, the bits of another one; 7 equals 7.0."""
     if cells.dtype.kind in "iu":
         return cells.astype(np.int64).view(np.uint64)
     short = rounded & (np.abs(numbers) < 2.0**63)

@@ -56,13 +56,13 @@ def read_table(
     setting: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Table:
-    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; a data frame only gets text names.
+    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; names of a frame become texts.
 
     The source may also be a function, "package.module:function", that returns a data frame or an
     Arrow table. In an object store, such as ``s3://loans/2026.parquet``, the table must be a
     Parquet file. The store's usual environment variables give the credentials. Instead of one
     Parquet file, the source may be a folder, or a prefix in a store, with several Parquet files.
-    Their rows are joined in the order of the files' names.
+    The rows of these files are joined in the order of the files' names.
 
     Args:
         source: the file, whose first line contains the column names.
@@ -219,7 +219,7 @@ def _readable(path: Path | str) -> Iterator[None]:
         if isinstance(path, Path) and not isinstance(error, _UNREADABLE):
             raise
         if isinstance(error, UnicodeError) and isinstance(path, Path):
-            text_encoding(path)  # the error of `check_names` is clearer
+            text_encoding(path)  # `check_names` raises a clearer error
         if isinstance(error, EOFError) and isinstance(path, Path):
             raise _cut_short(path) from None
         raise _unreadable(path, type(error).__name__) from None  # the error's text may quote cells
@@ -548,10 +548,10 @@ class Spill(LargeTable):
             written = 0
         if written < content.size:
             raise DataError(
-                "there is no room for the temporary file of a large table",
+                "the disk is too full for the temporary file of a large table",
                 where=tempfile.gettempdir(),
                 got=f"{start >> 20} MiB written",
-                fix="free some room, or set TMPDIR to a folder on a larger disk",
+                fix="free disk space, or set TMPDIR to a folder on a larger disk",
             )
         return start, written
 

@@ -71,7 +71,7 @@ from vfl.datasets.table import (
     pick_columns,
 )
 
-#: Every party has all rows.
+#: Masks of the rows that each feature party has, if every party has all rows.
 NO_GAPS: Mapping[str, np.ndarray] = {}
 #: No earlier encoders: each party fits its encoder to the training rows.
 NO_ENCODERS: Mapping[str, Encoder] = {}
@@ -102,7 +102,7 @@ class Dealing:
         fold: fold whose rows are the test rows; `validation` is then a share of the other rows.
         stratified: whether every part has the same share of each class; see `split_rows`.
         block_rows: see `split_rows`.
-        limit: largest number of rows, which the seed draws; None takes all rows.
+        limit: largest number of rows; the seed draws which rows are used; None takes all rows.
     """
 
     seed: int
@@ -115,7 +115,7 @@ class Dealing:
 
     @property
     def reads_all(self) -> bool:
-        """Return whether the split needs all labels or rows at once."""
+        """Return whether the split needs the labels of all rows, or all rows, at once."""
         return self.fold is not None or self.stratified or self.limit is not None
 
     def split(self, labels: np.ndarray, task: str) -> Split:
@@ -128,7 +128,7 @@ class Dealing:
     def split_of(
         self, rows: int, strata: np.ndarray | None = None, place: OnDisk | None = None
     ) -> Split:
-        """Split a number of rows; `place` stores their positions on disk."""
+        """Split a given number of rows; `place` stores the rows' positions on disk."""
         shares = self.validation, self.test
         return split_rows(rows, self.seed, *shares, strata, self.block_rows, place)
 
@@ -330,7 +330,7 @@ def load_parties(
 ) -> dict[str, PartyData]:
     """Load the tables of several owners, and join them by ids, in a process that runs all parties.
 
-    No party uses a column as a feature that has the name of the label.
+    No party uses a column with the label's name as a feature.
 
     Args:
         tables: tables by party, including label parties; their id columns may have different names.
@@ -414,8 +414,8 @@ class _Joined:
     """Rows of all parties' tables, joined by id and sorted in the same order at all parties.
 
     Attributes:
-        frames: rows of each party's table.
-        others: rows of each party's table that are in no session.
+        frames: rows of each party's table, in the joined order.
+        others: rows of each party's table outside the joined rows.
         ids: ids of the rows.
         digest: digest of the private alignment; None if there is none.
         held: mask of the rows that each feature party has, bool, if rows are missing; otherwise
@@ -431,7 +431,7 @@ class _Joined:
     rules: str
 
     def drawn(self, dealing: Dealing) -> _Joined:
-        """Draw rows, if there are more than the limit.
+        """Draw as many rows as `dealing.limit` allows, if there are more.
 
         Raises:
             BadOptionError: a limit is set together with `missing_rows = "token"`.
@@ -474,7 +474,7 @@ def _joined(
 
 
 def _without(table: Table, part: Part) -> Part:
-    """Return a table's rows that are not in a given part of the table, in the table's order."""
+    """Return a table's rows that are not in a given part of that table, in the table's order."""
     return Part.of(table, np.setdiff1d(np.arange(len(table)), part.rows))
 
 
@@ -548,7 +548,7 @@ def _privately_aligned(
     folder: Path,
     missing_rows: MissingRows,
 ) -> _Joined:
-    """Take a private alignment's rows, in its order, with the label party's ids."""
+    """Return the rows of a private alignment, in its order, with the label party's ids."""
     found = {party: Alignment.newest(folder / party, party) for party in named}
     if len({one.digest for one in found.values()}) > 1:
         raise MisalignedError(
@@ -833,7 +833,7 @@ def fit_inputs(
 
 
 def partition_columns(columns: Sequence[str], parties: Sequence[str]) -> dict[str, list[str]]:
-    """Divide columns into one block of adjacent columns per party; the first ones may be larger.
+    """Divide columns into one block of adjacent columns per party; the first blocks may be larger.
 
     >>> partition_columns(["a", "b", "c"], ["bank", "shop"])
     {'bank': ['a', 'b'], 'shop': ['c']}

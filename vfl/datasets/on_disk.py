@@ -85,11 +85,11 @@ class Pages:
         self._most, self._count = max(1, limit_bytes // _PART_BYTES), 0
 
     def read(self, start: int, stop: int) -> None:
-        """Announce a read of the bytes from `start` to `stop`."""
+        """Count the mapped parts for a read of some bytes; release parts above the limit."""
         self._read(np.arange(start // _PART_BYTES, max(start, stop - 1) // _PART_BYTES + 1))
 
     def read_rows(self, rows: np.ndarray, row_bytes: int) -> None:
-        """Announce a read of some rows."""
+        """Count the mapped parts for a read of some rows; release parts above the limit."""
         parts = rows * row_bytes // _PART_BYTES
         self._read(parts)
         if row_bytes > 1:
@@ -272,7 +272,7 @@ class MappedArray(np.ndarray):
 
 
 def note(pages: Pages, key: np.ndarray | slice, rows: int, row_bytes: int) -> None:
-    """Announce a read of some of an array's rows.
+    """Count the parts that a read of some of an array's rows maps; see `Pages`.
 
     Args:
         pages: pages of the mapped array.
@@ -589,10 +589,10 @@ class _room:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, OSError):
             raise DataError(
-                "there is no room for a table on disk",
+                "the disk is too full for a table",
                 where=str(self._place.folder),
-                got=f"no {max(1, self._size >> 20)} MiB more",
-                fix="free some room, or put the party's store on a larger disk",
+                got=f"less than {max(1, self._size >> 20)} MiB free",
+                fix="free disk space, or put the party's store on a larger disk",
             ) from None
 
 

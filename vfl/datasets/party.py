@@ -53,7 +53,7 @@ class PartyData:
             feature party has only its own mask; the label party has all masks. Empty if every party
             has all rows. Inputs of missing rows are NaN, so that no model learns from them by
             mistake.
-        unaligned: inputs of the party's rows that are in no session, axes (other rows, ...).
+        unaligned: inputs of the party's rows outside the session, axes (other rows, ...).
         trained: for rows of a prediction, their use in the run's training, axes (rows,). "yes":
             trained on; "validation": used to select weights or to calibrate; "no": not used, so
             that the prediction is an honest test; or "unknown". None if the table has changed and
@@ -118,8 +118,8 @@ class PartyData:
         """Return a digest with which two parties compare the order of their rows.
 
         The digest is HMAC-SHA256 with the session's id as key, so it means nothing in another
-        session. It hides the ids from third parties, but not from a party that can guess the whole
-        list of ids.
+        session. The digest hides the ids from third parties, but not from a party that can guess
+        the whole list of ids.
         """
         return hmac.new(session.encode(), self.ids_digest, hashlib.sha256).hexdigest()
 
@@ -163,12 +163,12 @@ class IdsDigest:
 
 
 class Inputs(NamedTuple):
-    """One party's model inputs, axes (rows, ...), and their encoder; None for what is missing.
+    """One party's model inputs, axes (rows, ...), and their encoder; a missing part is None.
 
     Attributes:
         unfamiliar: numbers of cells in test rows whose values do not occur in the training rows;
             see `Unfamiliar`.
-        unaligned: inputs of the party's rows that are in no session, axes (other rows, ...).
+        unaligned: inputs of the party's rows outside the session, axes (other rows, ...).
     """
 
     array: np.ndarray | None = None
@@ -187,8 +187,7 @@ class AlignedRows:
     Attributes:
         split: split of the rows.
         ids: ids of the rows, axes (rows,); None if rows have no ids and keep their original order.
-        digest: identifies the order of the rows; if rows have no ids, it only identifies their
-            number.
+        digest: digest of the order of the rows; if rows have no ids, digest of their number alone.
         held, id_rules: see `PartyData`.
     """
 

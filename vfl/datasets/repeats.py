@@ -42,7 +42,7 @@ class Repeats:
         how: "first" keeps the first row of each id. "latest:COLUMN" keeps the row with the latest
             day or the largest number in that column; of rows with equal values there, the last row.
             "mean" averages the present numbers of each column over the rows of an id; in a column
-            of other values, it takes the first present cell.
+            without numbers, it takes the first present cell.
     """
 
     id_column: str
@@ -134,7 +134,7 @@ def _moments(table: Table, name: str, form: TableFormat) -> np.ndarray:
 
 
 def _means(table: Table, ids: Sequence[str], codes: np.ndarray) -> pd.DataFrame:
-    """Return a frame with one row per id, which averages the numbers of its rows."""
+    """Return a frame with one row per id: the mean of its numbers, or its first present cell."""
     count, found = int(codes.max()) + 1, dict[str, pd.Series]()
     for name in table.columns:
         cells = table[name]

@@ -1,4 +1,4 @@
-"""Training, validation and test rows, which every party computes equally from the run's seed."""
+"""Training, validation and test rows, which all parties compute identically from the run's seed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _split_in_blocks(
     share = validation + test
 
     def held_out(before: int) -> tuple[int, int]:
-        """Return the numbers of test and of test or validation rows in the first `before` rows."""
+        """Count the test rows, and the test and validation rows, among the first `before` rows."""
         held = round(before * share)
         return (round(held * test / share) if share else 0), held
 

@@ -147,7 +147,7 @@ class _IdBlocks:
 
     def blocks(self) -> Iterator[pa.Array]:
         for block in column_blocks(self._table, self._column):
-            present = block.dropna() if block.hasnans else block  # pandas 2 copies even then
+            present = block.dropna() if block.hasnans else block  # dropna of pandas 2 always copies
             self.missing += len(block) - len(present)
             yield self._read(present)
 

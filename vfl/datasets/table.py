@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 8192  # rows of a block that has all columns, or whose cells become Python objects
 COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where the fixed cost of a block matters
 LARGEST = 1e150  # largest allowed number; the square of a much larger one overflows float64
-ROUNDING = 1e-12  # relative to the largest number; the rounding error of one float64 is 1e-16
+ROUNDING = 1e-12  # tolerance, relative to the largest number
 
 Classes = tuple[str | int, ...]  # names of the classes of a label column, by code
 IdType = Literal["text", "number"]
@@ -71,11 +71,11 @@ class TableFormat:
             also mean a missing cell, unless the column's list is empty.
         skip_lines: number of lines in a CSV above the line of column names.
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same id.
-        encoding, decimal: character encoding of a CSV, and the character before its decimals.
+        encoding, decimal: character encoding of a CSV, and its decimal separator.
         dates: text columns that contain dates, and the form of these dates as in `strptime`;
             several forms are separated by `|`.
         numbers: text columns that contain numbers with a currency sign, grouped digits or a percent
-            sign, and the character before their decimals.
+            sign, and their decimal separator.
         query: SQL query, if the source is a database.
         bins: largest number of bins for a column of numbers; 0 standardises the numbers instead.
         cells: whether cells become inputs unchanged, without scaling; `bins` is then 0.
@@ -258,7 +258,7 @@ class LargeTable(ABC):
         wanted = self.type_of(name)
         if not (pa.types.is_floating(wanted) or pa.types.is_integer(wanted)):
             return self._joined(name)
-        # Most columns hold numbers, so these are never in memory twice.
+        # Columns of numbers, which are the most frequent ones, are thus never in memory twice.
         real = pa.types.is_floating(wanted)
         cells = np.empty(len(self), dtype=np.float64 if real else wanted.to_pandas_dtype())
         start = 0
@@ -533,7 +533,7 @@ AS_TEXT = (
     "letters as cell.decode(), other bytes as cell.hex()"
 )
 _UNSPELLED = frozenset((bytes, bytearray, memoryview, list, tuple, dict, set, np.ndarray))
-_FEW_NUMBERS = 5  # fewer numbers may be names of categories, such as sizes
+_FEW_NUMBERS = 5  # fewer different numbers may be categories, such as sizes
 _COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _LOOKED_AT = 1000  # largest number of texts of a column that are checked
 

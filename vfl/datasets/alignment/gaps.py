@@ -1,7 +1,7 @@
 """The rows of a session: those that all parties have, or also those that some party lacks.
 
 If a session also has rows that some party lacks, the label party runs the protocol separately with
-each other party. Then it orders the results:
+each other party. Then the label party orders the results, by these messages:
 
     label party, each other   the protocol of two parties, which finds their common ids
     label party -> each       number of rows of the session, and of those that all parties have
@@ -9,8 +9,8 @@ each other party. Then it orders the results:
     label party -> each       positions of its rows, once all parties have accepted
 
 The label party thus learns which of its rows each other party has. Each other party learns which of
-its rows the label party has, which of these rows all parties have, and the two counts. It learns
-nothing more about the rows of a third party.
+its rows the label party has, which of these rows all parties have, and the two counts. Each other
+party learns nothing more about the rows of a third party.
 """
 
 from __future__ import annotations

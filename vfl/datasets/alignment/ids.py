@@ -79,7 +79,7 @@ class Space(IdRule):
 
 
 class Case(IdRule):
-    """Ignores the case and the width of letters (NFKC).
+    """Ignores the case and the width of letters, such as full-width ones (NFKC).
 
     >>> Case().apply("Ab-7")
     'ab-7'

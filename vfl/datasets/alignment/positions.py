@@ -28,7 +28,7 @@ from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
-_GAP = np.iinfo(_INDEX).max  # stored instead of -1
+_GAP = np.iinfo(_INDEX).max  # -1 as stored in a file
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
 _BLOCK = 1 << 16  # number of positions in one write
@@ -123,7 +123,7 @@ class Alignment:
         return lacking if len(lacking) else None
 
     def split(self, split: Callable[[int], Split]) -> Split:
-        """Return the rows' split; `split` splits a number of rows. See `split_apart`."""
+        """Return the session rows' split; `split` splits a number of rows. See `split_apart`."""
         if self.complete is None:
             return split(len(self.positions))
         everybody = np.arange(len(self.positions)) < self.complete
@@ -138,7 +138,7 @@ class Alignment:
         return hashlib.sha256(order + np.array(self.withdrawn, _INDEX).tobytes()).digest()
 
     def without(self, places: Collection[int]) -> Alignment:
-        """Remove some rows, given by positions in the original order; earlier removals remain.
+        """Remove rows, given by positions in the session's original order; earlier removals remain.
 
         Raises:
             MisalignedError: a position is not in the original order.
@@ -169,7 +169,7 @@ class Alignment:
         return found
 
     def of_shorter_table(self, gone: np.ndarray, table: str) -> Alignment:
-        """Adapt to the party's table after rows that are not in the session were removed from it.
+        """Adapt to the party's table after rows outside the session were removed from that table.
 
         Args:
             gone: positions of the removed rows in the table, ascending.
@@ -192,7 +192,7 @@ class Alignment:
         return Part.of(table, has), own
 
     def holds(self, ids: OwnIds) -> bool:
-        """Return whether these are the alignment's ids, in the same order."""
+        """Return whether a table's ids are those of the alignment, in the same order."""
         return (len(ids), ids.digest) == (self.ids, self.table)
 
     def check(self, count: int, digest: str, where: str) -> None:
@@ -216,7 +216,7 @@ class Alignment:
         return len(self.positions) if self.complete is None else self.complete
 
     def counts(self) -> str:
-        """Return the numbers of rows as text."""
+        """Return a text with the numbers of common rows, session rows and table rows."""
         if self.complete is None:
             return f"{self.common} of {self.ids} rows are common"
         own = int((self.positions >= 0).sum())
@@ -257,7 +257,7 @@ class Alignment:
             yield np.packbits(one).tobytes()
 
     def commit(self, folder: Path) -> None:
-        """Make the staged file the last version, which takes no additional disk space."""
+        """Rename the staged file, so that it is the last version, without further disk space."""
         (folder / _STAGED).replace(folder / f"{self.version:04d}.positions")
 
     @staticmethod
@@ -269,7 +269,7 @@ class Alignment:
         return Seal("alignment", self.party, self.agreed.name, self.version)
 
     def lacking(self, party: str) -> Alignment:
-        """Return the same alignment as if another party had none of the session's rows."""
+        """Return this alignment, but as if another party had none of the session's rows."""
         return replace(self, held={**self.held, party: np.zeros_like(self.held[party])})
 
     @classmethod

@@ -1,10 +1,10 @@
 """Private set intersection of N parties: finds each party's common rows, and their order.
 
-A party's role in a protocol is a generator. It yields messages to send, and requests to wait for a
-message; the role itself does not use the network. `play` runs all roles in one process; a session
-runs one role over its connection. A role returns the positions of the party's common rows, in an
-order that is the same at all parties. The roles make, send and compare sets of ids in blocks, and
-store them in unnamed files.
+A party's role in a protocol is a generator. The generator yields messages to send, and requests to
+wait for a message; the role itself does not use the network. `play` runs all roles in one process;
+a session runs one role over its connection. A role returns the positions of the party's common
+rows, in an order that is the same at all parties. The roles make, send and compare sets of ids in
+blocks, and store them in unnamed files.
 
 The threat model assumes that all parties follow the protocol, with one exception: the label party
 may add ids to its set for which it has no rows. Therefore a protocol discloses nothing to the label
@@ -85,8 +85,8 @@ class Bounds:
         min_ids, max_ids: smallest and largest accepted size of every other party's set, padding
             included.
         max_asked: a second upper limit of the size of another party's set, derived from this
-            party's number of ids and from earlier queries; a larger set could be a dictionary
-            attack.
+            party's number of ids and from earlier alignments; a larger set could contain all
+            possible ids.
         min_common: smallest accepted number of common ids; a smaller number appears only in this
             party's own log.
     """
@@ -110,8 +110,8 @@ class Own:
         ids: normalised ids without repetition.
         bounds: limits of the party.
         place: where the party stores sets, and the memory limit for its work on them.
-        count: function that counts another party's set, given the name of that party and the size
-            of the set. The role calls this function before it sends anything that depends on the
+        count: function that records the size of another party's set, given the name of that party
+            and the size. The role calls this function before it sends anything that depends on the
             set; the function raises ConsentError if the total is too large.
         keys: function that returns the stored keys of alignments with another party; None if
             nothing is stored.
@@ -203,7 +203,7 @@ class ServerAided(Protocol):
     must not be able to read this message, and no party may read the tags of another party. A tag is
     a keyed BLAKE2b hash of an id (RFC 7693) with 16 bytes. Each party sends its tags in ascending
     order, so they disclose nothing about the order of its rows. The helper answers with one bit for
-    each tag. The common rows are ordered by their tags.
+    each tag. The common rows are sorted by their tags.
 
     Leakage: the helper learns the number of tags that each party sends, and the number of tags that
     each group of parties has in common. With `pad`, it learns only an upper bound of the first
@@ -266,7 +266,7 @@ class ServerAided(Protocol):
     def helping(
         self, parties: Sequence[str], label_party: str, place: OnDisk | None = None
     ) -> Role:
-        """Compare the sets, check that all parties accept, and answer the label party last."""
+        """Run the helper: compare the sets, check that all accept, answer the label party last."""
         sets, limits, place = list[Message](), [], place or scratch()
         for each in parties:
             payload = yield Receive(each, _LIMITS.size + TAG_BYTES * _MOST_IDS)
@@ -298,10 +298,10 @@ class EcdhPsi(Protocol):
     Every id is hashed to a point, and each party in turn multiplies every point by its secret
     scalar. Therefore equal ids become equal points in the end. Each set passes through all other
     parties. The first party in the list that is not the label party is the comparing party, which
-    receives all sets last. The comparing party compares 16 bytes of each point. It sends all
-    parties the positions of their common rows, the label party last. Each owner shuffles its points
-    before sending them. No party may read the messages between two other parties, because it could
-    compare two sets that were multiplied by the same scalars.
+    receives all sets last. The comparing party compares 16 bytes of each point. The comparing party
+    sends all parties the positions of their common rows, the label party last. Each owner shuffles
+    its points before sending them. No party may read the messages between two other parties,
+    because it could compare two sets that were multiplied by the same scalars.
 
     Leakage: the comparing party learns the size of each set, the number of ids that each group of
     parties has in common, and which of its own ids are among these. (With two parties these are
@@ -397,7 +397,7 @@ class EcdhPsi(Protocol):
         return _own_rows(own, order, rows_of[me], "points are marked as common")
 
     def _from_judge(self, own: Own, judge: str, size: int, order: DiskColumn) -> Role:
-        """At the party that does not compare: receive the common rows, and vote."""
+        """Run the role of a party that does not compare: receive the common rows, and vote."""
         answer = yield Receive(judge, 1 + _INDEX.itemsize * size)
         if answer[:1] == NO and len(answer) == 1:
             raise refused_by_others()
@@ -411,7 +411,7 @@ class EcdhPsi(Protocol):
     def _kept(
         self, own: Own, parties: Sequence[str], judge: str
     ) -> Generator[Send | Receive, Message, Keys]:
-        """Return this pair's stored keys, or fresh keys if the parties stored different ones."""
+        """Return the pair's stored keys, or fresh keys if the two parties' keys differ."""
         if own.keys is None or len(parties) > 2:
             raise BadOptionError(
                 "keys are reused by two parties of a federation only",
@@ -589,7 +589,7 @@ def _multiplied(
 
 
 def _as_indices(rows: DiskColumn, place: OnDisk) -> DiskBytes:
-    """Make an answer that lists positions in a party's set."""
+    """Encode positions in a party's set as the payload of an answer."""
     found = DiskBytes(place)
     found.write(YES)
     for start in range(0, len(rows), BLOCK_TAGS):
@@ -645,7 +645,7 @@ def _route(owner: str, parties: Sequence[str], judge: str) -> list[str]:
 
 
 def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Message, None]:
-    """Accept or refuse a result, and receive whether all parties accepted."""
+    """Vote on an alignment by its number of common ids; receive whether all parties accepted."""
     accepted = common >= own.bounds.min_common
     yield Send(judge, YES if accepted else NO)
     if not accepted:
@@ -657,7 +657,7 @@ def _vote(own: Own, common: int, judge: str) -> Generator[Send | Receive, Messag
 def _decide(
     answers: Mapping[str, Message], parties: Sequence[str], label_party: str, accepted: bool = True
 ) -> Generator[Send | Receive, Message, None]:
-    """Answer the parties one after another; the label party last, and only if all others accept."""
+    """Send the parties their answers; to the label party last, and only if all others accept."""
     asked = []
     for each in sorted(answers, key=lambda party: (party == label_party, parties.index(party))):
         if each == label_party and not accepted:
@@ -678,8 +678,8 @@ def too_few_common(own: Own, common: int) -> ConsentError:
         f"party '{own.party}' does not consent to so small an intersection",
         got=f"{spaced(common)} ids in common, of {spaced(len(own.ids))} of its own",
         want=f"at least {spaced(own.bounds.min_common)}",
-        fix="vfl align FILE --preview counts the gain of each rule; min_common in its own "
-        "[consent]",
+        fix="compare id rules by vfl align FILE --preview, or lower min_common in the [consent] of "
+        "this party's own file",
     )
 
 
@@ -689,7 +689,7 @@ def too_few_ids(own: Own, owner: str, count: int) -> ConsentError:
         f"party '{own.party}' does not consent to an intersection with so small a set",
         got=f"{spaced(count)} ids of '{owner}'",
         want=f"at least {spaced(own.bounds.min_ids)}",
-        fix="a larger table there, or a smaller min_ids in the [consent] of this party's own file",
+        fix=f"a larger table at '{owner}', or a smaller min_ids in this party's own [consent]",
     )
 
 
@@ -699,7 +699,8 @@ def too_many_ids(party: str, got: str, most: int) -> ConsentError:
         f"party '{party}' does not consent to an intersection with so large a set",
         got=got,
         want=f"at most {spaced(most)}",
-        fix="a smaller set or padding; max_id_ratio or max_rows in the [consent] of its own file",
+        fix="a smaller set or padding, or a larger max_id_ratio or max_rows in this party's own "
+        "[consent]",
     )
 
 

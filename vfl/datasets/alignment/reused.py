@@ -84,8 +84,9 @@ class Keys:
         name: random name of the last alignment with these keys, equal at both parties.
         ids: tags of the party's own ids with the key `key`, in the order in which the ids were
             sent.
-        tags: at the comparing party: tags of these ids under both scalars.
-        theirs: at the comparing party: tags of the other party's ids under both scalars.
+        tags: at the comparing party: tags of the points of these ids, multiplied by both scalars.
+        theirs: at the comparing party: tags of the points of the other party's ids, multiplied by
+            both scalars.
         count: number of the other party's ids that this party has multiplied.
     """
 
@@ -104,7 +105,7 @@ class Keys:
         return STATE.pack(self.name, self.count, len(self.ids) // TAG_BYTES)
 
     def fits(self, state: bytes) -> bool:
-        """Return whether the comparing party's message states the same keys and numbers of ids."""
+        """Return whether the comparing party's message fits the keys and counts stored here."""
         same = STATE.pack(self.name, len(self.ids) // TAG_BYTES, self.count)
         return self.name != _NO_NAME and state == same
 
@@ -157,7 +158,7 @@ class Keys:
 
     @staticmethod
     def commit(path: Path) -> None:
-        """Make the staged file the stored file."""
+        """Rename a staged file, so that it becomes the stored file."""
         _staged(path).replace(path)
 
     @staticmethod
@@ -167,7 +168,7 @@ class Keys:
 
     @classmethod
     def kept(cls, path: Path, terms: str, place: OnDisk) -> Keys:
-        """Return the keys in a file; return fresh keys if there is no file or it has other terms.
+        """Return the keys in a file; return fresh keys if there is no file or its terms differ.
 
         Raises:
             RunFolderError: the file is damaged.

@@ -86,7 +86,7 @@ def available() -> bool:
 
 
 def _mapped(count: int, fill: Callable[[int, int], int]) -> bytes:
-    """Fill the outputs in threads; return empty bytes if `fill` refuses a row."""
+    """Fill `count` points in threads; return empty bytes if `fill` refuses a point."""
     made = ctypes.create_string_buffer(POINT_BYTES * count)
     start = ctypes.addressof(made)
 

@@ -48,10 +48,10 @@ def common_rows(
     """Return the rows of each set whose tags all sets have, in ascending order of tags; int64.
 
     Args:
-        sets: for each set, blocks of tags without repetition, uint8, axes (tags, 16). All 16 bytes
-            are compared.
+        sets: for each set, blocks of tags without repetition, uint8, axes (tags, 16). Two tags are
+            equal only if all 16 bytes are equal.
         sizes: number of tags in each set.
-        place: disk space for the comparison.
+        place: place on disk for the intermediate files of the comparison.
 
     Raises:
         ProtocolError: a set contains a tag twice, or far more tags with the same first bits than
@@ -131,7 +131,7 @@ def ascend(blocks: Iterable[np.ndarray]) -> bool:
 
 
 def _by_first_bits(tags: Iterable[np.ndarray], place: OnDisk, count: int) -> Buckets:
-    """Sort tags and their rows into buckets; the number of buckets is a power of two."""
+    """Sort tags and their rows into buckets by their first bits; there are 2^k buckets."""
     buckets, start = Buckets(place, _RECORD, count), 0
     for block in tags:
         records = np.empty(len(block), _RECORD)
@@ -163,7 +163,7 @@ def _common_rows(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _both(
     left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the common tags of two sets in ascending order, as pairs of halves."""
+    """Return the tags common to two sets, ascending, each tag as two numbers of 8 bytes."""
     (high, low), (theirs, more) = left, right
     if not len(theirs):
         return theirs, more
@@ -173,7 +173,7 @@ def _both(
 
 
 def _common_by_bytes(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the common rows if two tags of a set share 8 bytes (1 in 10^7 sets of 10^6)."""
+    """Return the common rows if two tags of one set share 8 bytes (1 in 10^7 sets of 10^6 tags)."""
     rows = [{bytes(tag): row for row, tag in enumerate(tags)} for tags in sets]
     if any(len(own) < len(tags) for own, tags in zip(rows, sets, strict=True)):
         raise ProtocolError("a set has one of its ids twice")

@@ -103,7 +103,7 @@ class Bundled:
         labels: class codes, int64, axes (rows,).
         classes: names of the classes, in the order of their codes.
         mean, scale: ``(pixel - mean) / scale`` standardises a picture; each has one number per
-            channel. Other data do not use them.
+            channel. Data other than pictures do not use these numbers.
         train_rows: number of training rows, if the data set fixes its test rows; the training rows
             come first. None if the data set does not fix its test rows.
         validation_rows: number of validation rows, which follow the training rows; 0 if the data
@@ -146,7 +146,7 @@ class Request:
 
 
 def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
-    """Divide a limit on the rows among parts, in proportion to the number of rows of each part.
+    """Divide a limit on the number of rows among parts, in proportion to the parts' sizes.
 
     >>> in_proportion([60_000, 10_000], 700), in_proportion([3, 1], None)
     ([600, 100], [3, 1])
@@ -158,7 +158,7 @@ def in_proportion(counts: Sequence[int], limit: int | None) -> list[int]:
 
 
 def first_rows(sizes: Sequence[int], limit: int | None) -> tuple[np.ndarray, list[int]]:
-    """Return the first rows of every part within a limit, and the number of rows from each part."""
+    """Return the first rows of every part within a limit, and the number of rows in each part."""
     counts = in_proportion(sizes, limit)
     starts = np.cumsum([0, *sizes])[:-1]
     kept = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]

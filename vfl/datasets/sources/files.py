@@ -81,7 +81,7 @@ def fetch(archive: Archive, base: Path) -> None:
                 "the fetched file is not the published archive",
                 where=archive.url,
                 want=f"sha256 {archive.sha256}",
-                fix="fetch it again, and check for a proxy between this machine and its authors",
+                fix="fetch it again; a proxy may have changed the download",
             )
         try:
             with tarfile.open(path, "r:gz") as found:

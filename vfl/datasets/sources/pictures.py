@@ -217,7 +217,7 @@ def _plain_or_zipped(path: Path) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an idx or idx.gz file of bytes: ``0 0 8 axes``, a big-endian u32 per axis, the cells.
+    """Read an idx or idx.gz file of bytes: ``0 0 8 axes``, one big-endian u32 per axis, then cells.
 
     Raises:
         DataError: the file has another format, is truncated, or is larger than 1 GiB.
@@ -447,7 +447,7 @@ def decode_jpeg(raw: bytes, side: int, where: Path) -> np.ndarray:
 
     try:
         with Image.open(io.BytesIO(raw), formats=("JPEG",)) as picture:
-            if picture.size == (side, side):  # the size is known before decoding
+            if picture.size == (side, side):  # the header gives the size before decoding
                 return np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
             got = "another size"
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

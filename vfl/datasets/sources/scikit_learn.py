@@ -10,8 +10,8 @@ import numpy as np
 from vfl.core import seeds
 from vfl.datasets.sources.base import Bundled, DataSource, Request, first_rows
 
-#: Digit pairs: number of pairs in each part of the split, number of single digits from which a part
-#: draws, and the standard deviation of the noise.
+#: Digit pairs: number of pairs in each part of the split, number of single-digit pictures from
+#: which a part draws, and the standard deviation of the noise.
 PART_ROWS = (12_000, 3_000, 3_000)
 PART_DIGITS = (1_200, 300, 297)
 NOISE = 0.25
@@ -77,7 +77,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw pictures of pairs of digits; training rows come first, then validation, then test rows.
 
-    Each part draws from different single digits, so no single digit occurs in two parts.
+    Each part draws from single-digit pictures of its own, so no such picture occurs in two parts.
 
     Args:
         seed: the run's public seed.

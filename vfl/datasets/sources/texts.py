@@ -80,7 +80,7 @@ class Texts:
 
         The words of the training rows are numbered from 2, the most frequent first, and words of
         equal frequency in alphabetical order. The code 1 means any other word, and 0 is padding at
-        the end of a row. Only the first `length` words of a text count. A float32 holds these
+        the end of a row. Only the first `length` words of a text are used. A float32 holds these
         numbers exactly.
 
         Args:
