@@ -1,10 +1,10 @@
 """Studies: sets of trainings that belong together, with their status and results.
 
-A grid is a folder with a list of cells. Each cell is an ordinary run folder whose name depends on
-the cell's settings, so that a later call finds earlier trainings. `comparison` and `attack_grid`
-make cells, `scheduler` trains and attacks them, and `pages` shows the results. The functions and
-classes that this module exports read cells, and do not import torch. The following files of this
-package process one cell of a grid:
+A grid is a folder with a list of cells (one cell is one training). Each cell is an ordinary run
+folder whose name depends on the cell's settings, so that a later call finds earlier trainings.
+`comparison` and `attack_grid` make cells, `scheduler` trains and attacks them, and `pages` shows
+the results. The names that this package exports are for reading cells; importing them does not
+import torch. The following files of this package process one cell of a grid:
 
     vfl grid FILE, vfl compare FILE:    vfl/cli/study.py
       cells, by name and digest:        cells.py, comparison.py, scores.py

@@ -1,4 +1,4 @@
-"""Advice on defenses for an experiment: what attackers see, and which defenses have evidence.
+"""Advice on defenses for an experiment: what attackers see, and the evidence for defenses.
 
 `advice.toml`, next to this file, is the only source of `vfl advise` and of the table in
 docs/defenses.md. Privacy guarantees with an epsilon come from the privacy statements of the
@@ -23,16 +23,17 @@ from vfl.experiments.tables import Table
 from vfl.privacy import PrivacyStatement
 from vfl.session import Terms, secure_mode
 
-#: Assets that an attacker may want: labels, columns, membership in the training (records), answers,
-#: a party's inputs (through a hijacked bottom model), or facts that frame lengths reveal.
+#: Assets that an attacker may want: labels, columns, membership of rows in the training (records),
+#: answers, a party's inputs (through a hijacked bottom model), or facts that frame lengths reveal.
 Asset = Literal["labels", "columns", "records", "answers", "inputs", "lengths"]
 ASSETS: tuple[Asset, ...] = get_args(Asset)
-#: Level of protection. "proven": guaranteed by a privacy statement or by the content of messages.
-#: "measured": withstood the attacks on a results page. "partial": protects a part of the asset.
-#: "weak": defeated by a known attack. "open": no defense.
+#: Level of protection of an asset. "proven": a privacy statement or the content of messages
+#: guarantees the protection. "measured": the defense withstood the attacks on a results page.
+#: "partial": the defense protects a part of the asset. "weak": a known attack defeated the defense.
+#: "open": the asset has no defense.
 Status = Literal["proven", "measured", "partial", "weak", "open"]
 _BEST_FIRST: tuple[Status, ...] = get_args(Status)
-#: Secure modes for models with bottoms and a top; every other mode is a model of another kind.
+#: Secure modes for models with bottom and top models; every other mode is a model of another kind.
 _NETWORKS = ("none", "sum", "beaver", "permuted", "pea")
 
 _FILE = Path(__file__).with_name("advice.toml")
@@ -40,23 +41,26 @@ _FILE = Path(__file__).with_name("advice.toml")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One row of the advice table: a risk, and a setting that protects from it.
+    """One row of the advice table: a risk, and a setting that protects from this risk.
 
     Attributes:
         name: name of the advice in the output of `vfl advise`.
         status: highest level of protection that the setting reaches.
-        fear: the owner's fear, as a question or a sentence.
-        asset: the asset that is attacked; `also` names further assets that this setting protects.
+        fear: the data owner's fear, as a question or a sentence.
+        asset: the asset that an attacker wants; `also` lists further assets that this setting
+            protects.
         attackers: roles of attackers against which the setting protects.
         set: the setting.
         costs: costs of the setting in accuracy, bytes or time.
-        proven: claim that holds by proof or by the content of frames; "nothing" if there is no such
-            claim.
-        measured: success of attacks against this setting, as measured.
+        proven: claim that a proof or the content of frames guarantees; "nothing" if there is no
+            such claim.
+        measured: measured success of attacks against this setting, as text.
         source: the docs page with the measured figures, relative to docs/.
-        defense, secure, dp, padded: an experiment with one of these settings follows the advice. A
-            defense written as "NAME:OPTION" counts only if the option is given.
-        most_epsilon: largest value of a defense's epsilon option with which the defense counts.
+        defense, secure, dp, padded: an experiment with one of these values of its settings follows
+            the advice. A defense written as "NAME:OPTION" counts only if the experiment sets the
+            option.
+        most_epsilon: largest value of a defense's epsilon option with which the experiment follows
+            the advice.
     """
 
     name: str
@@ -77,7 +81,7 @@ class Advice:
     most_epsilon: float = inf
 
     def holds_for(self, asset: Asset, role: str) -> bool:
-        """Return whether the setting protects this asset from an attacker in this role."""
+        """Return whether this advice protects an asset from an attacker in a role."""
         return asset in (self.asset, *self.also) and role in self.attackers
 
     def in_place(self, experiment: Experiment) -> bool:
@@ -96,7 +100,7 @@ class Advice:
         return parse(experiment.secure)[0] in self.secure
 
     def fits(self, experiment: Experiment) -> bool:
-        """Return whether the model of an experiment supports this setting."""
+        """Return whether this setting is possible with an experiment's model."""
         mode = parse(experiment.secure)[0]
         if mode not in _NETWORKS:
             return False
@@ -106,7 +110,7 @@ class Advice:
 
 
 def _takes(name: str, experiment: Experiment) -> bool:
-    """Return whether a defense can process the merged cut of an experiment."""
+    """Return whether a defense supports the merger of an experiment's cuts."""
     if defenses.DEFENSES.member(name).merged is defenses.Defense.merged:
         return True
     try:
@@ -117,7 +121,7 @@ def _takes(name: str, experiment: Experiment) -> bool:
 
 
 def _number(given: Mapping[str, str], option: str) -> float:
-    """Return the value of an option as a number; negative if the option is not given."""
+    """Return a spec option's value as a number; negative if the spec lacks the option."""
     return float(given.get(option, -1))
 
 
@@ -128,7 +132,7 @@ class Weak:
     Attributes:
         defenses: their names.
         asset: the asset that these defenses should protect.
-        why: the reason why they are weak, as a sentence.
+        why: the reason why these defenses are weak, as a sentence.
         source: the docs page with the measured figures, relative to docs/.
     """
 
@@ -140,13 +144,13 @@ class Weak:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvidence:
-    """Measurements on a model that replaces bottom and top models.
+    """Measurements of attacks on a model that replaces bottom and top models.
 
     Attributes:
-        mode: the model's name.
+        mode: the model's name in specs.
         asset: the asset that is attacked.
         status: level of protection that the model itself gives.
-        measured: success of attacks on the model, as measured.
+        measured: measured success of attacks on the model, as text.
         source: the docs page with the measured figures, relative to docs/.
     """
 
@@ -159,12 +163,12 @@ class ModelEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Evidence that one attacker has about an asset of another party.
+    """Knowledge of one attacker about an asset of another party.
 
     Attributes:
         asset, owner: the exposed asset, and the party that owns it.
         attacker, role: name and role of the attacking party.
-        sees: the evidence, as text.
+        sees: the messages or models that the attacker sees, as text.
     """
 
     asset: Asset
@@ -176,16 +180,16 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An exposure, with the defenses that measurements support against it.
+    """An exposure, with the defenses that evidence supports against it.
 
     Attributes:
         exposure: the exposed asset and its attacker.
-        status: level of protection.
-        has: advice that the experiment already follows.
-        statements: privacy guarantees of the experiment's defenses about the asset, with unit and
+        status: level of protection of the asset.
+        has: advice that the experiment already follows against this exposure.
+        statements: privacy guarantees of the experiment's defenses for the asset, with unit and
             range.
-        weak: sentences about defenses in use that are too weak to rely on.
-        measured: sentences with measurements on the model itself.
+        weak: sentences about the experiment's defenses that are too weak to rely on.
+        measured: sentences with measurements on the experiment's model itself.
         take: further advice that would protect the asset.
     """
 
@@ -211,19 +215,19 @@ class Finding:
 
 @cache
 def advices() -> tuple[Advice, ...]:
-    """Return all rows of the advice table, in order."""
+    """Return all rows of the advice table, in the order of `advice.toml`."""
     return tuple(Advice(**row) for row in _content()["advice"])
 
 
 @cache
 def weak_defenses() -> tuple[Weak, ...]:
-    """Return the defenses that are too weak to be used alone."""
+    """Return the defenses that known attacks defeated."""
     return tuple(Weak(**row) for row in _content()["weak"])
 
 
 @cache
 def model_evidence() -> tuple[ModelEvidence, ...]:
-    """Return the measurements on models without bottom and top models."""
+    """Return the measurements on models that replace bottom and top models."""
     return tuple(ModelEvidence(**row) for row in _content()["model"])
 
 
@@ -307,15 +311,15 @@ def findings_of(experiment: Experiment, assets: Sequence[Asset] = ASSETS) -> lis
     """Return a finding for each exposure of an experiment.
 
     Args:
-        experiment: a checked experiment; its data are not read.
-        assets: assets to include.
+        experiment: a checked experiment; this function does not read the experiment's data.
+        assets: assets whose exposures are included.
 
     Raises:
         SpecError: a defense or a codec cannot be built.
     """
     compression.make(experiment.codec)
     mode = secure_mode.make(experiment.secure)
-    # only models without bottoms have such statements
+    # only models that replace bottom and top models have such statements
     promised: Sequence[PrivacyStatement] = getattr(mode, "privacy", tuple)()
     stated = (*defenses.make(experiment.defense).privacy(), *promised)
     named = {parse(spec)[0] for spec in experiment.defense.split("+")}
@@ -359,5 +363,5 @@ def _finding(
     )
 
 
-#: Names of assets as they occur in the statements of defenses.
+#: Names of assets, as privacy statements of defenses use them.
 _STATED: dict[Asset, str] = {"labels": "labels", "columns": "inputs", "records": "records"}

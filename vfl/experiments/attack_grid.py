@@ -1,9 +1,9 @@
-"""A grid of attacks: its cells, trainings of victims, and attacks on these or on a single run.
+"""A grid of attacks: its cells, trainings of victims (attacked models), and attacks.
 
-A victim is trained with the recordings that its attacks need; it is trained again only if a
-recording is missing. A repeated training gives the same weights, so earlier scores stay valid. For
-this, the old run folder is moved aside, and its scores are moved to the new run folder after the
-training.
+A victim's training makes the recordings that the attacks need; the victim is trained again only if
+a recording is missing. A repeated training gives the same weights, so earlier scores stay valid.
+Before a repeated training, the old run folder is moved aside; afterwards, its scores are moved to
+the new run folder.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ from vfl.training.run import training_rows
 
 
 def attack_plan(settings: GridSettings, adversary: str = HONEST) -> AttackPlan:
-    """Return the attacks of a grid, and the number of runs per attack.
+    """Return the attacks of a grid, and how often each attack runs.
 
     Args:
         settings: settings of the grid.
-        adversary: spec of the adversary in the victim's training; only attacks of the adversary's
-            party are planned.
+        adversary: spec of the adversary in the victim's training; the plan contains only attacks by
+            the adversary's party.
 
     Raises:
         SpecError: an attack cannot be built.
@@ -105,13 +105,13 @@ def train_recorded(
     settings: GridSettings,
     device: str,
 ) -> None:
-    """Train a victim (or continue) with the recordings that jobs without a score need.
+    """Train a victim, or continue its training, with the recordings that unscored jobs need.
 
     Args:
         cell: the victim.
         folder: folder of the grid.
         data: data of every party.
-        settings: settings of the grid, which include attackers and attacks.
+        settings: settings of the grid, which define attackers and attacks.
         device: device on which the model is trained.
     """
     path, aside = folder.cells_path / cell.name, folder.aside(cell)
@@ -138,7 +138,7 @@ def train_recorded(
     else:
         trace = _recorded(jobs, settings)
     if (path / "metrics.jsonl").exists() and RunFolder(path).experiment().trace != trace:
-        shutil.rmtree(path)  # the recordings are not the required ones
+        shutil.rmtree(path)  # the run's recordings are not the required ones
     plain = replace(cell, experiment=recording(cell.experiment, TraceSettings()))
     party = attacker_of(cell.experiment, settings)
     adversaries = start_adversary(cell.adversary, plain.experiment, data, party, settings)
@@ -147,19 +147,19 @@ def train_recorded(
 
 
 def _recorded(jobs: Sequence[AttackJob], settings: GridSettings) -> TraceSettings:
-    """Return the recordings that these jobs and later attacks need."""
+    """Return the recordings that these attack jobs and later attacks need."""
     scenarios = [scenario_of_job(one.attack, one.bottom) for one in jobs]
     return trace_for(scenarios, settings.record)
 
 
 def forget_recordings(path: Path, settings: GridSettings) -> None:
-    """Delete a victim's large recordings, unless the settings keep them for later attacks."""
+    """Delete a victim's large recordings, unless the grid keeps them for later attacks."""
     for trace in [] if settings.record else list(path.glob("parties/*/trace")):
-        shutil.rmtree(trace)  # a training can be recorded again
+        shutil.rmtree(trace)  # vfl can train the victim again and record this training
 
 
 def _give_back(aside: Path, path: Path) -> None:
-    """Move attack results from the folder that was moved aside to the new training's folder."""
+    """Move attack results from the old run folder, which was moved aside, to the new run folder."""
     kept = [aside / name for name in (SCORES, OF_CELL, OF_OUTSIDE, PICTURES)]
     for file in [*kept, *(aside / GALLERY).glob("*")]:
         if file.exists():
@@ -168,10 +168,11 @@ def _give_back(aside: Path, path: Path) -> None:
 
 
 def grid_cells(experiment: Experiment) -> list[Cell]:
-    """Return the cells of an experiment with a `grid` table, ordered by seed.
+    """Return the cells of an experiment with a [grid] table, ordered by seed.
 
     Raises:
-        ConfigError: the experiment has no `grid` table, or the table names no feature party.
+        ConfigError: the experiment has no [grid] table, or the table's attacker is no feature
+            party.
         SpecError: a defense or an attack cannot be built.
     """
     check_one_label_party(experiment, "a grid of attacks")
@@ -191,10 +192,10 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
 def attack_cell(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> None:
-    """Train a victim unless it is trained, and run all attacks that have no score yet.
+    """Train a cell's victim unless it is trained, and run all attacks that have no score yet.
 
     Args:
-        cell: the victim's cell, or the cell with the baselines of one seed.
+        cell: the cell of a victim, or the cell that measures the baselines of one seed.
         folder: folder of the grid.
         data: data of every party.
         device: device on which the model is trained; attacks run on the CPU.
@@ -240,12 +241,13 @@ def attack_victim(
 
 
 def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: GridSettings) -> None:
-    """Store pictures of the cuts of a run's test rows, unless they exist; see `pictures_of`.
+    """Store charts of the cuts of a run's test rows, unless they exist; see `pictures_of`.
 
     Args:
         folder: the run.
         data: data of every party.
-        settings: settings of the grid, which include the number of pictures and the pictured party.
+        settings: settings of the grid, which define the number of rows in pictures and the party
+            that sent the cuts.
     """
     experiment, path = folder.experiment(), folder.path / PICTURES
     party = attacker_of(experiment, settings)
@@ -259,13 +261,13 @@ def draw_pictures(folder: RunFolder, data: Mapping[str, PartyData], settings: Gr
 
 
 def keep_pictures_of(run: Path, cuts: Tensor, labels: Tensor, about: Mapping[str, Any]) -> None:
-    """Store pictures of the cuts of some rows.
+    """Store pictures (charts) of the cuts of some rows.
 
     Args:
         run: the run's folder.
         cuts: cut-layer activations, axes (rows, width).
-        labels: int64, axes (rows,).
-        about: requested number of rows, and the party that sent the cuts.
+        labels: labels of the rows, int64, axes (rows,).
+        about: requested number of rows in pictures, and the party that sent the cuts.
     """
     write_json(run / PICTURES, stamp() | dict(about) | pictures_of(cuts, labels))
 
@@ -294,27 +296,28 @@ def attack_finished_run(
 ) -> list[Record]:
     """Attack a finished run, with baselines; skip attacks that already have a score.
 
-    The run's page also keeps the results of earlier calls on the same rows.
+    The run's page also shows the results of earlier calls that attacked the same rows.
 
     Args:
-        folder: a finished run.
-        settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
+        folder: folder of a finished run.
+        settings: attacks, numbers of leaked labels, number of draws of leaked rows, baselines, and
+            the attacking party.
         say: callback that receives a line of text about the current step.
         on_end: callback that receives each attack when it ends.
 
     Returns:
-        Records of the attacks in `settings`, for the numbers of leaked labels in `settings`.
+        The scores of the attacks in `settings`, for the numbers of leaked labels in `settings`.
 
     Raises:
         RunFolderError: the run is not finished; or it was trained in a federation, where weights
-            stay with the parties; or it did not record what an attack reads.
+            stay with the parties; or the training did not record the messages that an attack reads.
         UserError: an attack, or a number of leaked labels, does not fit the data.
         SpecError: an attack cannot be built.
     """
     if not (folder.path / "summary.json").exists():
         raise RunFolderError("this run has not ended, so it cannot be attacked")
     folder.require_experiment()
-    # checked first, because without its parts all other errors are misleading
+    # this check comes first, because without the parties' parts all other errors are misleading
     for party in folder.experiment().parties:
         PartyFolder(folder.party(party)).require()
     refuse(of_complete_rows(folder.experiment(), "an attack"))
@@ -323,7 +326,7 @@ def attack_finished_run(
     require_recorded(folder.path, settings.attack_specs)
     data = training_rows(folder)
     check_attacks_fit(folder.experiment(), settings, data)
-    # a run's page shows no such pictures
+    # the page of a run does not show pictures of reconstructed rows
     settings = settings.model_copy(update={"reconstructions": False})
     plan = replace(attack_plan(settings), adversaries=())
     jobs = plan.on_victim() + plan.baselines(settings.baselines)

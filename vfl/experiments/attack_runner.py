@@ -1,4 +1,4 @@
-"""Runs attacks on a victim: builds the scenario's case, scores the guess, stores the score."""
+"""Runs attacks on a victim (attacked model): builds the case, scores the guess."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from vfl.training.run import load_adversary
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """Result of an attack.
+    """Result of one attack on one case.
 
     Attributes:
-        scores: all measures for the attack's goal, the headline measure first.
+        scores: all measures for the attack's goal; the headline measure is the first.
         threat: threat model of the attack.
         true, found: true and reconstructed pictures, axes (targets, channels, height, width); None
             if the attack reconstructs no pictures.
@@ -63,11 +63,11 @@ class AttackResult:
 
 
 def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResult:
-    """Run an attack with only the grants that it needs, and score its guess.
+    """Run an attack with only the grants (kinds of evidence) that it needs, and score its guess.
 
     Raises:
-        NotGrantedError: the attack needs more grants than the threat model gives; the attack is not
-            run.
+        NotGrantedError: the attack needs more grants than the threat model gives; the function does
+            not run the attack.
         NonFiniteError: the attack's guess contains NaN or infinite values.
     """
     found = guess_of(case, attack, draw)
@@ -75,7 +75,7 @@ def run_attack(case: Case, attack: Attack, draw: torch.Generator) -> AttackResul
     threat = case.view.only(attack.needs).threat
     about = "attribute" if Grant.LEAKED_ATTRIBUTES in attack.needs else ""
     about = "membership" if threat.who == "outsider" else about
-    if about:  # this accuracy does not concern labels
+    if about:  # a measure called accuracy here is not the accuracy of inferred labels
         scores = [replace(one, measure=f"{about}_{one.measure}") for one in scores]
     if attack.goal != "inputs" or case.inputs is None or case.inputs.dim() != 4:
         return AttackResult(scores, threat, report=attack.last_report())
@@ -87,10 +87,10 @@ class FinishedAttack:
     """An attack that has just finished.
 
     Attributes:
-        score: score of the attack.
-        done, total: number of attacks that have a score, and number of all attacks.
-        left_s: estimated remaining seconds, if the remaining attacks take as long as those of this
-            call.
+        score: score record of the attack.
+        done, total: number of attacks that have a score so far, and number of all attacks.
+        left_s: estimated remaining seconds, if each remaining attack takes as long as the mean
+            attack of this call.
     """
 
     score: ScoreRecord
@@ -99,7 +99,7 @@ class FinishedAttack:
     left_s: float
 
 
-#: Measure name for a victim whose training was stopped because a party detected the adversary.
+#: Name of a measure for a victim whose training ended because a party detected the adversary.
 FOUND = "found_out"
 
 
@@ -110,13 +110,13 @@ def start_adversary(
     party: str,
     settings: GridSettings,
 ) -> dict[str, ActiveAdversary]:
-    """Return one training's adversary by its party's name; an empty mapping if there is none.
+    """Return a training's adversary, by the adversary's party; empty if the training has none.
 
     Args:
         spec: spec of the adversary.
         experiment: the experiment that is trained.
         data: data of every party.
-        party: feature party that is the adversary, or that a malicious label party attacks.
+        party: feature party that is the adversary, or the target of a malicious label party.
         settings: settings of the grid.
     """
     if spec == HONEST:
@@ -128,10 +128,10 @@ def start_adversary(
 
 
 def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
-    """Return specs of the adversaries to measure on a victim that was trained with `adversary`.
+    """Return the adversaries to measure on a victim whose training had the adversary `adversary`.
 
-    On an honest victim, adversaries that need not take part in the training are measured as a
-    reference.
+    On a victim without an adversary in training, those adversaries are measured for comparison that
+    need not take part in the training.
     """
     if adversary == HONEST:
         others = [spec for spec in settings.trainings if spec != HONEST]
@@ -141,7 +141,7 @@ def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
 
 
 def detected(adversary: str, settings: GridSettings) -> ScoreRecord:
-    """Return the score of an adversary whom a party detected, so that the training stopped."""
+    """Return the score of an adversary that a party detected, so that the training stopped."""
     made = make_adversary(adversary)
     threat = ThreatModel(made.who, "training", made.holds, behaviour="malicious")
     about = {"adversary": adversary, "known": settings.known}
@@ -156,13 +156,13 @@ def _needs_no_part(adversary: ActiveAdversary) -> bool:
 
 
 def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackResult:
-    """Return the success of one adversary on a finished run.
+    """Return the measured success of one adversary on a finished run.
 
-    Measures of the result, each with its guess:
+    The result has these measures, each with its value by guessing:
 
     - "backdoor": share of other classes' test rows that the model assigns to the adversary's class
-      with the trigger; the guess is this share without the trigger.
-    - "flagged", if a defense judges parties: share of the same test rows for which the defense
+    with the trigger; the guess is this share without the trigger. - "flagged", if a defense judges
+    parties: share of the same test rows for which the defense
       flags the adversary's cut with the trigger; the guess is the share that is flagged without the
       trigger.
     - "error": share of wrong predictions on test rows; the guess is the error of the best constant
@@ -194,7 +194,7 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
 
 
 def _learned(cases: Cases, folder: RunFolder, spec: str) -> ActiveAdversary:
-    """Return an adversary in the state that it had at the end of its training run."""
+    """Return an adversary with the state that it had at the end of the run's training."""
     started = start_adversary(spec, cases.experiment, cases.data, cases.party, cases.settings)
     ((player, adversary),) = started.items()
     load_adversary(folder, player, adversary)
@@ -238,11 +238,11 @@ def _flagged(session: object, party: str) -> float | None:
     return flagged_share(session.label.model, list(session.terms.parties).index(party))
 
 
-#: Modules that prepare a victim's view and score an attack; goals other than labels need more
-#: modules.
+#: Modules that prepare a victim's evidence and score an attack; attacks with goals other than
+#: labels depend on further modules (`_BESIDES`).
 _BEHIND = ("vfl.attacks.scoring", "vfl.attacks.cases")
 _BESIDES = ("vfl.experiments.attack_runner", "vfl.experiments.scenarios")
-#: Modules that train bottoms without labels.
+#: Modules that train bottom models without labels.
 _FREE = ("vfl.attacks.baselines", "vfl.defenses.self_supervision")
 #: Measures that exist only for pictures.
 _PICTURES = {"ssim"}
@@ -251,20 +251,21 @@ _PICTURES = {"ssim"}
 class AttackRunner:
     """Runs attacks on one victim; caches only the cases of the last draw of leaked labels.
 
-    Leaked rows and the attacks' random draws follow from the seed, so they are the same for all
+    The seed determines leaked rows and the attacks' random draws, so these are the same for all
     victims with this seed.
 
     Args:
-        experiment: experiment that the victim was trained with.
+        experiment: experiment of the victim's training.
         data: data of every party.
-        settings: settings of the grid, which include the attackers and the roles of rows.
-        folder: run folder of the finished victim; without it, only baselines run.
+        settings: settings of the grid, which define the attackers, and the splits from which rows
+            are leaked or attacked.
+        folder: run folder of the finished victim; without a folder, only baselines run.
         adversary: spec of the adversary in the victim's training.
-        cases: attack cases for a victim that is not a run; None builds the cases from the
+        cases: cases of attacks for a victim that is not a run; None builds the cases from the
             experiment.
 
     Raises:
-        ConfigError: no feature party has the name of the attacker.
+        ConfigError: the attacker is no feature party of the experiment.
         RunFolderError: the run is not finished, or its weights are missing.
     """
 
@@ -281,7 +282,7 @@ class AttackRunner:
         self._cases_of = cases or kind(experiment, data, settings, folder)
         self._seed, self._adversary, party = experiment.seed, adversary, self._cases_of.party
         self._width = experiment.parties[party].width
-        self._gallery: Path | None = None  # folder for the images that attacks reconstruct
+        self._gallery: Path | None = None  # folder for images that attacks reconstruct
         self._about: dict[str, Any] = {
             "experiment": experiment_digest(recording(experiment, TraceSettings())),
             "data": data_digest(data),
@@ -313,7 +314,7 @@ class AttackRunner:
         settings: GridSettings,
         adversary: str = HONEST,
     ) -> AttackRunner:
-        """Return a runner of attacks on a finished run."""
+        """Return a runner for attacks on a finished run."""
         return cls(folder.experiment(), data, settings, folder, adversary)
 
     def run(
@@ -322,7 +323,7 @@ class AttackRunner:
         scores: ScoresFile,
         on_end: Callable[[FinishedAttack], None] = lambda ended: None,
     ) -> Iterator[ScoreRecord]:
-        """Yield the score of each job; run the jobs that have no score, and store their scores."""
+        """Yield the score of each job; run jobs that have no score yet, and store their scores."""
         began, ran = time.monotonic(), 0
         missing = len(self.lacking(jobs, scores))
         for number, job in enumerate(jobs, start=1):
@@ -336,11 +337,11 @@ class AttackRunner:
             yield found
 
     def lacking(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[AttackJob]:
-        """Return the jobs that have no score in the file."""
+        """Return the jobs that have no score in the file of scores."""
         return [job for job in jobs if self._known(job, scores) is None]
 
     def known(self, jobs: Iterable[AttackJob], scores: ScoresFile) -> list[ScoreRecord]:
-        """Return the jobs' scores from the file, for attacks that still exist."""
+        """Return the stored scores of jobs, for attacks that still exist."""
         found = []
         for job in jobs:
             with suppress(SpecError):
@@ -348,7 +349,7 @@ class AttackRunner:
         return [one for one in found if one is not None]
 
     def _known(self, job: AttackJob, scores: ScoresFile) -> ScoreRecord | None:
-        """Return a job's score, or None if pictures are requested and missing."""
+        """Return a job's stored score, or None if the job has none or lacks requested pictures."""
         key = self._key(job)
         found = scores.get(key)
         if found is not None and self._gallery is not None:
@@ -415,7 +416,7 @@ class AttackRunner:
         return self._cases[scenario, job.bottom]
 
     def _label_free(self, kind: str, case: Case) -> Case:
-        """Return the case with label-free bottoms for the attacker and colluding parties."""
+        """Return a case whose attackers have bottom models that were trained without labels."""
         view, partners = case.view, []
         if Grant.PARTNERS in view.threat.grants:
             partners = [
@@ -428,7 +429,7 @@ class AttackRunner:
     def _bottom(
         self, kind: str, place: int, view: View, width: int
     ) -> tuple[nn.Module, dict[int, Evidence]]:
-        """Return a label-free bottom and its outputs, trained on unlabelled rows only."""
+        """Return a bottom model, trained on unlabelled rows only, and its outputs."""
         if (kind, place) not in self._bottoms:
             features = generator(self._seed, "label-free")
             made = label_free_bottom(cast(Kind, kind), view, width, features)
@@ -442,7 +443,7 @@ class AttackRunner:
 
 
 def code_of_job(job: AttackJob) -> str:
-    """Return a digest of the code that a job's score depends on.
+    """Return a digest of the source code on which a job's score depends.
 
     Raises:
         SpecError: the attack cannot be built.
@@ -452,13 +453,13 @@ def code_of_job(job: AttackJob) -> str:
 
 
 def codes_of(scores: Iterable[ScoreRecord]) -> dict[str, str]:
-    """Return digests of the code that the scores depend on, by `AttackJob.code_key`."""
+    """Return digests of the source code on which the scores depend, by `AttackJob.code_key`."""
     jobs = {one.job.code_key: one.job for one in scores}
     return {key: code_of_job(job) for key, job in jobs.items()}
 
 
 def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
-    """Return the modules that a score depends on, besides the modules of label attacks."""
+    """Return the modules on which a score depends, besides those of all label attacks."""
     if job.bottom not in (TRAINED, OUTCOME):
         return _FREE
     if job.bottom == OUTCOME or not isinstance(made, Attack):
@@ -468,7 +469,7 @@ def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
 
 
 def _classes(made: object) -> Iterator[type]:
-    """Yield the class of an attack, and the class of the attack that it wraps."""
+    """Yield the class of an attack, and the class of each attack that it wraps."""
     yield type(made)
     if isinstance(made, Wrapper):
         yield from _classes(made.inner)

@@ -26,7 +26,7 @@ from vfl.experiments.tables import MEASURES, Table, estimate_text
 
 
 def measure_words(measure: LabelMeasure, asked: str) -> str:
-    """Return a sentence on the measure that ranks attacks on labels, with the reason."""
+    """Return a sentence on the measure by which attacks on labels are ranked, with the reason."""
     if asked != "auto":
         return f"Attacks on labels are ranked by {MEASURES[measure]}, as the experiment says"
     if measure == "r2":
@@ -40,7 +40,7 @@ def measure_words(measure: LabelMeasure, asked: str) -> str:
 
 
 def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
-    """Return the leaderboard: one line per defense, the best protected defense first."""
+    """Return the leaderboard: a line per defense, ordered from best to worst protection."""
     good = MEASURES[entries[0].judged_by]
     head = [
         "defense", "protected at k", f"test {good}",
@@ -70,7 +70,7 @@ def board_table(entries: Sequence[LeaderboardEntry], margin: float) -> Table:
 
 
 def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
-    """Return one line per defense and k, with the worst attack and the best baseline."""
+    """Return one line per defense and k, with its worst attack and the best baseline."""
     head = [
         "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
         "it reaches", "above that", "over scratch", "labels are, by that alone",
@@ -91,7 +91,7 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
 def boards_by_access(
     records: Sequence[Record], margin: float, measure: LabelMeasure
 ) -> dict[str, list[LeaderboardEntry]]:
-    """Return one leaderboard per kind of attacker in `ACCESS`, the weakest attacker first."""
+    """Return one leaderboard per kind of attacker, those with least access first."""
     near = [name for name in ACCESS if any(one.access == name for one in records)]
     return {
         ACCESS[name]: leaderboard(_within(records, near[: place + 1]), margin, measure)
@@ -117,12 +117,12 @@ def access_table(records: Sequence[Record], margin: float, measure: LabelMeasure
 
 
 def _within(records: Sequence[Record], near: Sequence[str]) -> list[Record]:
-    """Return the records of attackers with at most the given access."""
+    """Return the records of attackers that have at most the given access to the model."""
     return [one for one in records if one.evaluator != "attack" or one.access in near]
 
 
-#: Description of attackers by their access to the model; each level includes the access of earlier
-#: levels.
+#: Description of attackers by their access to the model; each level includes the access of all
+#: earlier levels.
 ACCESS = {
     "cut": "cuts alone",
     "bottom": "with a bottom",
@@ -139,7 +139,7 @@ def _reached(one: Standing | None) -> str:
 
 
 def others_table(records: Sequence[Record]) -> Table | None:
-    """Return the attacks that are not measured by accuracy; None if there are none."""
+    """Return a table of the attacks that have no label measure; None if there are none."""
     others = (one for one in records if one.evaluator == "attack" and label_measure(one) is None)
     groups = grouped(others, "training", "adversary", "subject", "k", "measure")
     head = [
@@ -167,15 +167,15 @@ def _plain(found: Estimate | None) -> str:
     return f"{found.mean:.3g}{half}"
 
 
-#: Measures whose values are not shares.
+#: Measures whose values are not shares between 0 and 1.
 NO_SHARES = ("mse", "psnr", "ssim", "mae")
 
 
 def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] = "auto") -> Table:
-    """Return one line per attack and number of leaked labels, with means over draws.
+    """Return one line per attack and number of leaked labels, with means over draws of leaked rows.
 
-    Attacks on labels have one line each, with the requested measure; other attacks have a line for
-    each measure.
+    An attack on labels has one line, with the requested measure; any other attack has a line for
+    each of its measures.
     """
     head = [
         "attack",
@@ -189,7 +189,7 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
     ]
     measure = fitting_measure(rows, asked)
     chosen = in_measure(rows, measure)
-    if measure == "r2":  # also show the mean absolute error, in the labels' unit
+    if measure == "r2":  # the table also shows the mean absolute error, in the labels' unit
         chosen += [row for row in rows if label_measure(row) == "mae"]
     lines = [
         [
@@ -208,12 +208,12 @@ def summary_table(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"] 
 
 
 def over_draws(rows: Iterable[Record]) -> list[list[Record]]:
-    """Group records that differ only in the draw: one group per attack, victim and measure."""
+    """Group records that differ only in the draw of leaked rows, one group per measure."""
     return list(grouped(rows, "cell", "attacker", "k", "measure").values())
 
 
 def means_over_draws(rows: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the mean over draws, and the number of draws, for each record."""
+    """Return, for each record, the mean over draws of leaked rows, and the number of draws."""
     found: dict[int, dict[str, Any]] = {}
     for own in over_draws(rows):
         mean = statistics.fmean(row.value for row in own)
@@ -239,7 +239,7 @@ def sentences(rows: Sequence[Record]) -> dict[str, str]:
 
 
 def best_without_model(rows: Sequence[Record]) -> list[float]:
-    """Return the values of the baseline that has the best mean."""
+    """Return the values of the baseline without the model that has the best mean."""
     names = {name for row in rows for name in row.baselines}
     each = [[row.baselines[name] for row in rows if name in row.baselines] for name in names]
     best = min if rows[0].measure in LOWER_IS_BETTER else max
@@ -247,9 +247,10 @@ def best_without_model(rows: Sequence[Record]) -> list[float]:
 
 
 def outside_table(rows: Sequence[Record], margin: float, measure: LabelMeasure) -> Table | None:
-    """Return one line per defense, outside attack and k, beside the grid's worst attack.
+    """Return one line per defense, attack from a user's file and k, beside the worst attack.
 
-    The result is None if no attack is from outside.
+    An outside attack comes from a user's file; the result is None if the grid has no outside
+    attack.
     """
     labels = [row for row in rows if label_measure(row) == measure]
     own = [row for row in labels if not row.author]
@@ -292,7 +293,8 @@ _OF_SEARCH = {"budget_s", "seconds", "chosen", "compositions"}
 def searches_table(records: Sequence[Record]) -> Table | None:
     """Return one line per defense, searching attack and k: number of trials, cost and choice.
 
-    The values are means over victims and draws; the result is None if no attack uses a search.
+    The values are means over victims and draws of leaked rows; the result is None if no attack is a
+    search over attacks.
     """
     searched = [one for one in records if one.report and set(one.report) >= _OF_SEARCH]
     head = [

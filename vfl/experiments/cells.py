@@ -1,7 +1,7 @@
 """Cells of a grid: each is one training in its own run folder, named after its settings.
 
-This module also has the folder of a grid, and digests of everything that trainings and scores
-depend on. These are the code of plug-ins, the experiment, and the data.
+This module also defines the folder of a grid, and digests of everything on which trainings and
+scores depend. Trainings and scores depend on the code of plug-ins, the experiment, and the data.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
 
-#: File that marks a folder as a grid.
+#: Name of the file that marks a folder as a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
-#: Lock file; the process that trains the cells of a folder holds the lock.
+#: Name of a lock file; the process that trains the cells of a folder holds this lock.
 LOCK = "lock"
 CELLS = "cells"
-#: Additional files of a cell's run folder: measures of its codec; its failure; pictures of its
-#: cuts; a note that a party detected the adversary and stopped the training.
+#: Names of further files in a cell's run folder: measures of its codec; its failure; pictures of
+#: its cuts; a note that a party detected the adversary and stopped the training.
 CODEC, FAILURE, PICTURES = "codec.json", "failure.json", "pictures.json"
 FOUND_OUT = "found_out.json"
 _SPELLING = 40
-#: Used in place of an adversary's spec if all parties are honest.
+#: Text in place of an adversary's spec if all parties are honest.
 HONEST = "none"
 
 Kind = Literal["codecs", "attacks", "value"]
@@ -56,9 +56,9 @@ class Cell:
     Attributes:
         experiment: the experiment to train.
         title: name of the cell for display.
-        about: the cell's values in the grid's table, by name of the column.
-        victim: spec of the attacked defense or codec, or "baselines"; the cell's folder name begins
-            with it. Empty in a comparison, where only `codec` differs.
+        about: the cell's entries in the grid's table, by name of the column.
+        victim: spec of the attacked defense or codec, or "baselines"; the name of the cell's folder
+            begins with this text. The text is empty in a comparison, whose cells differ in `codec`.
         adversary: spec of the adversary in the training; "none" if all parties are honest.
     """
 
@@ -76,7 +76,7 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """Name of the cell's folder; depends only on the cell's own training, not on the grid."""
+        """Name of the cell's folder, which depends on the cell's training, not on the grid."""
         spec = self.victim or self.experiment.codec
         spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", spec)[:_SPELLING]
         honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
@@ -105,7 +105,7 @@ class GridFolder:
         return self.path / "aside" / cell.name
 
     def stale(self, cell: Cell) -> Path:
-        """Return the folder for a cell's stale runs: data or code has changed; see `staleness`."""
+        """Return the folder for a cell's runs whose data or code changed; see `staleness`."""
         return self.path / "stale" / cell.name
 
     def write(
@@ -116,15 +116,16 @@ class GridFolder:
         notes: Sequence[str] = (),
         modules: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the description of the grid; earlier trainings are kept.
+        """Write the description of the grid; trainings that the folder already contains are kept.
 
         Args:
-            experiment: experiment with the table that defines the study.
+            experiment: experiment with the table ([grid], [compare] or [value]) that defines the
+                study.
             cells: all cells of the grid.
             command: command that repeats the study.
-            notes: notes that are shown with the results.
-            modules: record of the functions that build and train modules; None for a grid from an
-                experiment file. See `vfl.experiments.module_grid.Recipe`.
+            notes: notes that pages show with the results.
+            modules: record of the functions that build and train modules; None if an experiment
+                file defines the grid. See `vfl.experiments.module_grid.Recipe`.
 
         Raises:
             RunFolderError: the folder contains a single run, a grid of another version, or a grid
@@ -197,13 +198,13 @@ class GridFolder:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the study."""
+        """Kind of the study: grid, comparison or value."""
         kind: Kind = self.record.get("kind", "codecs")
         return kind
 
     @property
     def modules(self) -> Mapping[str, Any] | None:
-        """Record of the functions that make the modules; None for a grid from a file."""
+        """Record of the functions that make the modules; None for an experiment file."""
         found: Mapping[str, Any] | None = self.record.get("modules")
         return found
 
@@ -222,7 +223,7 @@ class GridFolder:
             )
         about = (self.path / GRID).stat()
         version = about.st_mtime_ns, about.st_size, about.st_ino
-        # cached, because each cell reads the record, of megabytes, several times
+        # cached, because each cell reads this record, which may have megabytes, several times
         if self._read[0] != version:
             record = read_json(self.path / GRID)
             check_format(record, self.path / GRID)
@@ -231,7 +232,7 @@ class GridFolder:
 
 
 def kind_of(experiment: Experiment) -> Kind:
-    """Return the kind of study, which is what the experiment's grid compares."""
+    """Return the kind of the study that an experiment's tables define."""
     if experiment.value is not None:
         return "value"
     return "codecs" if experiment.grid is None else "attacks"
@@ -260,12 +261,12 @@ def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
 
 
 def is_done(path: Path) -> bool:
-    """Return whether a cell's run folder is complete."""
+    """Return whether a cell's run folder contains a finished training."""
     return (path / "summary.json").exists() and (path / CODEC).exists()
 
 
 def failure_of(path: Path, file: str = FAILURE) -> dict[str, Any] | None:
-    """Return a failed cell's error record with its exit code; None if the cell did not fail."""
+    """Return a failed cell's error record with its exit code; None if the cell has not failed."""
     failed = path / file
     return read_json(failed) if failed.exists() and not is_done(path) else None
 
@@ -274,7 +275,7 @@ def settings_of(experiment: Experiment) -> CompareSettings:
     """Return the experiment's [compare] table.
 
     Raises:
-        ConfigError: the experiment has no such table.
+        ConfigError: the experiment has no [compare] table.
     """
     want = "a table [compare] with codecs, or --codec SPEC --codec SPEC"
     return _said(experiment.compare, "which codecs are compared", want)
@@ -284,7 +285,7 @@ def grid_settings_of(experiment: Experiment) -> GridSettings:
     """Return the experiment's [grid] table.
 
     Raises:
-        ConfigError: the experiment has no such table.
+        ConfigError: the experiment has no [grid] table.
     """
     want = "a table [grid] with defenses and attacks, or --defense SPEC --attack SPEC"
     return _said(experiment.grid, "what is attacked", want).of_task(experiment.label.task)
@@ -297,16 +298,16 @@ def _said(table: Table | None, what: str, want: str) -> Table:
 
 
 _DIGITS = 12
-#: Packages that contain plug-ins; a change to the package's list of members does not count.
+#: Packages of plug-ins; in digests, a change to a package's list of members does not count.
 _PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
 #: Tables of an experiment that have no effect on training.
 LISTS = frozenset({"compare", "grid", "value"})
 
 
 def experiment_digest(experiment: Experiment) -> str:
-    """Return a digest of the settings that affect training; tables of studies do not count."""
+    """Return a digest of the settings that affect training; tables of studies do not affect it."""
     left_out: dict[str, Any] = dict.fromkeys(LISTS, True)
-    # earlier versions had only this split, so their digests stay valid
+    # earlier versions had only this method of splitting, so their digests stay valid
     if _split_of(experiment) == "shuffled":
         left_out["data"] = {"split"}
     return text_digest(experiment.model_dump_json(exclude=left_out))
@@ -336,13 +337,14 @@ def data_digest(data: Mapping[str, PartyData]) -> str:
 
 
 def code_of(*parts: str | type | FunctionType) -> str:
-    """Return a digest of vfl's version, the source of modules, and plug-in code they import.
+    """Return a digest of vfl's version, the source of modules, and plug-in code that they import.
 
-    Plug-in code is: code of attacks, codecs, defenses and models; other code in the module's vfl
-    package; and code in the author's package or folder. A change to the code of another attack does
-    not change the digest.
+    The digest covers this plug-in code: code of attacks, codecs, defenses and models; other code in
+    the module's vfl package; and code in the author's package or folder. A change to the code of an
+    attack that is not imported does not change the digest.
 
-    A class or function from a notebook cell has no source file; then its compiled code counts.
+    A class or function from a notebook cell has no source file; the digest then covers its compiled
+    code.
 
     Args:
         parts: classes and functions of plug-ins, each of which stands for its module; and names of
@@ -359,15 +361,16 @@ def code_of(*parts: str | type | FunctionType) -> str:
 
 
 def _is_of_a_cell(made: type | FunctionType) -> bool:
-    """Return whether a class or function has no source file, for example in a notebook cell."""
+    """Return whether a class or function has no source file, as in a notebook cell."""
     name = made.__module__
     return name not in sys.builtin_module_names and _file(name) is None
 
 
 def _compiled(made: object, seen: set[object]) -> Iterator[str]:
-    """Yield the compiled code of a class or function, and of names it uses from its module.
+    """Yield the compiled code of a class or function, and of the names in its module that it uses.
 
-    File names and line numbers do not count, so a notebook cell that runs again has the same code.
+    File names and line numbers do not count, so running the notebook cell again gives the same
+    code.
     """
     if isinstance(made, classmethod | staticmethod):
         made = made.__func__
@@ -412,10 +415,10 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
     """Return a digest of the code of all plug-ins that a training uses; see `code_of`.
 
     Args:
-        experiment: experiment, which names a defense, a codec and models.
+        experiment: experiment, whose settings contain specs of a defense, a codec and models.
         adversaries: specs of the adversaries in the training.
     """
-    # imported late, because reports read digests without torch
+    # imported late, because reports read digests without an import of torch
     from vfl import compression, defenses, models
     from vfl.attacks.active import make_adversary
 
@@ -427,7 +430,7 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
 
 
 def _needed(modules: Iterable[str]) -> set[str]:
-    """Return the modules, and the plug-in modules that they import directly or indirectly."""
+    """Return the given modules, and the plug-in modules that they import directly or indirectly."""
     found, waiting = set(modules), list(modules)
     while waiting:
         for name in _imports(waiting.pop()):
@@ -475,13 +478,13 @@ def _belongs(name: str, room: str, module: str) -> bool:
     return beside and not {"site-packages", "dist-packages"} & set(there.parts if there else ())
 
 
-#: Source of loaded modules; each entry also has the import that loaded it.
+#: Source of loaded modules; each entry also has the module object to which the source belongs.
 _LOADED: dict[str, tuple[object, bytes]] = {}
 _PARSING = threading.Lock()
 
 
 def _source(module: str) -> bytes:
-    """Return a module's source; for a loaded module, the source as it was when first read."""
+    """Return a module's source; of a loaded module, the source at the first call."""
     loaded = sys.modules.get(module)
     loading = getattr(loaded, "__spec__", None) or loaded
     if loading is not None and (known := _LOADED.get(module)) and known[0] is loading:
@@ -495,7 +498,7 @@ def _source(module: str) -> bytes:
 
 @cache
 def _code_alone(source: bytes) -> bytes:
-    """Return source without docstrings, comment lines and empty lines."""
+    """Return source code without docstrings, comment lines and empty lines."""
     tree = _parsed(source)
     lines = source.splitlines()
     docstrings = [text for node in ast.walk(tree) if (text := _docstring(node)) is not None]
@@ -521,7 +524,7 @@ def _rows(node: ast.expr) -> range:
 
 
 def _docstring(node: ast.AST) -> ast.expr | None:
-    """Return the docstring of a module, class or function."""
+    """Return the syntax-tree node of a module's, class's or function's docstring, or None."""
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     match node.body[:1]:

@@ -45,13 +45,15 @@ from vfl.training.run import session_of
 
 
 def check_attacks(experiment: Experiment, settings: GridSettings) -> None:
-    """Raise an error for attacks that cannot run, before anything is trained.
+    """Raise an error for attacks that cannot run, before the grid trains a model.
 
     Raises:
-        ConfigError: a feature party does not exist, or there are several of the mistakes below.
+        ConfigError: a feature party does not exist, or the settings have several of the mistakes
+            below.
         SpecError: an attack or an adversary cannot be built.
-        UserError: no attacker of this grid can have what an attack needs.
-        ExposedCutError: an attack reads recorded frames, but the training sums cuts under masks.
+        UserError: no attacker of this grid can have the evidence that an attack needs.
+        ExposedCutError: an attack reads recorded frames, but the training adds cuts under masks, so
+            no frame has a cut.
     """
     raise_mistakes(mistakes_of(_settings_mistakes(experiment, settings)))
 
@@ -75,7 +77,7 @@ def check_grid(experiment: Experiment, settings: GridSettings) -> None:
 
 
 def _settings_mistakes(experiment: Experiment, settings: GridSettings) -> Iterator[UserError]:
-    """Yield the mistakes in a grid's settings; of each attack, yield only the first mistake.
+    """Yield the mistakes in a grid's settings; yield at most one mistake per attack.
 
     Raises:
         ConfigError, SpecError, UserError, ExposedCutError: a setting of the grid prevents every
@@ -134,7 +136,7 @@ def _scenario_mistakes(
     settings: GridSettings,
     party: str,
 ) -> Iterator[UserError]:
-    """Yield the reasons why no attacker of this grid can run an attack.
+    """Yield the reasons why no attacker of this grid can run a given attack.
 
     Raises:
         ExposedCutError: no attack can run, because no party has a bottom model.
@@ -196,16 +198,15 @@ def _scenario_mistakes(
 def grid_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """Yield the mistakes that would stop a cell of a grid, as the errors that the cell would raise.
+    """Yield the errors by which a cell of a grid would stop.
 
     Args:
         experiment: the experiment to train; another seed may split the rows differently.
-        settings: settings of the grid, which include defenses, adversaries and attacks.
+        settings: settings of the grid, which define defenses, adversaries and attacks.
         data: data of every party.
 
     Raises:
-        UserError: an attack cannot run, and no setting of the grid could change that; see
-            `attack_mistakes`.
+        UserError: an attack cannot run with any setting of the grid; see `attack_mistakes`.
     """
     yield from attack_mistakes(experiment, settings, data)
     for spec, (_, scenario) in scenarios_of(settings).items():
@@ -231,11 +232,11 @@ def grid_mistakes(
 def attack_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """Yield those mistakes of `grid_mistakes` that stop a single victim with any defense.
+    """Yield those mistakes of `grid_mistakes` that would stop any single victim.
 
     Raises:
         TooFewRowsError: there are no test rows.
-        UserError: no feature party has this name.
+        UserError: the attacking party is no feature party.
     """
     require_test_rows(experiment, data)
     party, label = attacker_of(experiment, settings), data[experiment.label.party]
@@ -296,15 +297,15 @@ _OF_TASK: tuple[tuple[Goal, ...], ...] = (("values",), ("labels", "clusters", "s
 def _check_attack(
     attack: Attack, scenario: Scenario, classes: int, width: int, own: PartyData, validates: bool
 ) -> None:
-    """Reject an attack that is meaningless for the task, or whose attacker knows no rows.
+    """Reject an attack whose goal is meaningless for the labels, or whose attacker knows no rows.
 
     Args:
         attack: the attack.
         scenario: the attack's scenario.
-        classes: number of classes; 1 if labels are numbers.
-        width: width of the cut in messages.
-        own: data of the victim.
-        validates: whether the rows that a label party knows are validation rows.
+        classes: number of classes of the labels; 1 if labels are numbers.
+        width: width of the cut as the messages contain it.
+        own: data of the attacked party.
+        validates: whether the attacking label party knows validation rows (and not training rows).
     """
     if not scenario.attribute and attack.goal in _OF_TASK[classes == 1]:
         raise UserError(
@@ -321,7 +322,7 @@ def _check_attack(
 
 
 def _check_unlabelled(part: Part, label: PartyData) -> None:
-    """Reject an attacker that needs unlabelled rows from a part of the split that is empty."""
+    """Reject an attacker that needs unlabelled rows from a split without rows."""
     if not len(getattr(label.split, part)):
         raise TooFewRowsError(
             f"the attacker holds the {part} rows without labels, but this part is empty",
@@ -330,7 +331,7 @@ def _check_unlabelled(part: Part, label: PartyData) -> None:
 
 
 def _refusal(key: str, spec: str, attempt: Callable[[], object]) -> Iterator[Mistake]:
-    """Yield the error of a failed attempt; the error's message names the spec."""
+    """Yield the error of a failed attempt as a mistake; the error's message names the spec."""
     try:
         attempt()
     except UserError as error:

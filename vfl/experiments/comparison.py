@@ -1,7 +1,7 @@
-"""The cells of a comparison: every codec at every level and variant, once per repeat.
+"""The cells of a comparison: one training per codec, level, variant and repeat.
 
-A codec's spec may have a "?" in place of a number. This module finds the number for each level by
-building frames of random cuts.
+A codec's spec may contain "?" in place of a number. This module finds the number for each level
+(frame size) by encoding random cuts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Comparison:
     """Trainings of a `vfl compare` study.
 
     Attributes:
-        cells: cells in the order of training; all cells of a repeat come before the next repeat.
+        cells: cells in the order of training; all cells of one repeat (seed or fold) come before
+            the next repeat.
         notes: notes about codecs that were left out, with reasons.
     """
 
@@ -43,21 +44,23 @@ class Comparison:
 
 
 #: One codec of a comparison: the spec in the file (method), the spec with its fitted number
-#: (codec), and the fitted size in percent of dense float32 (level). The level is empty if no number
+#: (codec), and the frame size in percent of dense float32 (level). The level is empty if no number
 #: was fitted.
 Choice = Mapping[str, str]
 
 
 def comparison_of(experiment: Experiment, locations: Locations | None = None) -> Comparison:
-    """Return the cells of an experiment with a `compare` table.
+    """Return the cells of an experiment with a [compare] table.
 
     Args:
-        experiment: experiment with a `compare` table.
+        experiment: experiment with a [compare] table.
         locations: file and line of each setting, for error messages.
 
     Raises:
-        ConfigError: the table does not exist, a variant names an unknown setting, or no codec fits.
-        SpecError: no number can be found for a codec's "?", or a codec does not fit a variant.
+        ConfigError: the experiment has no [compare] table, a variant contains an unknown setting,
+            or no codec fits.
+        SpecError: no number can be found for a codec's "?", or a codec does not fit a variant's
+            width.
     """
     locations = locations or Locations()
     settings = settings_of(experiment)
@@ -93,7 +96,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
 
 
 def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], list[str]]:
-    """Return every codec with its fitted numbers, and notes about codecs that fit no level.
+    """Return every codec with its fitted numbers, and notes about codecs whose frames fit no level.
 
     Raises:
         SpecError: see `fitted_spec`.
@@ -113,7 +116,7 @@ def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], li
 
 
 def plan_lines(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield one line per training, with the bytes per row of its training frames."""
+    """Yield one line per planned training, with the bytes per row of its training frames."""
     yield f"{'bytes a row':>11}  {'of dense':>8}  cell"
     for cell in cells:
         cut, codec = CutShape.of(cell.experiment), cell.experiment.codec
@@ -131,7 +134,7 @@ def _variants(settings: CompareSettings) -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def _about(locations: Locations, *setting: str) -> Iterator[None]:
-    """Add the name of the setting to an error that is raised inside the block."""
+    """Add the name of a setting to an error that the block raises."""
     try:
         yield
     except UserError as mistake:
@@ -148,18 +151,18 @@ def _cell(one: Experiment, choice: Choice, variant: str, repeat: tuple[str, ...]
 
 
 def with_codec(experiment: Experiment, spec: str) -> Experiment:
-    """Return the same training with another codec."""
+    """Return an experiment with another codec."""
     return experiment.model_copy(update={"codec": spec})
 
 
 @dataclass(frozen=True)
 class CutShape:
-    """The cut-layer activations for which frame sizes are compared.
+    """Shape of the cuts whose frame sizes a comparison fits.
 
     Attributes:
-        widths: width of each feature party's bottom.
+        widths: width of each feature party's bottom model.
         rows: number of rows in a training batch.
-        make: function that builds an encoder from the spec of a codec.
+        make: function that builds an encoder of cuts from the spec of a codec.
     """
 
     widths: tuple[int, ...]
@@ -168,7 +171,7 @@ class CutShape:
 
     @classmethod
     def of(cls, experiment: Experiment) -> CutShape:
-        """Return an experiment's cuts; its secure mode may encode them instead of the codec."""
+        """Return the shape of an experiment's cuts, with its codec or secure mode as encoder."""
         mode, parties = secure_mode.make(experiment.secure), experiment.feature_parties
 
         def make(spec: str) -> Codec:
@@ -180,7 +183,7 @@ class CutShape:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of a batch's cuts as plain float32, for all parties, without headers."""
+        """Bytes of all parties' cuts of one batch as plain float32, without headers."""
         return 4 * self.rows * sum(self.widths)
 
 
@@ -190,10 +193,10 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
     Args:
         spec: the codec.
         cut: its shape.
-        drawn: number that selects the random cut.
+        drawn: number that selects the random cut to encode.
 
     Raises:
-        SpecError: the codec cannot be built, or it does not fit the width.
+        SpecError: the codec cannot be built, or does not support the width.
     """
     context = _matching(0, cut.rows)
     codecs = [cut.make(spec) for _ in cut.widths]
@@ -207,7 +210,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
 
 
 def _matching(step: int, rows: int) -> StepContext:
-    """Return the step context for frames of random cuts."""
+    """Return the step context with which random cuts are encoded."""
     secret = Secret.of_simulation(0, "match")
     return StepContext(step, training=True, secret=secret, rows=np.arange(rows))
 
@@ -221,7 +224,7 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
     """
     width = cut.widths[0]
     lengths, codec = set(), cut.make(spec)
-    for step in range(3):  # these lengths depend on learned state
+    for step in range(3):  # these frame lengths depend on learned state
         drawn = _drawn(codec.wire_width(width), 8, step)
         lengths.add(len(codec.encode(drawn, _matching(step, 8)).payload))
         codec.commit(step)
@@ -229,9 +232,10 @@ def length_follows_data(spec: str, cut: CutShape) -> bool:
 
 
 def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
-    """Return the spec with the largest number for which frames need at most `level` % of float32.
+    """Return the spec with the largest number whose frames need at most `level` % of dense float32.
 
-    Frames must grow with the number; a codec for which this growth is not certain is rejected.
+    Frames must grow with the number; the function rejects a codec for which this growth is not
+    certain.
 
     >>> shape = CutShape((128,), 256)
     >>> fitted_spec("topk:k=?", 2.86, shape), fitted_spec("size:k=?", 0.5, shape)
@@ -258,10 +262,10 @@ def fitted_spec(spec: str, level: float, cut: CutShape) -> str | None:
 
 
 def _require_matchable(spec: str, cut: CutShape) -> None:
-    """Reject codecs whose frame length depends on data or state, or not on the number.
+    """Reject a codec whose frame length depends on data or state, or does not depend on the number.
 
     Raises:
-        BadOptionError: no number can be found for the codec; the error states the reason.
+        BadOptionError: no number can be found for the codec's "?"; the error states the reason.
         SpecError: the codec cannot be built.
     """
     least = _with(spec, 1)
@@ -275,7 +279,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
     try:
         grows = frame_bytes(_with(spec, 2), plain) > frame_bytes(least, plain)
     except WidthError:
-        grows = True  # tried on a cut of width one
+        grows = True  # the codec is tried on a cut of width 1
     except BadOptionError:
         grows = False
     if not grows:
@@ -291,7 +295,7 @@ def _with(spec: str, number: int) -> str:
 
 
 def _last(fits: Callable[[int], bool]) -> int | None:
-    """Return the largest number from 1 on that fits, given that all smaller numbers fit too."""
+    """Return the largest integer from 1 on that `fits`, if all smaller integers fit as well."""
     if not fits(1):
         return None
     low = 1
@@ -305,5 +309,5 @@ def _last(fits: Callable[[int], bool]) -> int | None:
 
 
 def _drawn(width: int, rows: int, drawn: int) -> Tensor:
-    """Return a random cut after a ReLU; a higher `drawn` gives fewer positive values."""
+    """Return a random cut after a ReLU; a higher number `drawn` gives fewer positive values."""
     return (torch.randn(rows, width, generator=generator(drawn, "match")) - drawn).relu()

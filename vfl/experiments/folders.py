@@ -20,11 +20,11 @@ class GridStatus:
 
     Attributes:
         grid: its folder.
-        kind: grid, comparison or value.
+        kind: kind of the study: grid, comparison or value.
         state: one of: at work, ended, failed, interrupted.
         created: time at which the grid was created.
         cells, done: number of all trainings, and number of finished trainings.
-        failed: titles of failed cells, with the reason.
+        failed: titles of failed cells (trainings), each with the reason.
         then: commands with which the user can continue.
         exit_code: exit code that `vfl status` returns.
     """
@@ -45,12 +45,12 @@ class GridStatus:
 
 
 def grid_status(path: Path) -> GridStatus:
-    """Return the status of a grid, finished or not.
+    """Return the status of a grid, whether it has ended or not.
 
     Raises:
         RunFolderError: the folder contains no grid, or the grid's record is damaged.
     """
-    # imported late, because this module needs torch, and pages do not
+    # imported late, because the imported module needs torch, and pages do not
     from vfl.training.status import AT_WORK, INTERRUPTED
 
     folder = GridFolder(path)
@@ -79,7 +79,7 @@ def grid_status(path: Path) -> GridStatus:
 
 
 def _at_work(path: Path) -> bool:
-    """Return whether a running process holds the lock of the folder."""
+    """Return whether a running process holds the lock of the grid's folder."""
     if not (path / LOCK).exists():
         return False
     with (path / LOCK).open() as file:

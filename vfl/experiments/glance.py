@@ -1,8 +1,9 @@
-"""Results at a glance: four cards (single numbers) and one sentence, computed from the results.
+"""Results at a glance: four cards (single numbers) and one sentence of a study's page.
 
-The cards show the model's score with the guess, and the sent bytes. For attacks on labels and on
-columns, they show the best attack's gain over the guess and over the baseline without a model. If
-something was not measured, the card names the command that measures it.
+The cards show the score of the model's predictions with the score of guessing, and the sent bytes.
+For attacks on labels and on columns, two cards show the best attack's gain over the guess and over
+the baseline without a model. If a value was not measured, its card shows the command that measures
+it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Glance:
     """The summary at the top of a page.
 
     Attributes:
-        cards: four cards: utility, traffic, attacks on labels, attacks on columns.
+        cards: four cards: quality of predictions, traffic, attacks on labels, attacks on columns.
         sentence: one sentence that sums up the cards.
-        details: sentences with the evidence and the assumptions.
+        details: sentences with the evidence and the assumptions behind the cards.
     """
 
     cards: Sequence[Card]
@@ -82,12 +83,13 @@ def of_run(
     """Return the summary of a run, with the results of attacks on it.
 
     Args:
-        utility: card of the model's quality.
-        traffic: card of the run's traffic.
+        utility: card of the quality of the model's predictions.
+        traffic: card of the run's traffic (sent bytes).
         promises: the run's differential privacy statements as text; empty if there are none.
         rows: results of attacks on the run; empty if there were no attacks.
-        alone: text with the run's gain over each party alone; empty if that was not measured.
-        took: text with the duration of the run; empty if it was not measured.
+        alone: text with the run's gain over models of single parties; empty if that gain was not
+            measured.
+        took: text with the duration of the run; empty if the duration was not measured.
     """
     labels, columns = _labels_of(rows), _columns_of(rows)
     gained = f" ({alone})" if alone else ""
@@ -105,12 +107,12 @@ def of_grid(
     settings: GridSettings,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """Return a grid's summary: the undefended model, and the best affordable defense.
+    """Return a grid's summary: the undefended model, and the best defense within the margin.
 
     Args:
-        rows: result rows of all victims.
+        rows: result records of all victims.
         settings: settings of the grid.
-        alone: function that returns the gains of a training over each party alone; see
+        alone: function that returns a training's gains over models of single parties; see
             `gains_over_alone`.
     """
     measure = fitting_measure(rows, settings.measure)
@@ -164,13 +166,13 @@ def of_comparison(
     """Return a comparison's summary: the reference, and the smallest codec not shown to be worse.
 
     "Not shown to be worse" does not mean "as good", because few repeats are weak evidence; the text
-    states the possible difference.
+    states how large the difference may be.
 
     Args:
         settings: settings of the comparison.
-        lines: lines of the codecs' results.
-        measure: measure by which the comparison ranks codecs.
-        alone: function that returns the gains of a training over each party alone; see
+        lines: results of each codec.
+        measure: metric by which the comparison ranks codecs.
+        alone: function that returns a training's gains over models of single parties; see
             `gains_over_alone`.
     """
     reference = next((one for one in lines if one.about["method"] == settings.reference), None)
@@ -218,7 +220,7 @@ def of_comparison(
 
 
 def _not_worse(one: Line, measure: str) -> bool:
-    """Return whether the 95 % interval of a codec's gain over the reference includes 0 or gains."""
+    """Return whether the 95 % interval of a codec's gain over the reference reaches 0 or more."""
     less = one.difference(measure)
     if less is None or less.half_width is None:
         return False
@@ -226,7 +228,7 @@ def _not_worse(one: Line, measure: str) -> bool:
 
 
 def _labels_of(rows: Sequence[Record]) -> _Part:
-    """Return the summary of the attack on labels that gains most over the model-free baseline."""
+    """Return the summary of the label attack with the largest gain over the model-free baseline."""
     measure = fitting_measure(rows, "auto")
     entries = leaderboard(rows, 0.5, measure)
     if not entries:
@@ -269,7 +271,7 @@ def _attack_sentence(
 
 
 def verdict_words(one: Standing) -> str:
-    """Return a verdict as a clause."""
+    """Return the verdict about a defense as a clause."""
     if one.verdict == "protected":
         return "no attack that was run gains from having the model"
     if one.verdict == "leaks":
@@ -280,7 +282,7 @@ def verdict_words(one: Standing) -> str:
 
 
 def _more_words(one: Standing) -> str:
-    """Return the verdict at a margin of one point, or how many more victims would decide."""
+    """Return the verdict for a margin of one point, or the number of victims it needs."""
     if one.verdict in ("protected", "leaks") or one.judged.verdict == "easier":
         return ""
     if one.judged.verdict == "undecided" and one.judged.more is None:
@@ -294,12 +296,12 @@ def _more_words(one: Standing) -> str:
 
 
 def _best(entries: Sequence[LeaderboardEntry]) -> LeaderboardEntry:
-    """Return the best protected entry among those not shown to cost more than the margin."""
+    """Return the best protected entry among defenses not shown to cost more than the margin."""
     return next((one for one in entries if one.affordable != "no"), entries[0])
 
 
 def _gained(one: Standing, measure: LabelMeasure) -> str:
-    """Return the worst attack's gain over the guess and over the baseline without the model."""
+    """Return the worst attack's gain over the guess, and over the baseline without the model."""
     over_guess = 100 * (one.value.mean - one.guess.mean)
     return (
         f"{over_guess:+.1f} points of {MEASURES[measure]} over the guess, "
@@ -339,7 +341,7 @@ _OF_COLUMNS = ("mse", "token_accuracy", "attribute_auc")
 
 
 def _columns_of(rows: Sequence[Record]) -> _Part:
-    """Return a summary of the most accurate attack on columns, with the guess."""
+    """Return the summary of the most accurate attack on columns, with the guess."""
     of_columns = (row for row in rows if row.measure in _OF_COLUMNS)
     found = grouped(of_columns, "attacker", "measure")
     if not found:
@@ -382,7 +384,7 @@ def _mean(rows: Sequence[Record], name: str) -> float:
 
 
 def _cost_card(records: Sequence[Record]) -> Card:
-    """Return the traffic card of an undefended training, as a mean over seeds."""
+    """Return the card with the traffic of an undefended training, as a mean over seeds."""
     plain = [
         one
         for one in records

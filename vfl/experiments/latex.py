@@ -37,21 +37,21 @@ def latex_table(
 ) -> str:
     """Return a LaTeX table: one line per training, and per attack and number of leaked labels.
 
-    Mean and sample standard deviation are over repeats, after averaging the draws of each repeat.
-    Shares are shown in percent. Next to each value, the table shows the best guess and the best
-    baseline without the model. Values whose data or code has changed since their computation are
-    left out.
+    Mean and sample standard deviation are over repeats (seeds or folds), after averaging over the
+    draws of leaked rows in each repeat. Shares are printed in percent. The table prints the best
+    guess and the best baseline without the model next to each value. Values whose data or code have
+    changed since their computation are left out.
 
     Args:
         grid: the study.
-        measures: measures of test rows and of attacks to show. If it is empty, the measure that
-            fits the task is shown; an attack without this measure is shown with its own first
-            measure.
-        caption: caption of the table; None writes only the `tabular` environment.
-        label: label of the table, for references.
+        measures: measures of test rows and of attacks to show. If the list is empty, the table has
+            the measure that fits the task; an attack without this measure is printed with its own
+            first measure.
+        caption: caption of the table; with None, the result is only the `tabular` environment.
+        label: LaTeX label of the table, for references.
 
     Returns:
-        LaTeX text, which needs the package `booktabs`.
+        The LaTeX text, which needs the package `booktabs`.
     """
     lines = [" & ".join(line) + r" \\" for line in _lines(_chosen(grid, measures))]
     head = " & ".join(_HEAD) + r" \\"
@@ -79,7 +79,7 @@ def _chosen(grid: LoadedGrid, measures: Sequence[str]) -> Iterator[Record]:
 
 
 def _lines(records: Iterable[Record]) -> Iterator[list[str]]:
-    """Yield the texts of each line's cells."""
+    """Yield the texts in each line of the table, column by column."""
     keys = ("training", "attacker", "k", "measure")
     for (training, subject, k, measure), own in grouped(records, *keys).items():
         found = [
@@ -107,7 +107,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _number(values: Sequence[float], measure: str, *, spread: bool = False) -> str:
-    """Return a mean (in percent for shares), with the standard deviation over repeats."""
+    """Return a mean (shares in percent), and the standard deviation over repeats if `spread`."""
     if not values:
         return "--"
     share = any(measure.endswith(name) for name in SHARES)

@@ -28,45 +28,46 @@ from vfl.experiments.statistics import (
     protected,
 )
 
-#: Verdicts. "inconclusive": no attack succeeds here or on the undefended model, so the evidence
-#: shows nothing. "undecided": the evidence allows several verdicts, as it always does for a single
-#: victim.
+#: Verdicts. "inconclusive": no attack succeeds on the defended or on the undefended model, so the
+#: results show nothing about the defense. "undecided": several verdicts are compatible with the
+#: results, as always if there is a single victim.
 Verdict = Literal["protected", "leaks", "undecided", "inconclusive"]
-#: Measures of a model's quality.
+#: Measures of the quality of a model's predictions.
 Utility = Literal["accuracy", "auc", "r2"]
 #: Measures of attacks on labels; the worst attack is chosen among all records with the same
 #: measure.
 OF_LABELS: tuple[LabelMeasure, ...] = get_args(LabelMeasure)
 UNDEFENDED = "none"
-#: The baseline that exists for every attack: the best answer without any evidence.
+#: Name of the baseline that exists for every attack: the best answer without any evidence.
 GUESS = "guess"
 _ONE_IN_TWENTY = 0.05
 
-#: Values of the attacks that an attacker with k leaked labels can run, by name of the attack.
+#: Values of the attacks that are possible with k leaked labels, by name of the attack, then by
+#: victim and draw.
 ByAttack = Mapping[str, Values]
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The result of one defense at one number of leaked labels.
+    """The result of one defense at one number k of leaked labels per class.
 
     Attributes:
         k: number of leaked labels of each class.
-        attack, value: the attack with the highest mean value, and this value.
+        attack, value: the attack with the highest mean value, and this mean value.
         guess: value of the best answer without any evidence.
-        baseline, baseline_value: the baseline with the highest mean value, over all attacks'
-            baselines, and this value.
-        advantage: value minus baseline_value, per victim.
-        over_scratch: value minus the value of training from scratch on the leaked rows; for an
-            attack without leaked rows, minus the value of the same attack on the inputs (thesis eq
-            4-2). None if neither baseline exists.
-        chance: p-value of the claim that the defense protects perfectly from every attack, adjusted
-            over k, baselines and defenses (`claims`); a small value supports the claim.
+        baseline, baseline_value: the baseline with the highest mean value among the baselines of
+            all attacks, and this mean value.
+        advantage: value of the attack minus value of the baseline, per victim.
+        over_scratch: value of the attack minus value of training from scratch on the leaked rows;
+            for an attack without leaked rows, minus the value of the same attack on the inputs
+            (thesis, equation 4-2). None if neither baseline exists.
+        chance: p-value against the claim that the defense protects perfectly from every attack,
+            adjusted over k, baselines and defenses (`claims`); a small value supports the claim.
         leak_chance: p-value of the claim that an attack succeeds, adjusted over attacks, and over
             defenses and k.
         verdict: the conclusion.
-        judged: test of the same advantage against a margin of one point, see `judge`; this test
-            states how many more victims would decide.
+        judged: test of the advantage against a margin of one point, see `judge`; the test states
+            how many more victims would decide.
     """
 
     k: int
@@ -90,14 +91,14 @@ class LeaderboardEntry:
     Attributes:
         defense: its spec.
         utility: quality of predictions on test rows, as a mean over victims.
-        judged_by: measure of this quality: AUC if attacks are ranked by a measure that does not
-            depend on class frequencies and the AUC is known; else accuracy.
+        judged_by: measure of `utility`: AUC if attacks are ranked by a measure that does not depend
+            on class frequencies and the AUC is known; else accuracy.
         difference: quality of the defended model minus quality of the undefended model, per victim;
             None for the undefended model.
         affordable: whether the defense costs at most the margin (non-inferiority test, one-sided at
-            5 %); a defense with better quality than undefended costs nothing. None for the
-            undefended model.
-        standings: results in ascending order of the number of leaked labels.
+            5 %); a defended model that is better than the undefended one costs nothing. None for
+            the undefended model.
+        standings: results of the defense in ascending order of the number of leaked labels.
     """
 
     defense: str
@@ -109,7 +110,7 @@ class LeaderboardEntry:
 
     @property
     def worst(self) -> Standing:
-        """Standing with the largest advantage; standings with the verdict "leaks" come first."""
+        """Result with the largest advantage; results with the verdict "leaks" come first."""
         return max(self.standings, key=lambda one: (one.verdict == "leaks", one.advantage.mean))
 
 
@@ -129,10 +130,10 @@ def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"
     """Return the measure that ranks attacks on labels.
 
     Args:
-        rows: records of a run or a grid; the guesses recorded with attacks show whether there are
-            two classes, and the share of the largest class.
-        asked: requested measure; "auto" stands for AUC with two classes or one large class, R2 for
-            numbers, and accuracy otherwise.
+        rows: records of a run or a grid; the guesses in the records show whether there are two
+            classes, and the share of the largest class.
+        asked: requested measure; "auto" means AUC if there are two classes or one class is large,
+            R2 if labels are numbers, and accuracy otherwise.
     """
     if asked != "auto":
         return asked
@@ -148,7 +149,7 @@ def fitting_measure(rows: Sequence[Record], asked: LabelMeasure | Literal["auto"
 def utility_of(
     records: Iterable[Record], measure: str, training: str, adversary: str = HONEST
 ) -> dict[str, float]:
-    """Return a defense's scores on test rows, by seed; empty if a party stopped the training."""
+    """Return a defense's scores on test rows by seed; empty if a party stopped the training."""
     return {
         one.repeat: one.value
         for one in records
@@ -158,7 +159,7 @@ def utility_of(
 
 
 def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
-    """Return the quality measure that suits the attacks; AUC is used if all victims have it."""
+    """Return the measure of quality that fits the attacks'; AUC only if all victims have it."""
     if measure == "r2":
         return "r2"
     cells = {
@@ -171,11 +172,11 @@ def _judge_of(records: Sequence[Record], measure: LabelMeasure) -> Utility:
 def leaderboard(
     records: Sequence[Record], margin: float, measure: LabelMeasure = "accuracy"
 ) -> list[LeaderboardEntry]:
-    """Return an entry for every attacked defense, the best protected defense first.
+    """Return an entry for every attacked defense; the best protected defense comes first.
 
     Args:
         records: records of a grid or a run.
-        margin: percentage points of quality that a defense may cost.
+        margin: percentage points of quality that a defense may cost without being worse.
         measure: measure of attacks on labels; see `fitting_measure`.
     """
     labels = [one for one in records if label_measure(one) == measure]
@@ -206,12 +207,12 @@ def leaderboard(
 
 
 def leaked(rows: Iterable[Record], k: int) -> list[Record]:
-    """Return records of attacks with k leaked labels, and of attacks that use no labels."""
+    """Return records of attacks with k leaked labels, and of attacks that use no leaked labels."""
     return [row for row in rows if row.k in (0, k)]
 
 
 def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
-    """Return values by attack and adversary, then by victim and draw."""
+    """Return scores by attack and adversary, then by victim and draw of leaked rows."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         found.setdefault(row.attacker, {})[row.repeat, row.draw] = row.value
@@ -219,7 +220,7 @@ def by_attack(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]
 
 
 def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float]]:
-    """Return values of the baselines and the guess by name, then by victim and draw."""
+    """Return scores of baselines and the guess by name, then by victim and draw."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for row in rows:
         assert row.guess is not None, "an attack has one"
@@ -230,11 +231,11 @@ def by_baseline(rows: Iterable[Record]) -> dict[str, dict[tuple[str, int], float
 
 
 def _called(row: Record, name: str) -> str:
-    """Return the name under which an attack's baseline is compared.
+    """Return the name under which an attack's baseline competes with other baselines.
 
-    The baseline "training from scratch" is the same for all attacks, except for an attack by
+    The baseline "training from scratch" has one name for all attacks, except for an attack by
     parties that pool their data. Without leaked labels, the baseline is the same attack on the
-    inputs.
+    attacker's inputs.
     """
     if name in SCRATCH and row.k > 0:
         spec = scratch_of(row.subject, name)
@@ -243,7 +244,7 @@ def _called(row: Record, name: str) -> str:
 
 
 def highest(found: ByAttack) -> str:
-    """Return the name of the attack with the highest mean over victims."""
+    """Return the name of the attack whose scores have the highest mean over victims."""
     return max(found, key=lambda name: mean_of(found[name]))
 
 
@@ -256,14 +257,14 @@ def mean_of(values: Values) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """p-values of a defense at one k, for protection and for leakage."""
+    """p-values of a defense at one k, of the claims of protection and of leakage."""
 
     protects: float
     leaks: float
 
 
 def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[int, _Chances]]:
-    """Return p-values by defense and k; all claims about defenses form one family of tests."""
+    """Return p-values by defense and k; all claims about defenses are one family of tests."""
     found: dict[str, dict[int, _Chances]] = {}
     for defense in dict.fromkeys(one.training for one in labels):
         rows = [one for one in labels if one.training == defense]
@@ -272,7 +273,7 @@ def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[i
         found[defense] = {k: _Chances(protects[k], _leak_chance(own)) for k, own in of_each.items()}
     pairs = {(d, k): one for d, own in found.items() for k, one in own.items() if d != UNDEFENDED}
     leaks_all = claims({pair: one.leaks for pair, one in pairs.items()})
-    for k in leaks:  # the protection is already adjusted over k
+    for k in leaks:  # the p-value of protection is already adjusted over k
         here = {d: one.protects for (d, other), one in pairs.items() if other == k}
         for defense, chance in claims(here).items():
             found[defense][k] = _Chances(chance, leaks_all[defense, k])
@@ -331,7 +332,7 @@ def _verdict(above: Estimate, chances: _Chances, conclusive: bool) -> Verdict:
 
 
 def _leak_chance(rows: Sequence[Record]) -> float:
-    """Return the p-value of the claim that some attack succeeds."""
+    """Return the p-value of the claim that at least one attack succeeds."""
     baselines = by_baseline(rows)
     attacks = list(by_attack(rows).values())
     return leaking(attacks, baselines[highest(baselines)])

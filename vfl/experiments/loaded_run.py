@@ -1,4 +1,4 @@
-"""Reader of a run folder for pages, tables and notebooks; reads each file once, when needed.
+"""Reader of a run folder for pages, tables and notebooks; it reads each file once, when needed.
 
 Only the file `run.json` must exist, because a run may have been interrupted. Values that were not
 measured are empty or None.
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from vfl.session.label.scored import Guessed, Residuals, Scored
 
 Counts = TypeVar("Counts")
-#: Record of one epoch: finite numbers by name, and `sent`, the bytes of both directions so far. A
-#: NaN loss is left out, so its curve has a gap.
+#: Record of one epoch: finite numbers by name, and `sent`, the bytes sent so far in both
+#: directions. A NaN loss is left out, so its curve has a gap.
 Epoch = Mapping[str, float]
 
 
@@ -40,8 +40,8 @@ class LoadedRun:
         path: the folder.
 
     Raises:
-        RunFolderError: the folder contains no run; a property also raises it if a file is damaged
-            or has another format.
+        RunFolderError: the folder contains no run; a property also raises this error if a file is
+            damaged or has another format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,12 +69,12 @@ class LoadedRun:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The experiment as nested tables; also readable for runs of other versions."""
+        """The experiment as nested tables; files of other vfl versions can be read as well."""
         return tomllib.loads(self.config_text)
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The checked experiment."""
+        """The experiment of the run, checked."""
         return self.folder.experiment()
 
     @property
@@ -85,9 +85,9 @@ class LoadedRun:
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Names of the experiment's parties; if it is unreadable, of those in the traffic.
+        """Names of the parties in the experiment, or in the ledger if the experiment is unreadable.
 
-        A dealer has traffic, but is not one of the parties with columns.
+        A dealer has traffic in the ledger, but has no columns and is not listed.
         """
         sent = finite(self.summary.get("bytes_up"))
         named = list(self.config.get("parties", {})) or [
@@ -104,7 +104,7 @@ class LoadedRun:
 
     @cached_property
     def history(self) -> Sequence[Mapping[str, Any]]:
-        """Stored record of each epoch."""
+        """Stored record of each epoch, in order."""
         path = self.path / "metrics.jsonl"
         return [_record(one, path) for one in read_lines(path)] if path.exists() else []
 
@@ -121,13 +121,13 @@ class LoadedRun:
 
     @cached_property
     def traffic(self) -> Sequence[Traffic]:
-        """Lines of the ledger."""
+        """Entries of the traffic ledger."""
         path = self.path / "traffic.csv"
         return _traffic(path) if path.exists() else []
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """Hardware and versions that the run used."""
+        """Hardware and software versions of the run."""
         path = self.path / "environment.json"
         return _record(read_json(path), path) if path.exists() else {}
 
@@ -138,13 +138,13 @@ class LoadedRun:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """Metrics of the whole run if it has ended; before, only codec, defense and secure mode."""
+        """Metrics of the whole run; while it is running, only codec, defense and secure mode."""
         asked = {name: self.config.get(name) for name in ("codec", "defense", "secure")}
         return asked | (self.folder.summary() if self.has_ended else {})
 
     @cached_property
     def scored(self) -> Mapping[str, Scored]:
-        """Counts of validation and test rows of two classes, by predicted probability.
+        """Counts of validation and test rows by predicted probability, for two classes.
 
         The entry `uncalibrated` has the counts of test rows before calibration.
         """
@@ -155,27 +155,27 @@ class LoadedRun:
 
     @cached_property
     def guessed(self) -> Mapping[str, Guessed]:
-        """Counts of rows of more than two classes, by true and predicted class."""
+        """Counts of rows by true and predicted class, for more than two classes."""
         from vfl.session.label.scored import Guessed
 
         return self._counted("guesses", Guessed.read)
 
     @cached_property
     def residuals(self) -> Mapping[str, Residuals]:
-        """Counts of validation and test rows of a regression, by residual."""
+        """Counts of validation and test rows by residual, for a regression."""
         from vfl.session.label.scored import Residuals
 
         return self._counted("residuals", Residuals.read)
 
     def _counted(self, form: str, read: Callable[[Any], Counts]) -> dict[str, Counts]:
-        """Return the counts of each split of rows whose record has the expected form."""
+        """Return, by split, the counts of rows, if the stored record has the expected form."""
         found = self.folder.scored() if self.has_ended else {}
         parts = ("validation", "test", "uncalibrated")
         return {part: read(found[part]) for part in parts if form in (found.get(part) or ())}
 
     @cached_property
     def codec(self) -> Mapping[str, Any]:
-        """Measures of the codec on the cuts of test rows; only a cell of a grid has them."""
+        """Measures of the codec on the cuts of test rows, for cells of a grid only."""
         path = self.path / CODEC
         return _record(read_json(path), path) if path.exists() else {}
 
@@ -186,7 +186,7 @@ class LoadedRun:
 
     @cached_property
     def codes(self) -> Mapping[str, str]:
-        """Digests of the code that produced these scores; empty if an old vfl wrote none."""
+        """Digests of the code that produced the scores; empty if an old version stored none."""
         return read_codes(self.path / OF_RUN)
 
     @cached_property
@@ -196,7 +196,7 @@ class LoadedRun:
 
     @cached_property
     def rows(self) -> Mapping[str, int]:
-        """Numbers of training, validation and test rows, from the label party's result summary."""
+        """Numbers of training, validation and test rows, from the label party's summary."""
         if self.label_party is None:
             return {}
         card = self.folder.party(self.label_party) / "card.json"
@@ -220,11 +220,11 @@ class LoadedRun:
         return sum(sum(way.values()) for way in ways) if any(ways[:2]) else None
 
     def last(self, measure: str) -> float | None:
-        """Return the value of a measure in the last epoch that has it; None if no epoch has it."""
+        """Return a measure's last value over the epochs; None if no epoch has this measure."""
         return next((one[measure] for one in reversed(self.epochs) if measure in one), None)
 
     def figure(self, name: str) -> float | None:
-        """Return a number that describes the whole run; None if it was not measured."""
+        """Return a number of the whole run by name; None if the number was not measured."""
         return finite(self.summary).get(name)
 
     def word(self, name: str) -> str:
@@ -233,7 +233,7 @@ class LoadedRun:
 
 
 def finite(found: Any) -> dict[str, float]:
-    """Return the finite numbers of a record; return an empty mapping for other values."""
+    """Return the finite numbers of a record by name; return an empty mapping for other values."""
     record = found if isinstance(found, dict) else {}
     return {
         str(name): value

@@ -1,9 +1,10 @@
 """Grids and comparisons of modules that a caller builds: `vfl.grid(build, loader, ...)`.
 
-A cell is a run folder as in any grid, so that tables, pages and the scheduler work as for
-experiment files. Functions of the caller replace an experiment's models and data. A function that
-other processes can import is identified by its name, "package.module:function"; with a function
-from a notebook, all cells are trained in the calling process.
+A cell (one training) is a run folder as in any grid, so that tables, pages and the scheduler work
+as for experiment files. Functions of the caller make models and data, in place of an experiment's
+settings. A function that other processes can import is identified by its name,
+"package.module:function"; if a function comes from a notebook, the calling process trains all
+cells.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ Fit = Callable[[Crossings, Iterable[Any]], Any]
 _MODULE = "module"
 #: Largest size in bytes of the test rows' cuts on which a codec is measured.
 _MEASURED_BYTES = 2**26
-#: If no test rows are given, one of this many batches is held out.
+#: If the caller gives no test rows, one of this many batches is held out for tests.
 _HELD_OUT = 5
 _ROLES = ("build", "loader", "test", "fit")
 _PACKAGE = Path(__file__).parents[1]
@@ -95,11 +96,12 @@ class Recipe:
         build: function that makes an untrained module; see `Build`.
         loader: iterable over batches of the training rows, which must be iterable repeatedly; or a
             function that makes it from the seed.
-        test: the same for the test rows; None holds out every fifth batch of the loader.
+        test: the same kind of value for the test rows; None holds out every fifth batch of
+            `loader`.
         fit: function that trains a module; None uses `vfl.fit` with the settings `train` and
             `loss`.
         train, loss: settings of `vfl.fit`.
-        names: import names of the functions for other processes, by role.
+        names: import names of the functions, by role, so that other processes can import them.
     """
 
     build: Build
@@ -115,10 +117,10 @@ class Recipe:
 
     @classmethod
     def of(cls, build: Any, loader: Any, test: Any = None, fit: Any = None, **own: Any) -> Recipe:
-        """Return a recipe from functions, or from their import names.
+        """Return a recipe from functions, or from the functions' import names.
 
         Raises:
-            ConfigError: a name refers to no existing function.
+            ConfigError: an import name refers to no existing function.
         """
         given = dict(zip(_ROLES, (build, loader, test, fit), strict=True))
         names = {role: name for role, one in given.items() if (name := _name_of(one)) is not None}
@@ -130,7 +132,7 @@ class Recipe:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Recipe:
-        """Restore the recipe from a grid's folder, in another process.
+        """Restore a recipe from its record in a grid's folder, in another process.
 
         Raises:
             UserError: the recipe contains functions that other processes cannot import.
@@ -147,7 +149,7 @@ class Recipe:
 
     @property
     def here(self) -> list[str]:
-        """Return the roles of functions that exist only in this process."""
+        """Return the roles of functions that only this process has."""
         return [
             role for role in _ROLES if getattr(self, role) is not None and role not in self.names
         ]
@@ -159,7 +161,7 @@ class Recipe:
         return {"names": dict(self.names), "here": self.here, **own}
 
     def require_names(self) -> None:
-        """Reject several processes if only this process has the functions.
+        """Reject a training in several processes if only this process has the functions.
 
         Raises:
             ConfigError: a function has no importable name; the error lists all such functions.
@@ -176,18 +178,18 @@ class Recipe:
             )
 
     def built(self) -> str:
-        """Return a digest of the code and settings that build the modules."""
+        """Return a digest of the code and the values from which `build` makes modules."""
         behind = [_behind(one) for role in _ROLES if callable(one := getattr(self, role))]
         code = code_of(*(one for functions, _ in behind for one in functions))
         held = "".join(_ADDRESS.sub("", text) for _, text in behind)
-        if held.strip():  # hashed, because values inside a callable may be private data
+        if held.strip():  # the text is hashed, because values inside a callable may be private data
             code += hashlib.sha256(held.encode()).hexdigest()
         how = sorted(recipe_of(self.train).model_dump(include={*RECIPE}).items())
         settings = "" if self.fit else f"{how} {self.loss}"
         return f"{code} {settings}".strip()
 
     def module(self, codec: str, defense: str, seed: int) -> Crossings:
-        """Return an untrained module from `build`.
+        """Return an untrained module that the caller's function `build` makes.
 
         Args:
             codec: a spec.
@@ -196,7 +198,7 @@ class Recipe:
 
         Raises:
             DataError: `build` does not return a split module.
-            ConfigError: the module has a codec, defense or seed that was not requested.
+            ConfigError: the module's codec, defense or seed differs from the requested one.
             UserError: `build` raises an error.
         """
         asked = codec, defense, seed
@@ -222,7 +224,7 @@ class Recipe:
         return made
 
     def of_cell(self, experiment: Experiment, device: str) -> Crossings:
-        """Return the untrained module of a cell; see `module`."""
+        """Return the untrained module for a cell; see `module`."""
         return self.module(experiment.codec, experiment.defense, experiment.seed).to(device)
 
     def experiment(self, name: str, codec: str, defense: str) -> Experiment:
@@ -230,15 +232,15 @@ class Recipe:
 
         Args:
             name: name of the study.
-            codec: codec of all modules, for studies that do not compare codecs.
-            defense: defense of all modules, for studies that do not compare defenses.
+            codec: codec of all modules; for studies that do not compare codecs.
+            defense: defense of all modules; for studies that do not compare defenses.
         """
         made = self.module(codec, defense, 0).experiment
         train: dict[str, Any] = {"batch_size": self.rows(0).batch_size}
         if self.fit is None:
             train |= recipe_of(self.train).model_dump(include={*RECIPE})
         if self.loss is not None:
-            make_loss(self.loss, made.label.task)  # built only to check the recipe
+            make_loss(self.loss, made.label.task)  # this module is built only to check the recipe
         update = {
             "name": name,
             "purpose": "functions of the caller make models and rows: see grid.json",
@@ -247,9 +249,9 @@ class Recipe:
         return made.model_copy(update=update)
 
     def rows(self, seed: int) -> Rows:
-        """Return the rows for a seed; the rows of the last seed are cached."""
+        """Return the training and test rows for a seed; the rows for the last seed are cached."""
         if not any(isinstance(one, FunctionType | type) for one in (self.loader, self.test)):
-            seed = 0  # the rows are the same for all seeds
+            seed = 0  # a loader that is no function gives the same rows for all seeds
         if self._rows is None or self._rows[0] != seed:
             with scoped(derive(seed, "loader")):
                 self._rows = seed, Rows.of(_made(self.loader, seed), _made(self.test, seed))
@@ -258,24 +260,24 @@ class Recipe:
     def trained(
         self, model: Crossings, rows: Rows, on_epoch: Callable[[dict[str, Any]], None]
     ) -> Crossings:
-        """Train a module; return this module, or another module if `fit` returns one."""
+        """Train a module; return this module, or the module that `fit` returns."""
         with scoped(derive(model.experiment.seed, "fit")):
             if self.fit is None:
                 fit(model, rows.loader, loss=self.loss, on_epoch=on_epoch, **self.train)
                 return model
             found = self.fit(model, rows.loader)
-        # no result, or the history that vfl.fit returns
+        # `fit` returned nothing, or the history that `vfl.fit` returns
         if found is None or isinstance(found, list):
             return model
         return crossings_of(found)
 
 
-#: Address of an object in its `repr`, which differs between processes.
+#: Memory address of an object in its `repr`; the address differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def _behind(given: object) -> tuple[list[FunctionType | type], str]:
-    """Return the functions and classes inside a callable, and its other values as text."""
+    """Return the functions and classes that a callable contains, and its other values as text."""
     if isinstance(given, FunctionType | type):
         return [given], ""
     if isinstance(given, partial):
@@ -315,7 +317,7 @@ def _imported(role: str, name: str) -> Any:
 
 
 def _made(given: Any, seed: int) -> Any:
-    """Return a loader as given, or the loader that a function makes from the seed."""
+    """Return a loader unchanged, or the loader that a function returns for a seed."""
     if not isinstance(given, FunctionType | type):
         return given
     with _running("loader"):
@@ -324,10 +326,10 @@ def _made(given: Any, seed: int) -> Any:
 
 @contextmanager
 def _running(role: str) -> Iterator[None]:
-    """Convert an error of the caller's function to a UserError with its line, not its text.
+    """Convert an error of the caller's function to a UserError with the error's line, not its text.
 
     Raises:
-        UserError: the function raised an error, which is the cause of the UserError.
+        UserError: the caller's function raised an error, which becomes the cause of the UserError.
     """
     try:
         yield
@@ -352,12 +354,12 @@ def _is_of_caller(file: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The training and test rows of a grid's cells.
+    """The training rows and test rows of a grid's cells.
 
     Attributes:
         loader: batches of the training rows.
         test: batches of the test rows.
-        digest: digest of all rows, independent of their order.
+        digest: digest of all rows, which does not depend on their order.
         batch_size: number of rows in the first training batch.
         labels: labels of the training rows and labels of the test rows, in the order of the
             loaders.
@@ -371,18 +373,18 @@ class Rows:
 
     @classmethod
     def of(cls, loader: Iterable[Any], test: Iterable[Any] | None) -> Rows:
-        """Return the rows of two loaders, or of one loader whose batches are partly held out.
+        """Return the rows of two loaders, or of one loader of which some batches are held out.
 
         Raises:
-            DataError: a loader can be read only once, or is empty, or a batch has no labels.
+            DataError: a loader can be iterated only once, or is empty, or a batch has no labels.
         """
         if test is None:
             loader, test = _held_out(list(_again(loader)))
         sums, labels = [], []
         for one in (loader, test):
             found, own, of_labels = _sum_of(one)
-            # If each pass returns different rows, for example augmented images, only the labels can
-            # identify the data set
+            # If a row's inputs differ in each pass, for example as augmented images, only the
+            # labels can identify the data set
             sums.append(found if _sum_of(one)[0] == found else of_labels)
             labels.append(own)
         digest = hashlib.sha256(repr(sums).encode()).hexdigest()[:12]
@@ -395,7 +397,7 @@ class Rows:
 
 
 def _again(loader: Any) -> Iterable[Any]:
-    """Return the loader; reject a loader that cannot be iterated twice."""
+    """Return a loader; reject a loader that cannot be iterated twice."""
     if not isinstance(loader, Iterable) or iter(loader) is loader:
         raise DataError(
             "a loader must return its batches again in each epoch",
@@ -420,7 +422,7 @@ def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
-    """Return the sum of the rows' digests, the labels, and the sum of the labels' digests."""
+    """Return the sum of the rows' digests, the rows' labels, and the sum of the labels' digests."""
     total, of_labels, found = 0, 0, list[Tensor]()
     for batch in _again(loader):
         inputs, labels = labelled(batch)
@@ -439,7 +441,7 @@ def _sum_of(loader: Iterable[Any]) -> tuple[int, Tensor, int]:
 
 
 def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str = "cpu") -> None:
-    """Complete a cell: train its module if needed, then attack it or measure its codecs.
+    """Complete a cell: train its module if needed, then attack the module or measure its codecs.
 
     Args:
         cell: the cell to complete.
@@ -470,7 +472,7 @@ def run_module_cell(cell: Cell, folder: GridFolder, recipe: Recipe, device: str 
 def _trained_module(
     cell: Cell, folder: GridFolder, recipe: Recipe, device: str, *, recorded: bool
 ) -> tuple[Crossings, ModuleTrace | None]:
-    """Return the trained module of a cell; also a trace if this call trains and records it."""
+    """Return the trained module of a cell, with a trace if this call trains and records it."""
     path, experiment = folder.cells_path / cell.name, cell.experiment
     rows = recipe.rows(experiment.seed)
     model = recipe.of_cell(experiment, device)
@@ -479,7 +481,7 @@ def _trained_module(
         model.load_state_dict(kept.load(0))
         return model, None
     if path.exists():
-        shutil.rmtree(path)  # an earlier process ended before the training was complete
+        shutil.rmtree(path)  # an earlier process ended before it had finished the training
     run = RunFolder.create(path, experiment, "module", str(folder.head("command")))
     began = time.perf_counter()
     trace = ModuleTrace(model) if recorded else None
@@ -516,7 +518,7 @@ def _digest_of(model: Crossings) -> str:
 
 
 def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> ModuleTrace:
-    """Train a cell's module again to the same weights, and record the training.
+    """Train a cell's module again, to the same weights, and record this training.
 
     Raises:
         RunFolderError: the weights of the new training differ from the stored weights.
@@ -539,11 +541,11 @@ def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> Modu
 
 @contextmanager
 def _counted(model: Crossings) -> Iterator[dict[str, int]]:
-    """Count, while the block runs, each party's bytes of training cuts as dense float32."""
+    """Count each party's bytes of training cuts as dense float32, while the block runs."""
     found = dict.fromkeys(model.decoders, 0)
 
     def count(party: str, width: int, end: torch.nn.Module, given: tuple[Tensor]) -> None:
-        # copies of the module have the hook too
+        # copies of the module have the same hook
         if model.training and end is model.decoders[party]:
             found[party] += 4 * len(given[0]) * width
 
@@ -559,7 +561,7 @@ def _counted(model: Crossings) -> Iterator[dict[str, int]]:
 
 
 def _tested(model: Crossings, test: Iterable[Any]) -> tuple[dict[str, float], int]:
-    """Return test quality, and the number of classes: 1 for numbers, 0 for several labels."""
+    """Return metrics of test rows and the number of classes (regression 1, multi-label 0)."""
     device, outputs, codes, losses = device_of(model), [], [], []
     model.eval()
     with torch.no_grad():
@@ -612,7 +614,7 @@ def _codec_record(model: Crossings, rows: Rows) -> dict[str, Any]:
             Secret.of_simulation(seed, name),
         )
         for name, own in cuts.items()
-        if own  # in a U-shape, the cut that the server returns has no encoder here
+        if own  # no encoder here for the cut that returns in a U-shape
     }
     counts = {"train_rows": len(rows.labels[0]), "test_rows": len(rows.labels[1])}
     return stamp() | {"train": {}, "parties": parties, **counts}
@@ -629,7 +631,7 @@ def _attack(
     rows: Rows,
     recording: Callable[[], ModuleTrace],
 ) -> None:
-    """Run every attack of the grid that has no score yet."""
+    """Run every attack of the grid that has no score for this cell yet."""
     path, settings = folder.cells_path / cell.name, grid_settings_of(folder.experiment())
     attacked = ModuleAttacks(model, rows.loader, rows.test, settings, recording)
     jobs = attacked.baselines() if cell.victim == BASELINES else attacked.on_victim()
@@ -641,7 +643,7 @@ def _attack(
 
 
 def _draw(attacked: ModuleAttacks, path: Path, party: str, most: int) -> None:
-    """Store pictures of the test rows' cuts, unless they exist."""
+    """Store pictures (charts) of the test rows' cuts, unless they exist."""
     if not (path / PICTURES).exists():
         shown = attacked.test_cuts(most)
         keep_pictures_of(path, *shown, {"rows": most, "party": party})
@@ -651,7 +653,7 @@ def _draw(attacked: ModuleAttacks, path: Path, party: str, most: int) -> None:
 
 
 def check_study(kind: str, experiment: Experiment) -> None:
-    """Reject settings of a study that have no meaning for modules.
+    """Reject settings of a study that have no effect on modules.
 
     Raises:
         ConfigError: the study has a mistake; the error describes the first one.
@@ -676,7 +678,7 @@ def check_study(kind: str, experiment: Experiment) -> None:
 
 
 def variant_name(spec: str) -> str:
-    """Return a defense's spec as the name of a variant.
+    """Return a defense's spec in the form of a variant's name.
 
     >>> variant_name("dcor:alpha=0.5")
     'dcor-alpha-0.5'

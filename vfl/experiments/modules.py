@@ -1,7 +1,7 @@
 """Attacks on a module that the caller trained: a `SplitModule` or the result of `vfl.split`.
 
-A copy of the module is queried with all rows of the loader. The values that it sends become the
-evidence of an attacker, and `AttackRunner` works as for a run.
+The program queries a copy of the module with all rows of the loader. The values that the copy sends
+become the evidence of an attacker, and `AttackRunner` runs attacks as on a run.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class _Columns:
     """One party's inputs in a batch: the model's arguments that belong to this party.
 
     Attributes:
-        arguments: tensors whose axis 0 is the row.
-        shared: whether the party also receives inputs that have no rows, such as the edges of a
+        arguments: tensors that have one row per input row (axis 0).
+        shared: whether the party also receives inputs without a row axis, such as the edges of a
             graph.
     """
 
@@ -88,7 +88,7 @@ class _Columns:
 
     @property
     def is_one(self) -> bool:
-        """Return whether the only input is a floating-point tensor, whose axes are kept."""
+        """Return whether the party has one floating-point input, whose axes are kept."""
         return len(self.arguments) == 1 and self.first.is_floating_point()
 
     @property
@@ -97,14 +97,14 @@ class _Columns:
         return next(iter(self.arguments.values()))
 
     def flat(self) -> Tensor:
-        """Return all inputs joined in one float32 tensor, axes (rows, ...)."""
+        """Return all inputs of the party, joined into one float32 tensor, axes (rows, ...)."""
         if self.is_one:
             return self.first.float().cpu()
         parts = [one.flatten(1) if one.dim() > 1 else one[:, None] for one in self.values()]
         return torch.cat([one.float().cpu() for one in parts], 1)
 
     def values(self) -> Iterable[Tensor]:
-        """Return the input tensors in order."""
+        """Return the party's input tensors in order."""
         return self.arguments.values()
 
 
@@ -112,11 +112,11 @@ class _Bottom(nn.Module):
     """A party's layers as a module with one input, the result of `_Columns.flat`.
 
     Args:
-        model: a copy of the model that no other code changes.
+        model: a copy of the model, which no other code changes.
         party: name of the party.
-        like: the party's inputs in some batch, as an example of axes and types.
-        others: arguments that other parties give to the whole model, axes (rows, ...); this party's
-            cut does not depend on these arguments.
+        like: the party's inputs in one batch, as an example of axes and types.
+        others: arguments of the other parties, with which the whole model runs, axes (rows, ...);
+            this party's cut does not depend on these arguments.
     """
 
     def __init__(
@@ -169,13 +169,14 @@ class _Bottom(nn.Module):
 class _Top(nn.Module):
     """The layers of a model behind a cut, as a module whose input is this cut.
 
-    The layers before the cut run on zeros, and a hook replaces their output by the given cut.
+    The layers before the cut run on zeros, and a hook replaces the cut layer's output by the given
+    cut.
 
     Args:
-        model: a copy of the model that no other code changes.
+        model: a copy of the model, which no other code changes.
         party: party that sends the cut.
-        like: the party's inputs in some batch, as an example; the model takes no other inputs.
-        until: party whose cut is the result; None returns the model's outputs.
+        like: the party's inputs in one batch, as an example; the model has no other inputs.
+        until: party whose cut the module returns; None returns the model's outputs.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class _Top(nn.Module):
 
 
 class _Reached(Exception):
-    """Raised by a hook when the cut layer has run; carries the cut."""
+    """Error that a hook raises, with the cut, when the cut layer has run."""
 
     def __init__(self, cut: Tensor) -> None:
         self.cut = cut
@@ -222,10 +223,11 @@ def _stop(module: nn.Module, inputs: Any, output: Tensor) -> None:
 
 @dataclass(eq=False)
 class _Seen:
-    """Inputs and cuts of a module's parties for a loader's rows, in the loader's order.
+    """Inputs and cuts of a module's parties for all rows of a loader, in the loader's order.
 
-    `digests` has digests of the party's inputs; `rows` has positions of rows if the batches contain
-    them; `outputs` has the module's outputs, axes (rows, outputs), if they exist per row.
+    `digests` are digests of the party's inputs by row; `rows` are positions of rows if the batches
+    contain them; `outputs` are the module's outputs, axes (rows, outputs), if each row has an
+    output.
     """
 
     cuts: list[Tensor] = field(default_factory=list)
@@ -243,12 +245,13 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
     """Query the module with every row of a loader.
 
     Raises:
-        DataError: a batch does not have one label per row, or a cut has a different number of rows.
+        DataError: a batch does not have one label per row, or a cut does not have one row per input
+            row.
     """
     seen = _Seen()
     device = device_of(model)
-    # In a U-shape, an attack on the server reads the cut that the server receives; the rows and
-    # inputs are those of the feature party.
+    # In a U-shape, an attack by the server uses the cut that the server receives; the rows and
+    # inputs are the feature party's.
     source = next(iter(model.decoders)) if party == server_of(model) else party
     arrived: dict[str, Tensor] = {}
     hooks = [
@@ -290,7 +293,7 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
 
 
 def _of_task(labels: Tensor, task: str) -> Tensor:
-    """Return labels as class codes or as numbers, as the task requires.
+    """Return labels as class numbers or as real numbers, as the task requires.
 
     Raises:
         DataError: the labels are not whole numbers, but the module's task is classification.
@@ -312,12 +315,12 @@ def _note(arrived: dict[str, Tensor], name: str, end: nn.Module, given: tuple[Te
 
 
 def server_of(model: Crossings) -> str | None:
-    """Return the server of a U-shape, which sends a cut back; None for modules of another shape."""
+    """Return the party in the middle of a U-shape (server), which sends a cut back; else None."""
     return model.server if isinstance(model, CutModel) else None
 
 
 def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
-    """Return whether a party's layers compute each row independently, unlike graph layers."""
+    """Return whether a party's layers compute each row independently, unlike layers of a graph."""
     few = max(1, len(flat) // 2)
     try:
         with torch.no_grad():
@@ -330,7 +333,7 @@ def _runs_on_rows(bottom: _Bottom, flat: Tensor) -> bool:
 def _asked(
     model: Crossings, party: str, inputs: Any
 ) -> tuple[_Columns, Mapping[str, Tensor], Tensor | None]:
-    """Run the model; return the party's inputs, other inputs of its layers, and outputs."""
+    """Run the model; return the party's inputs, other arguments of the model, and outputs."""
     with torch.no_grad():
         outputs = answered(model, inputs)
     outputs = outputs if isinstance(outputs, Tensor) else entry_of(outputs, "logits")
@@ -340,16 +343,16 @@ def _asked(
 
 
 class _ModuleVictim(Victim):
-    """A feature party of a module as the victim of attacks, with the cuts of all rows.
+    """A feature party of a module as the target of attacks, with the cuts of all rows.
 
     Args:
-        model: a copy of the module in evaluation mode.
+        model: a copy of the module, in evaluation mode.
         name: the party.
         data: see `Cases`.
         cuts: cuts of all rows, axes (rows, width).
-        bottom: the party's layers; None if they need all rows at once.
+        bottom: the party's layers as a module; None if the layers need all rows at once.
         top: a module with the label party's architecture, and the width of its input; None if the
-            label party's layers cannot run on this cut alone.
+            label party's layers cannot run on this party's cut alone.
     """
 
     def __init__(
@@ -392,7 +395,7 @@ class _ModuleVictim(Victim):
         )
 
     def own_bottom(self) -> nn.Module:
-        """Return a copy of the party's layers, followed by the codec's module."""
+        """Return a copy of the party's layers, followed by the module that the codec adds."""
         return copy.deepcopy(_held(self._layers))
 
     def new_bottom(self) -> nn.Module:
@@ -400,7 +403,7 @@ class _ModuleVictim(Victim):
         return _fresh(_held(self._core))
 
     def new_top(self, width: int) -> nn.Module:
-        """Return an untrained top, or a linear layer if the top also takes other cuts."""
+        """Return an untrained top model, or a linear layer if the top has further inputs."""
         if self._top is not None and self._top[1] == width:
             return _fresh(self._top[0])
         return nn.Linear(width, self.classes)
@@ -415,24 +418,24 @@ class _ModuleVictim(Victim):
 
 
 def _with_codec(model: Crossings, party: str, bottom: _Bottom) -> OwnBottom:
-    """Return the bottom followed by the codec's module, as copies."""
+    """Return copies of the bottom model and of the module that the codec adds after it."""
     return OwnBottom([copy.deepcopy(bottom), copy.deepcopy(model.encoders[party])], bottom)
 
 
 def _top_of(model: Crossings, party: str) -> tuple[nn.Module, int] | None:
-    """Return the float32 top and its input width, if one party's flat cut is its only input."""
+    """Return the float32 top and its input width, if a party's flat cut is the top's only input."""
     if isinstance(model, SplitModule) and list(model.bottoms) == [party] and model.is_flat(party):
         return copy.deepcopy(model.top).float(), model.widths[party]
     return None
 
 
 def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | None:
-    """Return the label party's layers as a module of one party's cuts, if nothing else is read.
+    """Return the label party's layers as a module of a party's cuts; None if they read more.
 
     Args:
         model: the module.
         party: the feature party.
-        like: the party's inputs in some batch; the model takes no other inputs.
+        like: the party's inputs in one batch; the model has no other inputs.
     """
     top: nn.Module
     if isinstance(model, CutModel):
@@ -447,15 +450,16 @@ def _top_behind(model: Crossings, party: str, like: _Columns) -> nn.Module | Non
 
 
 def _middle_of(model: Crossings, party: str, like: _Columns) -> nn.Module | None:
-    """Return the layers of a U-shape's server as a module of the feature party's cuts.
+    """Return the middle layers of a U-shape (server) as a module of the feature party's cuts.
 
     Args:
         model: the module.
         party: the feature party.
-        like: the party's inputs in some batch; the model takes no other inputs.
+        like: the party's inputs in one batch; the model has no other inputs.
 
     Returns:
-        The result is None if there is no server, or if the server reads or sends more than one cut.
+        The result is None if the module has no server, or if the server receives or sends more than
+        one cut.
     """
     server = server_of(model)
     if not isinstance(model, CutModel) or list(model.experiment.parties) != [party, server]:
@@ -465,7 +469,7 @@ def _middle_of(model: Crossings, party: str, like: _Columns) -> nn.Module | None
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """Return a copy with new initial weights, drawn from torch's global generator."""
+    """Return a copy of a module with new initial weights, drawn from torch's global generator."""
     made = copy.deepcopy(module)
     for part in made.modules():
         if callable(reset := getattr(part, "reset_parameters", None)):
@@ -474,15 +478,17 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 class _ModuleParts(TrainedParts):
-    """The trained parts of a module that attacks by the module's label party use.
+    """The trained parts of a module that attacks by the module's label party need.
 
     Args:
-        model: a copy of the module that no other code changes.
+        model: a copy of the model, which no other code changes.
         data: data of every party.
         victim: the feature party that is attacked.
-        top: the label party's layers; None if these read more than the party's cut.
-        outputs: outputs for all rows, axes (rows, outputs); None if there is no output per row.
-        middle: layers of a U-shape's server; None if these read more than the party's cut.
+        top: the label party's layers; None if these layers read more than the party's cut.
+        outputs: the model's outputs for all rows, axes (rows, outputs); None if rows have no
+            separate outputs.
+        middle: the layers of a U-shape's server; None if these layers read more than the party's
+            cut.
     """
 
     def __init__(
@@ -501,7 +507,7 @@ class _ModuleParts(TrainedParts):
         lacking |= {Grant.TOP} if top is None else set()
         lacking |= {Grant.OUTPUTS} if outputs is None else set()
         lacking |= {Grant.MIDDLE} if middle is None else set()
-        # for attacks, the server takes the place of the label party
+        # attacks treat the server as the label party
         if server_of(model) is not None:
             lacking |= {Grant.LABELS, Grant.OUTPUTS}
         self.lacking = frozenset(lacking)
@@ -511,7 +517,7 @@ class _ModuleParts(TrainedParts):
         return self._victim.own_bottom()
 
     def new_bottom(self, party: str) -> nn.Module:
-        """Return an untrained bottom with the feature party's architecture."""
+        """Return an untrained bottom model with the feature party's architecture."""
         return self._victim.new_bottom()
 
     def top(self) -> nn.Module:
@@ -519,11 +525,11 @@ class _ModuleParts(TrainedParts):
         return copy.deepcopy(_held(self._last))
 
     def middle(self) -> nn.Module:
-        """Return a copy of the server's layers."""
+        """Return a copy of the layers of a U-shape's server."""
         return copy.deepcopy(_held(self._middle))
 
     def outputs(self, queries: Frames, rows: Tensor) -> Tensor:
-        """Return the outputs for some rows, axes (rows, outputs)."""
+        """Return the model's outputs for some rows, axes (rows, outputs)."""
         return torch.empty(len(rows), 0) if self._outputs is None else self._outputs[rows]
 
 
@@ -533,16 +539,16 @@ def _held(part: nn.Module | None) -> nn.Module:
 
 
 class _ModuleCases(Cases):
-    """Attack cases for a module: by a feature party, and by the label party.
+    """Cases of attacks on a module: attacks by a feature party, and attacks by the label party.
 
     Args:
         model: the module.
         data: data of every party.
-        settings: settings of the grid, which include the attackers.
-        victim: the feature party that is attacked or attacks.
+        settings: settings of the grid, which define the attackers.
+        victim: the feature party that attacks, or that the label party attacks.
         parts: trained parts of the module, for attacks by its label party.
-        frames: function that returns the frames of the module's training, as `vfl.record` recorded
-            them.
+        frames: function that returns the frames of the module's training, which `vfl.record`
+            recorded.
         digest: digest of the recorded training; empty if the weights determine the training.
     """
 
@@ -599,7 +605,7 @@ class _ModuleCases(Cases):
         )
 
     def _top_alone(self) -> Maker | None:
-        """Return a function that copies the module's top, if no other party feeds the top."""
+        """Return a function that copies the top, if the top has no other party's cut as input."""
         top = getattr(self._model, "top", None)
         alone = list(self.experiment.feature_parties) == [self.party]
         return partial(copy.deepcopy, top) if alone and isinstance(top, nn.Module) else None
@@ -613,21 +619,24 @@ class ModuleAttacks:
     """Attacks on a feature party's cuts of a trained module.
 
     Args:
-        model: the trained module; attacks query a copy.
+        model: the trained module; the attacks query a copy.
         loader: batches of the rows from which leaked labels are drawn.
-        test: batches of the attacked rows; None attacks a random half of the loader's rows.
-        settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
-        trace: trace of the module's training, for attacks that read a trace. It may be a function
-            that records the same training again if a score is missing.
+        test: batches of the attacked rows; with None, a random half of the loader's rows is
+            attacked.
+        settings: attacks, numbers of leaked labels, number of draws of leaked rows, baselines, and
+            the attacking party.
+        trace: trace of the module's training, for attacks that use recorded frames. The value may
+            also be a function that records the same training again, which is called if a score is
+            missing.
 
     Attributes:
-        settings: the given settings without attacks that this module cannot have.
+        settings: the given settings without attacks that are impossible on this module.
         data: data of the feature party and of the label party.
         cuts: cuts of all rows, axes (rows, width).
 
     Raises:
-        UserError: an attack needs more than the attacking party has, or a number of leaked labels
-            does not fit the rows.
+        UserError: an attack needs evidence that the attacking party does not have, or a number of
+            leaked labels does not fit the rows.
         DataError: batches of the loader do not have one label per row.
     """
 
@@ -647,7 +656,7 @@ class ModuleAttacks:
         asked, party = copy.deepcopy(model).eval(), attacker_of(experiment, settings)
         _require_granted(settings, trace is not None)
         _require_roles(settings, party, server_of(model))
-        with scoped(experiment.seed):  # a shuffling loader gives the same order in each call
+        with scoped(experiment.seed):  # a shuffling loader returns the same order in each call
             seen = [_queried(asked, party, one) for one in (loader, test) if one is not None]
         label = experiment.label.party
         self.data = _data_of(label, party, seen, experiment.seed)
@@ -655,8 +664,8 @@ class ModuleAttacks:
         self.cuts = torch.cat([cut for one in seen for cut in one.cuts])
         outputs = [one for part in seen for one in part.outputs]
         whole = torch.cat(outputs) if sum(map(len, outputs)) == len(self.cuts) else None
-        # A binary model with one logit has no output for each class, which attacks through a top
-        # need.
+        # A binary model with one logit does not have one output per class, which attacks through a
+        # top model need.
         by_class = whole is not None and whole.shape[1] == labels_of(self.data[label])[1]
         top = _top_of(asked, party) if by_class else None
         victim = _ModuleVictim(asked, party, self.data, self.cuts, seen[0].bottom, top)
@@ -682,11 +691,11 @@ class ModuleAttacks:
         self._runner = AttackRunner(experiment, self.data, self.settings, cases=cases)
 
     def on_victim(self) -> list[AttackJob]:
-        """Return the jobs of all attacks on the module's own cuts."""
+        """Return the jobs of all attacks on the module's trained cuts."""
         return attack_plan(self.settings).on_victim()
 
     def baselines(self) -> list[AttackJob]:
-        """Return the jobs of these attacks' baselines."""
+        """Return the jobs of the baselines of these attacks."""
         return attack_plan(self.settings).baselines(self.settings.baselines)
 
     def test_cuts(self, most: int) -> tuple[Tensor, Tensor]:
@@ -702,7 +711,7 @@ class ModuleAttacks:
         out: Path,
         on_end: Callable[[FinishedAttack], None] = lambda ended: None,
     ) -> list[ScoreRecord]:
-        """Return the score of each job; scores stored in the folder `out` are reused."""
+        """Return each job's score; scores in the folder `out` are not computed again."""
         with scoped(self._experiment.seed):
             return list(self._runner.run(jobs, ScoresFile(out), on_end))
 
@@ -719,13 +728,15 @@ def attack_module(
     """Attack a feature party's cuts of a trained module; see `vfl.attack` and `ModuleAttacks`.
 
     Args:
-        model: the trained module; attacks query a copy.
+        model: the trained module; the attacks query a copy.
         loader: batches of the rows from which leaked labels are drawn.
-        test: batches of the attacked rows; None attacks a random half of the loader's rows.
-        settings: attacks, numbers of leaked labels, draws, baselines, and the attacking party.
+        test: batches of the attacked rows; with None, a random half of the loader's rows is
+            attacked.
+        settings: attacks, numbers of leaked labels, number of draws of leaked rows, baselines, and
+            the attacking party.
         out: folder for scores; an attack with a stored score is not run again.
         on_end: callback that receives each attack when it ends.
-        trace: trace of the module's training, for attacks that read a trace.
+        trace: trace of the module's training, for attacks that use recorded frames.
 
     Raises:
         DataError: the trace belongs to another module's training.
@@ -741,7 +752,7 @@ def attack_module(
 
 
 def reads_training(settings: GridSettings) -> bool:
-    """Return whether some attack of a grid reads a recorded training."""
+    """Return whether at least one attack of a grid uses a recorded training."""
     return any(scenario in _RECORDED for _, scenario in scenarios_of(settings).values())
 
 
@@ -751,14 +762,15 @@ _KNOWN = (INFERENCE_TIME, RECORDED_QUERIES, QUERIES_ATTRIBUTE, SERVER, *_RECORDE
 
 
 def _require_granted(settings: GridSettings, recorded: bool) -> None:
-    """Reject attacks by outsiders or colluding parties, and those that lack a trace.
+    """Reject attacks by outsiders or colluding parties, and attacks that need a missing trace.
 
     Args:
         settings: the attacks.
-        recorded: whether the training was recorded.
+        recorded: whether the module's training was recorded.
 
     Raises:
-        UserError: an attack reads something that its attacker is not granted; the error names it.
+        UserError: an attack uses evidence that its attacker is not granted; the error contains the
+            attack's name.
     """
     for spec, (attack, scenario) in scenarios_of(settings).items():
         if scenario in _RECORDED and not recorded:
@@ -778,15 +790,16 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
 
 
 def _require_roles(settings: GridSettings, party: str, server: str | None) -> None:
-    """Reject attacks in a U-shape whose attacker already has the values that it infers.
+    """Reject attacks in a U-shape whose attacker already has the values that the attack infers.
 
     Args:
         settings: the attacks.
-        party: the party that is attacked or attacks.
-        server: the party that returns a cut; None if the module has no U-shape.
+        party: the feature party that attacks or is attacked.
+        server: the party in the middle, which sends a cut back; None if the module has no U-shape.
 
     Raises:
-        UserError: an attack infers values that its attacker owns; the error names the right party.
+        UserError: an attack infers values that its attacker owns; the error suggests the right
+            attacker.
     """
     for spec, (_, scenario) in scenarios_of(settings).items() if server is not None else ():
         on_labels = scenario.attacker == "feature party" and not scenario.attribute
@@ -800,23 +813,23 @@ def _require_roles(settings: GridSettings, party: str, server: str | None) -> No
             )
 
 
-#: Grants that stand for the attacker's own layers.
+#: Grants that mean the attacker's own layers.
 _LAYERS = frozenset({Grant.BOTTOM, Grant.BOTTOM_RECIPE})
 
 
 def _with_held(
     settings: GridSettings, of_label: frozenset[Grant], of_feature: frozenset[Grant]
 ) -> GridSettings:
-    """Return the settings without those attacks of a pack that need grants the module lacks.
+    """Return the settings without those attacks of packs that need grants which the module lacks.
 
     Args:
         settings: the attacks.
-        of_label: grants that the label party of this module cannot have.
+        of_label: grants that a label party of this module cannot have.
         of_feature: grants that a feature party of this module cannot have.
 
     Raises:
-        UserError: an attack that the settings name individually needs such a grant, or every attack
-            does.
+        UserError: an attack that the settings list by itself needs such a grant, or all attacks of
+            a pack do.
     """
     lacking = {"label party": of_label, "feature party": of_feature}
     fitting, refused = list[str](), dict[str, frozenset[Grant]]()
@@ -864,8 +877,8 @@ def data_of_labels(
         name: the party.
         parts: labels of the training rows and labels of the test rows, axes (rows,) each.
         task: "classification" or "regression".
-        classes: number of outputs of the model; the result has more classes if a label exceeds it.
-        split: split of the rows; None uses the two parts as they are.
+        classes: number of outputs of the model; the result has more classes if a label is larger.
+        split: split of the rows; None makes the two entries of `parts` the training and test rows.
     """
     labels, known = torch.cat(list(parts)), None
     if task == "classification":
@@ -878,5 +891,5 @@ def data_of_labels(
 
 
 def _split(train: Tensor, test: Tensor) -> Split:
-    """Return the split; the loader's rows are both its training rows and its validation rows."""
+    """Return the split; the rows of `train` are both training rows and validation rows."""
     return Split(train.numpy(), train.numpy(), test.numpy())

@@ -66,12 +66,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Metrics of the run: quality on test rows, bytes, speed, privacy guarantees."""
+        """Metrics of the run: quality on test rows, bytes, speed, privacy statements."""
         return self.folder.summary()
 
     @property
     def table(self) -> pd.DataFrame:
-        """Metrics as a table with one row per epoch."""
+        """Metrics of the run as a table with one row per epoch."""
         import pandas as pd
 
         return pd.DataFrame(LoadedRun(self.path).history)
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def page(self) -> Path:
-        """Path of the run's page, a self-contained HTML file that this call rebuilds."""
+        """Path of the run's page, a self-contained HTML file; each access builds the page again."""
         return build_report(self.path)
 
     def predict(self) -> pd.DataFrame:
@@ -93,12 +93,12 @@ class Run:
         return pd.read_csv(trainer.predict(self.folder))
 
     def attack(self, *attacks: str, progress: bool = False, **settings: object) -> Attacks:
-        """Attack the run's test rows; attacks that already have a score are skipped.
+        """Attack the run's test rows; attacks whose score is stored are not run again.
 
         Args:
             attacks: specs of attacks, or packs such as "light"; by default the pack "light".
             progress: whether to show a progress bar.
-            settings: settings of a grid, such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
+            settings: settings of [grid], such as `leaks=[1, 5]`, `draws=3` or `measure="auc"`.
 
         Raises:
             UserError, RunFolderError: see `vfl attack`.
@@ -109,7 +109,7 @@ class Run:
         return Attacks(self, rows, asked)
 
     def alone(self) -> pd.DataFrame:
-        """Return the metrics of each party trained alone, one row per party; run missing trainings.
+        """Return the metrics of each party trained alone, one row per party; train missing ones.
 
         Raises:
             ConfigError, RunFolderError: see `vfl report --alone`.
@@ -123,7 +123,7 @@ class Run:
         return pd.DataFrame.from_dict(found, orient="index")
 
     def plot(self) -> Figure:
-        """Plot the loss by epoch.
+        """Plot the training and validation loss by epoch.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -143,8 +143,8 @@ class Attacks:
     """Results of attacks on a run or a module.
 
     Attributes:
-        run: the attacked run; None if a module was attacked.
-        rows: one record per measure, attack, number of leaked labels and draw.
+        run: the attacked run; None if the attacks were on a module.
+        rows: one record per measure, attack, number of leaked labels and draw of leaked rows.
     """
 
     def __init__(self, run: Run | None, rows: Sequence[Record], settings: GridSettings) -> None:
@@ -152,7 +152,7 @@ class Attacks:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The results as a table; the column `no_model` has the best value without the model."""
+        """The results as a table; its column `no_model` is the best value without the model."""
         return table_of(self.rows)
 
     def __repr__(self) -> str:
@@ -177,10 +177,10 @@ def train(
     """Train an experiment with every party in this process.
 
     Args:
-        experiment: an experiment file, its content, or an `Experiment`.
+        experiment: path of an experiment file, its content, or an `Experiment`.
         settings: overrides such as "train.epochs=5" or "codec=topk:k=4".
         runs: parent folder of the run's folder.
-        name: name of the run's folder; by default a time and the experiment's name.
+        name: name of the run's folder; by default the date and time with the experiment's name.
         download: whether to download a data set that is not on this machine.
         device: device on which the models are trained.
         progress: whether to show a progress bar.
@@ -218,30 +218,32 @@ def attack(
 ) -> Attacks:
     """Attack a finished run, or a module that you trained.
 
-    An attacker on a module's labels is a feature party at inference time. It has its inputs, its
-    layers, the cuts that it sends, and a few leaked labels of each class. An attacker on columns,
-    such as the attack `inversion`, is the label party; it knows the columns of some rows of the
-    loader. In a U-shape, the server takes both roles. With a trace of the training, attacks that
-    read gradients run as well. The attacker of such an attack has the gradients of each step, and
-    infers labels of the training rows. The result shows, for each attack, its guess and the best
-    baseline without the model.
+    An attacker on a module's labels is a feature party that attacks after the training. This
+    attacker has its own inputs, its layers, the cuts that it sends, and a few leaked labels of each
+    class. An attacker on columns, for example with the attack `inversion`, is the label party; it
+    knows the columns of some rows of the loader. In a U-shape, the party in the middle (server)
+    attacks labels and columns. With a trace of the training, attacks that use recorded gradients
+    run as well. The attacker of such an attack has the gradients of each step, and infers labels of
+    training rows. The result shows, for each attack, its guess and the best baseline without the
+    model.
 
     Args:
         victim: a `Run` or its folder; or a `SplitModule` or the result of `vfl.split`, which may
             also be compiled, or averaged by `AveragedModel`.
         loader: for a module: batches `(inputs, labels)`, or dicts with `labels`; labels of these
-            rows may leak. The inputs are those of the module; for a `SplitModule`, a tuple has one
-            entry per party, in the module's order.
-        test: batches of the attacked rows, in the same form; None attacks a random half of the
-            loader's rows.
-        pack: a pack of attacks, the spec of an attack, or several (`vfl list packs`).
-        trace: for a module: trace of its training, as `vfl.record` recorded it.
-        out: for a module: folder for scores; an attack with a stored score is not run again.
+            rows may leak to the attacker. The batches' inputs are the module's inputs; for a
+            `SplitModule`, a tuple has one entry per party, in the module's order.
+        test: batches of the attacked rows, in the same form as `loader`; with None, a random half
+            of the loader's rows is attacked.
+        pack: a pack of attacks, the spec of an attack, or a list of these (`vfl list packs`).
+        trace: for a module: trace of the module's training, which `vfl.record` recorded.
+        out: for a module: folder for scores; an attack whose score is stored there is not run
+            again.
         progress: whether to show a progress bar.
-        settings: settings of a grid, such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
+        settings: settings of [grid], such as `leaks=[1, 10]`, `draws=3`, `party="bank"`.
 
     Raises:
-        UserError: the attacker does not have what an attack needs, or a number of leaked labels
+        UserError: the attacker lacks evidence that an attack needs, or a number of leaked labels
             does not fit the data.
         DataError: a batch does not have one label per row.
         RunFolderError: see `vfl attack`.
@@ -268,7 +270,7 @@ def attack(
 
 
 def _asked(specs: Sequence[str], settings: Mapping[str, object]) -> GridSettings:
-    """Return the grid settings for attacks on one victim."""
+    """Return the grid settings for attacks on a single victim."""
     given = {"attacks": list(specs) or None, "leaks": [1, 5, 10], "draws": 3, **settings}
     return check(override({}, overrides_of(None, given)), GridSettings, where="the settings")
 
@@ -293,7 +295,7 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
             as in `grid`.
         options: `codecs`, `seeds`, `levels` and other settings of `[compare]`; also `out` (the
             study's folder), `jobs`, `ray`, `device` and `progress`. For modules, `defenses` is a
-            further option; each defense is trained with every codec.
+            further option; every codec is then trained with each of these defenses.
     """
     if _is_build(experiment):
         return _module_study("compare", experiment, *_loaders("compare", settings), **options)
@@ -303,29 +305,29 @@ def compare(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -
 def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> Results:
     """Run all attacks on all defenses; see `vfl grid`.
 
-    For each cell, `build(codec, defense, seed)` can build a module of your own. The module is
-    trained on the batches of a loader, tested and attacked::
+    Alternatively, a function `build(codec, defense, seed)` builds a module of your own for each
+    cell (one training). Each module is trained on the batches of a loader, tested and attacked::
 
         vfl.grid(build, loader, test, defenses=["dcor:alpha=0.1"], attacks=["light"], seeds=[0, 1])
 
     `fit=function(model, loader)` sets your own training loop. Without `fit`, `vfl.fit` trains with
     the settings `train`, such as `{"epochs": 20, "optimizer": "adamw", "warmup_steps": 100}`, and
-    `loss`. A loader is any iterable that can be iterated repeatedly, or a function that returns one
-    from the seed; without `test`, every fifth batch is held out. If Python can import all functions
-    by name, `jobs` and `ray` train in other processes. A repeated call with the same folder `out`
-    continues where the earlier call stopped.
+    `loss`. A loader is any iterable that can be iterated repeatedly, or a function of the seed that
+    returns such an iterable; without `test`, every fifth batch is held out for tests. If Python can
+    import all functions by name, `jobs` and `ray` run trainings in other processes. A repeated call
+    with the same folder `out` continues where the earlier call stopped.
 
     Args:
         experiment: see `compare`.
         settings: overrides of settings; for a module, a loader of the training rows, and optionally
-            one of the test rows.
+            a loader of the test rows.
         options: `defenses`, `attacks`, `leaks`, `draws`, `seeds` and other settings of `[grid]`;
             also `out`, `jobs`, `ray`, `device` and `progress`. For modules, further options are
             `codec`, `test`, `fit`, `train`, `loss`, `epochs`, `learning_rate` and `name`.
 
     Raises:
-        ConfigError: `build` ignores a setting, or other processes need a function that they cannot
-            import by name.
+        ConfigError: `build` ignores one of its arguments, or other processes need a function that
+            they cannot import by name.
         DataError: `build` returns no split module, or a loader can be read only once.
     """
     if _is_build(experiment):
@@ -334,7 +336,7 @@ def grid(experiment: AnyExperiment | Build, *settings: Any, **options: Any) -> R
 
 
 def value(experiment: AnyExperiment, *settings: str, **options: Any) -> Results:
-    """Measure what each party gains from joint training; see `vfl value`.
+    """Measure what each party gains from training together; see `vfl value`.
 
     Args:
         experiment: see `train`.
@@ -348,15 +350,15 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def _is_build(given: AnyExperiment | Build) -> bool:
-    """Return whether the value is a function that builds modules, or the import name of one."""
+    """Return whether a value is a function that builds modules, or a function's name."""
     return callable(given) or (isinstance(given, str) and bool(_NAME.fullmatch(given)))
 
 
 def _loaders(kind: str, given: Sequence[Any]) -> Sequence[Any]:
-    """Return the loaders that were passed to a study of modules.
+    """Return the data loaders that the caller passed to a study of modules.
 
     Raises:
-        UserError: the call passes more than two loaders.
+        UserError: the caller passed more than two loaders.
     """
     if len(given) > 2:
         raise UserError(
@@ -462,7 +464,7 @@ def _study(
 def _read(
     experiment: AnyExperiment, overrides: Sequence[str]
 ) -> tuple[Experiment, Locations, str | None]:
-    """Return the checked experiment, the file positions of its settings, and its file or None."""
+    """Return the checked experiment, the lines of its settings, and its file or None."""
     if isinstance(experiment, str | Path):
         return *read_checked(Path(experiment), overrides), str(experiment)
     made = experiment
@@ -476,7 +478,7 @@ def _read(
 def _command(
     name: str, called: str | None, overrides: Sequence[str], folder: Path, device: str, *more: str
 ) -> str:
-    """Return a command that repeats the run, from the experiment's file or the run's folder."""
+    """Return a command that repeats the run, with the experiment's file or the run's folder."""
     if called is None:
         return command_of(name, str(folder / "config.toml"), *more, device=device)
     return command_of(name, called, *more, settings=overrides, device=device)

@@ -1,10 +1,10 @@
-"""Runs cells of a grid on a Ray cluster (the extra `ray`): each worker is a Ray actor.
+"""Runs cells of a grid (trainings) on a Ray cluster (the extra `ray`): each worker is a Ray actor.
 
-The machines of the cluster share no disk with this machine. So each actor works in a separate
+The cluster's machines share no disk with this machine. Therefore each actor works in a separate
 folder: it receives a copy of the cell's folder, continues the cell, and returns the folder. Ray's
-object store has one copy of the data on each machine. If a worker dies, only the progress of its
+object store keeps one copy of the data on each machine. If a worker dies, only the progress of its
 current cell is lost, and another worker starts this cell again. Inside the cluster Ray passes
-objects in its own form, as pickles. Therefore use only machines that you trust.
+objects in its own format, which uses pickle. Therefore use only machines that you trust.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ from vfl.transport.proxies import is_loopback
 if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
-#: Ray sends no usage reports, and each worker computes with one thread.
+#: Environment of Ray: it sends no usage reports, and each worker computes with one thread.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without this variable, Ray prints a warning
     "OMP_NUM_THREADS": "1",
     "RAY_raylet_start_wait_time_s": "120",
 }
-#: Unless this variable is set before `ray` is imported, Ray replaces 127.0.0.1 by the address of
-#: another interface, and listens on all interfaces.
+#: Unless this variable is set before the import of `ray`, Ray replaces 127.0.0.1 by the address of
+#: another network interface, and listens on all interfaces.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-#: Environment variables with which this process and the cluster that it starts authenticate each
-#: other.
+#: Environment variables with the token by which this process and the cluster that it starts
+#: authenticate each other.
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 _HOST = "127.0.0.1"
-#: Address that stands for a cluster on this machine only, which starts and ends with the command.
+#: Word in place of an address: a cluster on this machine only, which starts and ends with the
+#: command.
 LOCAL = "local"
-#: Ports of a node's agents, as options of `ray start`.
+#: Ports of the agent processes of a Ray node, as options of `ray start`.
 _PORTS = (
     "dashboard-agent-grpc-port",
     "dashboard-agent-listen-port",
@@ -63,7 +64,7 @@ _PORTS = (
     "metrics-export-port",
 )
 _STARTS_WITHIN_S = 180.0
-#: Python code that runs `ray` with its arguments; it ends when this process ends.
+#: Python code that runs the program `ray` with its arguments, and ends it when this process ends.
 _HEAD = """
 import os, signal, sys, threading, time
 from ray.scripts.scripts import main
@@ -78,24 +79,25 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 main()
 """
-#: Share of memory that is reserved in addition to the memory of the measured first cell.
+#: Additional share of memory to reserve, beyond the memory that the first cell used.
 _ROOM_ABOVE = 0.25
-#: Interval in seconds between checks whether a machine with room for the cell exists.
+#: Interval in seconds between checks whether a machine with enough free resources for the cell
+#: exists.
 _LOOK_S = 5.0
 
-#: Contents of files in a grid's folder, by relative path.
+#: Contents of files in a grid's folder, by path relative to the folder.
 Files = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class CellResources:
-    """Resources that the cluster reserves for each running cell.
+    """Resources that the cluster reserves for each running cell (one training).
 
     Attributes:
         cpus, gpus: number of CPUs and of GPUs per cell; with fractions, several cells share a CPU
             or GPU.
-        memory_bytes: memory per cell; 0 sets no limit; None measures the memory of the first cell,
-            which then runs alone.
+        memory_bytes: memory per cell in bytes; 0 sets no limit; None measures the memory of the
+            first cell, which then runs alone.
     """
 
     cpus: float = 1.0
@@ -104,13 +106,13 @@ class CellResources:
 
     @classmethod
     def of(cls, words: list[str]) -> CellResources:
-        """Parse `cpus=N`, `gpus=N`, `memory=SIZE` and `memory=auto`.
+        """Parse options such as `cpus=N`, `gpus=N`, `memory=SIZE` and `memory=auto`.
 
         >>> CellResources.of(["gpus=0.5", "memory=2GB"])
         CellResources(cpus=1.0, gpus=0.5, memory_bytes=2000000000)
 
         Raises:
-            ConfigError: a word has another form, or the settings reserve no resources.
+            ConfigError: an option has another form, or the options reserve no resources.
         """
         found = cls()
         for word in words:
@@ -143,7 +145,7 @@ class CellResources:
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes or 0}
 
     def places(self, has: Mapping[str, float]) -> int:
-        """Return the number of cells that a machine with these Ray resources can run at a time."""
+        """Return how many cells a machine with these Ray resources can run at the same time."""
         asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_bytes or 0}
         return int(min(has.get(name, 0) / much for name, much in asked.items() if much))
 
@@ -157,16 +159,17 @@ def _memory(text: str) -> int | None:
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
-    """Connection to a cluster, with data stored in it; as a context manager, it closes itself.
+    """Connection to a Ray cluster, with data stored in it; as a context manager, it closes itself.
 
     Args:
-        address: address of the cluster's head node; "auto" is the cluster on this machine; "local"
-            starts a cluster on this machine only, with the loopback address and a random token.
-        resources: CPUs, GPUs and memory that a cell uses.
+        address: address of the cluster's head node; "auto" uses the cluster that runs on this
+            machine; "local" starts a cluster on this machine only, with the loopback address and a
+            random token.
+        resources: CPUs, GPUs and memory that each cell uses.
 
     Raises:
-        UserError: Ray is not installed, the cluster does not exist, or a new cluster does not
-            start.
+        UserError: Ray is not installed, no cluster answers at this address, or a new cluster does
+            not start.
     """
 
     def __init__(self, address: str, resources: CellResources | None = None) -> None:
@@ -223,13 +226,13 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         Raises:
             LostPeerError: the cluster did not start in time.
         """
-        # The path is short, because the length of a socket's path is limited; only the owner can
+        # The path is short, because the length of a socket's path is limited; only the user can
         # read the folder.
         short = "/tmp" if os.access("/tmp", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="vfl-ray-", dir=short))
-        # Ray's node process (raylet) waits 15 seconds for ports that its agents choose, and then
-        # dies; a loaded machine needs more time. The raylet does not wait if the ports are given as
-        # options.
+        # Ray's node process (raylet) waits 15 seconds for the ports that its agents choose, and
+        # then ends; agents on a busy machine need more time. The raylet does not wait if options of
+        # `ray start` set the ports.
         port, client_port, *others = free_ports(2 + len(_PORTS))
         ports = [f"--{name}={one}" for name, one in zip(_PORTS, others, strict=True)]
         command = [
@@ -244,7 +247,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return f"{_HOST}:{port}"
 
     def close(self) -> None:
-        """Close the connection if this object opened it; stop the cluster that `local` started."""
+        """Close the connection if it is open; stop the cluster if this object started it."""
         if self._own:
             self.ray.shutdown()
         if self._head is not None:
@@ -261,22 +264,22 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     @classmethod
     def of(cls, asked: str) -> RayCluster:
-        """Connect; a cell's resources follow the address: `auto,cpus=2,gpus=0.5,memory=2GB`.
+        """Connect to a cluster; a cell's resources follow the address: `auto,cpus=2,memory=2GB`.
 
         Raises:
             ConfigError: see `CellResources.of`.
-            UserError: Ray is not installed, the cluster does not exist, or a new cluster does not
-                start.
+            UserError: Ray is not installed, no cluster answers at this address, or a new cluster
+                does not start.
         """
         address, *words = asked.split(",")
         return cls(address, CellResources.of(words))
 
     @property
     def places(self) -> int:
-        """Number of cells that the cluster can run at a time.
+        """Number of cells that the cluster can run at the same time.
 
         Raises:
-            ConfigError: no machine of the cluster has room for a cell.
+            ConfigError: no machine of the cluster has enough resources for a cell.
         """
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = sum(self.resources.places(one) for one in alive)
@@ -294,10 +297,10 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return made.remote(*arguments)
 
     def answer(self, reference: Any) -> Any:
-        """Wait for a result, as long as some machine has room for the cell.
+        """Wait for an actor's result, as long as a machine of the cluster can run the cell.
 
         Raises:
-            ConfigError: no machine has room for the cell any more.
+            ConfigError: no machine of the cluster has enough resources for the cell any more.
         """
         while True:
             try:
@@ -306,14 +309,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 _ = self.places
 
     def measured(self, peak_bytes: int) -> None:
-        """Set the memory of all cells from the first cell's peak, unless the user set a size."""
+        """Set every cell's memory from the first cell's peak memory, unless the user set a size."""
         if self.resources.memory_bytes is None:
             room = int(peak_bytes * (1 + _ROOM_ABOVE))
             self.resources = replace(self.resources, memory_bytes=room)
 
     def rows(self, folder: GridFolder, cell: Cell) -> Any:
         """Return a Ray reference to the data of every party for a cell."""
-        with self._alone:  # each scheduler worker calls this from its own thread
+        with self._alone:  # each worker of the scheduler calls this method in a separate thread
             data = self._cache.of(rows_of(folder, cell))
             if self._kept[0] is not data:
                 self._kept = data, self.ray.put(data)
@@ -339,7 +342,7 @@ class RayWorker(RetryingWorker):
         self._actor: Any = None
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; a cell whose memory is measured runs alone, in an actor that then ends."""
+        """Run a cell; if its memory is measured, it runs alone, in an actor that then ends."""
         if self._cluster.resources.memory_bytes is None:
             with self._cluster.measuring:
                 if self._cluster.resources.memory_bytes is None:
@@ -349,7 +352,7 @@ class RayWorker(RetryingWorker):
         super().run(cell)
 
     def _attempt(self, cell: Cell) -> str | None:
-        named = self._folder.modules is not None  # imported functions load the data
+        named = self._folder.modules is not None  # functions that the actor imports load the data
         failures = self._cluster.ray.exceptions
         try:
             rows = None if named else self._cluster.rows(self._folder, cell)
@@ -373,7 +376,7 @@ class RayWorker(RetryingWorker):
 
 
 def _cause(error: Any, failures: Any) -> str:
-    """Return why an actor gave no result, without Ray's own text, which may quote data."""
+    """Return why an actor returned no result, without Ray's own text, which may contain data."""
     if isinstance(error, failures.OutOfMemoryError):
         return "its machine had no free memory"
     if isinstance(error, failures.RayTaskError):
@@ -382,7 +385,7 @@ def _cause(error: Any, failures: Any) -> str:
 
 
 def grid_of(folder: GridFolder, cell: Cell) -> dict[str, bytes]:
-    """Return the files of a grid that contains only this cell."""
+    """Return the files of a grid's folder, with a list of cells that contains only this cell."""
     record = folder.record
     (own,) = (one for one in record["cells"] if one["name"] == cell.name)
     alone = json.dumps({**record, "cells": [own]}).encode()
@@ -401,10 +404,11 @@ class _Remote:
     def run(
         self, name: str, files: Files, data: Mapping[str, PartyData] | None
     ) -> tuple[str, int, Files]:
-        """Run one cell, given the files of its grid and of the cell.
+        """Run one cell, from the files of its grid and its own files.
 
         Returns:
-            The version of vfl, the peak memory of this process in bytes, and the cell's files.
+            The version of vfl, the peak memory of the actor's process in bytes, and the cell's
+            files.
         """
         with tempfile.TemporaryDirectory(prefix="vfl-grid-") as place, not_durable():
             root = Path(place)
@@ -439,7 +443,7 @@ def _packed(root: Path, cell: Cell) -> dict[str, bytes]:
 
 
 def _unpacked(root: Path, cell: Cell, files: Files) -> None:
-    """Replace all files of a cell in a grid's folder by these files."""
+    """Replace all files of a cell in a grid's folder by the given files."""
     places = _places(root, cell)
     for place in places:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Attacks from outside on a grid's victims: author, scores, and verdicts that change.
+"""Attacks from a user's file ("from outside") on a grid's victims, and their scores.
 
-Attack code of the user runs on victims that are stored in a grid's folder. The scores are stored in
-separate files, which the grid's command does not change.
+The user's attack code runs on victims (attacked models) that a grid's folder stores. The scores are
+stored in separate files, which the command of the grid does not change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
     from vfl.experiments.cells import Cell
 
-#: File in a cell's folder with the reason why an attack from outside failed on the cell.
+#: Name of the file in a cell's folder with the reason why an attack from outside failed on this
+#: cell.
 OUTSIDE_FAILURE = "outside_failure.json"
 _LONGEST = 80  # largest number of characters of an author's name
 _WANTED = '__author__ = "A. Name" and __date__ = "2026-01-31", or lines Author: and Date: on top'
@@ -52,10 +53,11 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
     Args:
         file: Python file as for `--plugin`. Author and date are in `__author__` and `__date__`, or
             in docstring lines that begin with ``Author:`` and ``Date:``.
-        specs: specs of attacks of this file; by default, all its attacks with default options.
+        specs: specs of attacks in this file; by default, all attacks of the file with default
+            options.
 
     Raises:
-        UserError: the file does not run, has no attack, or lacks an author or date.
+        UserError: the file does not run, registers no attack, or lacks an author or a date.
         TakenNameError: the file registers an attack under the name of an existing attack.
         SpecError: an attack cannot be built with these options.
     """
@@ -85,18 +87,18 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
 
 
 def _said(module: object, word: str) -> str:
-    """Return what a module states about itself, from an attribute or from its docstring."""
+    """Return the author or date that a module states, in an attribute or in its docstring."""
     found = re.search(rf"(?im)^\s*{word}:[ \t]*(\S.*)$", getattr(module, "__doc__", None) or "")
     given = getattr(module, f"__{word}__", found[1] if found else "")
     return str(given).strip()
 
 
 def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
-    """Add attacks to a grid's list; a newer file replaces an entry with the same spec.
+    """Add attacks to a grid's list of outside attacks; a newer entry replaces one with equal spec.
 
     Raises:
         RunFolderError: there is no grid of attacks in this folder.
-        UserError: the grid already runs this attack itself.
+        UserError: the grid already runs this attack as one of its own attacks.
     """
     if folder.kind != "attacks":
         raise RunFolderError(
@@ -112,7 +114,7 @@ def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
 
 
 def is_stored(cell: Cell, folder: GridFolder) -> bool:
-    """Return whether a cell was attacked; then its victim is stored, or can be recorded again."""
+    """Return whether a cell was attacked; then its victim is stored or can be recorded again."""
     runs = folder.cells_path / cell.name, folder.aside(cell)
     return any((run / OF_CELL).exists() for run in runs)
 
@@ -120,20 +122,20 @@ def is_stored(cell: Cell, folder: GridFolder) -> bool:
 def attack_from_outside(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> None:
-    """Run listed attacks on a victim, stored or trained again; existing scores are kept.
+    """Run the listed outside attacks on a victim; scores that exist are kept.
 
-    Only attacks whose code this process has loaded are run. A victim is trained again, to the same
-    weights, only if an attack reads a recording that does not exist.
+    The function runs only attacks whose code this process has loaded. A victim is trained again, to
+    the same weights, only if an attack needs a recording that does not exist.
 
     Args:
-        cell: cell of the victim, or cell with the baselines of its seed.
+        cell: cell of a victim, or the cell that measures the baselines of one seed.
         folder: folder of the grid.
         data: data of every party.
         device: device on which the model is trained.
 
     Raises:
-        RunFolderError: the victim was not trained on these data, or its defense, codec or model has
-            changed.
+        RunFolderError: the victim was not trained on these data, or the code of its defense, codec
+            or model has changed.
         UserError: an attack does not fit the victim.
     """
     from vfl.attacks import ATTACKS
@@ -158,7 +160,7 @@ def attack_from_outside(
     check_attacks(cell.experiment, settings)
     check_attacks_fit(cell.experiment, settings, data)
     plan = replace(attack_plan(settings, cell.adversary), adversaries=())
-    if cell.victim == BASELINES:  # reuses the grid's own score of training from scratch
+    if cell.victim == BASELINES:  # training from scratch already has a score from the grid itself
         jobs = plan.baselines([name for name in settings.baselines if name not in SCRATCH])
         runner = AttackRunner(cell.experiment, data, settings)
     else:

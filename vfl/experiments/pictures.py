@@ -1,7 +1,7 @@
 """Pictures for the page of a grid: images from attacks on inputs, and charts of cuts.
 
 Charts of cuts consist of angles between rows and a t-SNE map, stored as numbers. Pages read these
-numbers without importing torch.
+numbers without an import of torch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: Name of the subfolder in a run's folder.
+#: Name of the subfolder of a run's folder that contains the pictures.
 GALLERY = "reconstructions"
 _ROWS = 8
 
 
 def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
-    """Store the first images of an attack on a run; the files are durable when this returns.
+    """Store the first images of an attack on a run; afterwards the files survive a crash.
 
     Args:
         run: folder of the run.
         key: key of the attack's score record.
-        true: true images, axes (targets, channels, height, width); they determine the grey scale.
+        true: true images, axes (targets, channels, height, width); their values determine the grey
+            scale.
         found: reconstructed images, with the same axes.
     """
     low, high = float(true.min()), float(true.max())
@@ -47,11 +48,11 @@ def keep_pictures(run: Path, key: str, true: Tensor, found: Tensor) -> None:
 
 
 def kept_pictures(run: Path, key: str) -> dict[str, list[str]] | None:
-    """Return the images of a score as PNG files in base64; None if no images were stored.
+    """Return an attack's stored images as PNG files in base64; None if no images were stored.
 
     Returns:
-        Entries `true`, `found` and `mean`. `mean` is the mean image, which an attacker without
-        evidence would guess for each target.
+        Images by name: `true`, `found` and `mean`. The entry `mean` contains the mean image, which
+        an attacker without evidence would guess for each target.
 
     Raises:
         RunFolderError: the file is damaged, or has another format.
@@ -83,11 +84,12 @@ def pictures_of(cut: Tensor, labels: Tensor) -> dict[str, Any]:
 
     Args:
         cut: cut-layer activations, axes (rows, width), at most a thousand rows.
-        labels: int64, axes (rows,).
+        labels: labels of the rows, int64, axes (rows,).
 
     Returns:
-        Entries `same` and `different`: shares of pairs within and between classes in each of `BINS`
-        equal bins from 0 to pi, with means in rad; `map`: two coordinates per row; `labels`.
+        Entries `same` and `different`: shares of pairs of rows within and between classes, in each
+        of `BINS` equal bins of angles from 0 to pi, with mean angles in rad; `map`: two coordinates
+        per row; `labels`.
     """
     cut = cut.flatten(1)
     return angle_histograms(cut, labels) | {"map": tsne(cut), "labels": labels.tolist()}
@@ -109,10 +111,10 @@ def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def pair_angles(cut: Tensor) -> Tensor:
-    """Return the angle between each two rows in rad, axes (rows, rows), also exact if small.
+    """Return the angle between each pair of rows in rad, axes (rows, rows); small angles are exact.
 
-    The angle of unit vectors u and v is 2 atan2(|u - v|, |u + v|); the arc cosine of their product
-    would lose small angles.
+    The angle between unit vectors u and v is 2 atan2(|u - v|, |u + v|); the arc cosine of their
+    inner product would lose small angles.
     """
     import torch
 

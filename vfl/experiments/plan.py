@@ -1,6 +1,6 @@
-"""Plan of a session or training: facts for `vfl check`.
+"""Plan of a session or a training: facts that `vfl check` prints.
 
-The facts are counts and names, never cells of a table.
+The facts are counts and names; they contain no values of a table.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from vfl.transport import local_pair
 _RUNS = Path("runs")
 
 #: Assumed compute time of one exchange at both parties, for a small network; with a larger network,
-#: the real speedup is smaller than the advice states.
+#: the real speedup is smaller than the advice says.
 _STEP_S = 0.001
-#: With fewer validation rows than this, the difference between two epochs is mostly noise.
+#: With fewer validation rows than this number, the difference between two epochs is mostly noise.
 _FEW_ROWS = 100
 
 
 def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Check an experiment in one process, with its data.
+    """Check an experiment, including its data, for a training in one process.
 
     Raises:
-        UserError: some setting would stop the training before its first step.
+        UserError: a setting would stop the training before its first step.
     """
     experiment, locations = specs.read_checked(path, overrides)
     facts = _plugins(experiment)
     with locations.located(Experiment):
         data = load_data(experiment)
     label = data[experiment.label.party]
-    # a model may not fit its columns, and a defense may not fit the labels
+    # a model may not support its columns, and a defense may not support the labels
     with locations.located(Experiment):
         session = session_of(experiment, data, "train")
     split = label.split
@@ -87,10 +87,10 @@ def of_experiment(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Check a project at the label party: its data, and the consent that each party needs.
+    """Check a project at the label party: its data, and the consent needed from others.
 
     Raises:
-        UserError: some setting of the label party would stop a session.
+        UserError: a setting of the label party would stop a session.
     """
     experiment = label.experiment(overrides, specs.spec_mistakes)
     party = read_party_file(label.party_file)
@@ -98,7 +98,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
     terms = Terms.of(experiment, "train", experiment.name)
     waiting = {}
     if terms.alignment and not last_version(party.alignment_path(terms.alignment)):
-        # Before the first alignment, all rows of the table count.
+        # Before the first alignment, all rows of the label party's table count.
         terms = terms.model_copy(update={"alignment": None})
         waiting = {"alignment": f"none yet: vfl align {label.path}"}
     data = _own_data(party, label.party_file, terms, experiment.label.task)
@@ -114,7 +114,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
 
 
 def of_party_file(path: Path) -> dict[str, Any]:
-    """Check a party's own file, table and consent, and also the project of a label party."""
+    """Check a party file with its table and consent; for a label party, also its project."""
     folder = path.resolve().parent
     if (folder / "app" / "experiment.toml").exists():
         return of_project(LabelFolder(folder))
@@ -138,7 +138,7 @@ def of_party_file(path: Path) -> dict[str, Any]:
     facts |= {"rows": data.rows, "inputs": inputs, "secure_sum": keys_of(party)}
     facts |= {"columns": _columns(found or _described(party), data)}
     facts |= {"look_at": doubts({party.party: data}) + _not_found_out(party, folder)}
-    # The size of the trace depends on the session's terms; the session reports the size when it
+    # The size of the trace depends on the session's terms; the session prints the size when it
     # starts.
     return facts | ({"trace": party.trace.model_dump(mode="json")} if party.trace.enabled else {})
 
@@ -146,14 +146,14 @@ def of_party_file(path: Path) -> dict[str, Any]:
 def link_advice(
     experiment: Experiment, train_rows: int, round_trip_s: float, mbps: float | None
 ) -> dict[str, Any]:
-    """Return advice for slow network links to the feature parties, as facts.
+    """Return advice for slow network connections to the feature parties, as facts.
 
     Args:
         experiment: the experiment with its current settings.
         train_rows: number of training rows.
-        round_trip_s: longest round-trip time to a party, in seconds.
-        mbps: bandwidth in Mbit/s of the label party's network link in each direction; None means no
-            limit.
+        round_trip_s: longest round-trip time to a feature party, in seconds.
+        mbps: bandwidth in Mbit/s of the label party's network connection in each direction; None
+            means no limit.
     """
     if shares_weights(experiment):
         return advice.of_shared_layers(round_trip_s, _STEP_S, 1 if third_party(experiment) else 2)
@@ -182,13 +182,13 @@ def link_advice(
 
 
 def _gaps(label: PartyData) -> dict[str, Any]:
-    """Return how many rows each feature party lacks; a learned vector replaces their cuts."""
+    """Return how many rows each feature party lacks, whose cuts a learned vector replaces."""
     lacking = {name: int((~own).sum()) for name, own in label.held.items()}
     return {"rows_without_a_cut": lacking} if lacking else {}
 
 
 def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:
-    """Return a warning if few validation rows select the epoch: a lucky early epoch may win."""
+    """Return a warning if few validation rows select the epoch, so that a lucky epoch may win."""
     train, rows = experiment.train, len(split.validation)
     if rows >= _FEW_ROWS or not (train.patience or train.keep == "best"):
         return {}
@@ -207,7 +207,7 @@ def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyDat
 
 
 def _not_found_out(party: PartyFile, folder: Path) -> list[str]:
-    """Return a warning about a table whose settings name the file, but not its format."""
+    """Return a warning about a table of which the party file has no format settings yet."""
     found_out = {"columns", "separator", "encoding", "decimal", "dates", "missing"}
     if found_out & party.table.model_fields_set:
         return []
@@ -221,13 +221,13 @@ def _described(party: PartyFile) -> TableReport:
 
 
 def _columns(found: TableReport, data: PartyData) -> list[dict[str, Any]]:
-    """Return a description of each column of a party's table, with its number of inputs."""
+    """Return a description of each column of a party's table, with its count of inputs."""
     widths = data.encoder.widths if data.encoder else {}
     return [asdict(column.as_used(widths.get(column.name, 0))) for column in found.columns]
 
 
 def _label_weights(experiment: Experiment, terms: Terms, data: PartyData) -> dict[str, Tensor]:
-    """Return the label party's initial weights; raise an error if top or bottom do not fit."""
+    """Return the label party's initial weights; raise an error if a model does not fit."""
     links = {name: local_pair()[0] for name in rules.peers(terms)}
     own = Own(Secret.of_simulation(experiment.seed, data.name))
     objective = Objective.of(experiment.label, 1 if data.classes is None else len(data.classes))
@@ -256,7 +256,7 @@ def _trace(
 
 
 def check_specs(experiment: Experiment, locations: Locations | None = None) -> dict[str, Any]:
-    """Return facts about an experiment's plug-ins; for errors see `vfl.training.specs`."""
+    """Return facts about an experiment's plug-ins; errors are as in `vfl.training.specs`."""
     specs.check_specs(experiment, locations)
     return _plugins(experiment)
 
@@ -276,7 +276,7 @@ def _plugins(experiment: Experiment) -> dict[str, Any]:
 
 
 def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
-    """Return the defense's privacy statements; an epsilon may depend on the number of classes."""
+    """Return the defense's privacy statements; an epsilon may depend on the class count."""
     defense = defenses.make(experiment.defense)
     if data is not None:
         classes = None if data.classes is None else len(data.classes)
@@ -302,12 +302,12 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
 def check_public(
     experiment: Experiment, locations: Locations | None = None, party: PartyFile | None = None
 ) -> dict[str, Any]:
-    """Run `check_specs` for the experiment of a project, which all parties will read.
+    """Run `check_specs` on a project's experiment, which all parties will read.
 
     Args:
         experiment: experiment to check.
         locations: file and line of each setting, for error messages.
-        party: the label party's own file.
+        party: the party file of the label party.
 
     Raises:
         ConfigError, SpecError: the experiment has mistakes; the error lists all mistakes.
@@ -343,11 +343,11 @@ def _traffic(
         steps, epochs = plan.a_epoch, plan.epochs
     if secure_mode.make(
         experiment.secure
-    ).divides_rows:  # other parties' numbers of rows are not known yet
+    ).divides_rows:  # the numbers of rows of other parties are not known yet
         return {"epochs": terms.train.epochs}
     facts = {"steps_per_epoch": steps, "epochs": epochs}
     if shares_weights(experiment) and shared is None:
-        return facts  # bytes depend on other parties' columns, which are not known yet
+        return facts  # the bytes depend on columns of other parties, which are not known yet
     own, names = shared or {}, terms.feature_parties
     most = sum(expected_bytes(terms, name, split, own.get(name)) for name in names)
     most *= 1 + len(terms.tasks)
@@ -360,9 +360,9 @@ def _traffic(
 
 
 def _shared(experiment: Experiment, data: Mapping[str, PartyData]) -> Mapping[str, Layers] | None:
-    """Return the layers that all feature parties share; empty if each has its own bottom.
+    """Return the layers that all feature parties share; empty if each party has a separate bottom.
 
-    The result is None if the number of bytes depends on values; then a party counts bytes as it
+    The result is None if the number of bytes depends on values; a party then counts the bytes as it
     sends them.
     """
     mode = secure_mode.make(experiment.secure)
@@ -380,7 +380,7 @@ def comparison_facts(experiment: Experiment, locations: Locations) -> dict[str, 
     """Return facts about the trainings of `vfl compare`; empty without a [compare] table."""
     if experiment.compare is None:
         return {}
-    # imported late, because a plain training does not need this module
+    # imported late, because a plain training does not need the imported module
     from vfl.experiments.comparison import comparison_of
 
     comparison = comparison_of(experiment, locations)

@@ -1,7 +1,7 @@
 """Provenance of results: versions, hardware, and digests of code and data.
 
-`results.json` of every study has these keys in addition to its own keys; `results.schema.json`
-describes them (JSON Schema, draft 2020-12).
+`results.json` of every study has these keys in addition to the study's own keys;
+`results.schema.json` describes them (JSON Schema, draft 2020-12).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vfl.experiments.results import LoadedGrid
 from vfl.experiments.scores import BASELINES, OF_CELL
 from vfl.experiments.staleness import made_of
 
-#: Name and version of the format of `results.json`; the version increases when a key changes its
-#: meaning.
+#: Name and version of the format of `results.json`; the version number increases when a key changes
+#: its meaning.
 FORM = "vfl results 1"
 
 
@@ -35,8 +35,9 @@ def provenance(grid: LoadedGrid) -> dict[str, Any]:
     """Return the keys that every `results.json` has.
 
     Returns:
-        Entries: `form`, `kind`, `name`, `created` and `command` of the study; the distinct
-        `environments`; `cells` with their digests; `records`, which are the rows of `results.csv`.
+        Entries: `form`, `kind`, `name`, `created` and `command` of the study; the different
+            `environments` of its runs; `cells` with their digests; `records`, which are the rows of
+            `results.csv`.
     """
     environments: list[Mapping[str, Any]] = []
     cells = [_cell_record(cell, grid, environments) for cell in grid.cells]
@@ -54,7 +55,7 @@ def provenance(grid: LoadedGrid) -> dict[str, Any]:
 def _cell_record(
     cell: Cell, grid: LoadedGrid, environments: list[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the record of a cell: description, status, and digests of its code and data."""
+    """Return the record of a cell: description, status, and digests of the cell's code and data."""
     run, state = grid.runs.get(cell.name), "open"
     if cell.title in grid.failures:
         state = "failed"

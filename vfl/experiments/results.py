@@ -1,10 +1,10 @@
 """One table for all results; each record is one measured value of one training.
 
 There are four evaluators: "quality" of predictions, "cost" of the training, "codec" on the cuts of
-the test rows, and "attack". Each value has a guess and the best
-value without the model, if these exist. A value is marked if the code or data behind it has changed
-since the measurement. Tables, pages, plots and notebooks use only this table, except for curves;
-`LoadedGrid` and `LoadedRun` read the source files, each file once.
+the test rows, and "attack". A record also has the value of guessing and the best value without the
+model, if these exist. A record is marked as stale if its code or data have changed since the
+measurement. Tables, pages, plots and notebooks use only this table, except for curves; `LoadedGrid`
+and `LoadedRun` read the source files of the table, each file once.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS = "results.csv"
-#: Measures for which a lower value is better.
+#: Measures of which a lower value is better.
 LOWER_IS_BETTER = frozenset(
     {"loss", "log_loss", "brier", "uncalibrated_log_loss", "uncalibrated_brier", "rmse", "mae"}
 )
-#: If the largest class has more than this share, accuracy is a poor measure: always predicting this
-#: class would reach the same accuracy.
+#: If the largest class has more than this share of rows, accuracy is a poor measure: a constant
+#: prediction of this class would reach the same accuracy.
 IMBALANCED = 0.65
-#: Subjects of a measurement that are neither parties nor attacks.
+#: Subjects of a measurement other than parties and attacks.
 TEST, TRAIN, TRAINING, ALL = "test rows", "training rows", "training", "all parties"
-#: Metrics of a whole training, as named in its summary.
+#: Metrics of a whole training, by their names in its summary.
 _COSTS = (
     "seconds", "steps_per_second", "formula_ratio", "wire_ratio", "wire_ratio_up", "wire_ratio_down"
 )  # fmt: skip
-#: Measures of a cell's codec that are summed over parties.
+#: Measures of a cell's codecs that are added up over parties.
 _SUMS = ("encode_ms", "decode_ms", "nonzeros", "dead_units")
 
 
@@ -74,26 +74,27 @@ class Record:
     """One row of the results table.
 
     Attributes:
-        training: name of the training, which is the same for all seeds and adversaries.
+        training: name of the training, which is the same for all its seeds and adversaries.
         cell: name of the training's run folder.
         codec, defense, secure: its protection.
         adversary: spec of the adversary in the training; "none" for an honest training.
         repeat: seed or fold of the training.
-        evaluator: kind of measurement.
-        subject: the attack, party or rows that were measured; for an adversary's own result, the
-            adversary's spec.
-        k, draw: number of leaked labels of each class, and number of the draw; 0 if no labels leak.
+        evaluator: kind of the measurement: "quality", "cost", "codec" or "attack".
+        subject: the attack, party or rows on which the value was measured; for an adversary's own
+            result, the adversary's spec.
+        k, draw: number of leaked labels of each class, and number of the random draw of leaked
+            rows; 0 if no labels leak.
         measure, value: name of the measure, and its value.
-        guess: the best value that is reached without any evidence; None if there is no such value.
+        guess: the best value without any evidence; None if there is no such value.
         seconds: running time of the attack in seconds.
-        baselines: values without the model on the same leaked rows, by name; "scratch" uses only
-            the leaked rows, or the inputs for clusters.
-        threat: sentence with the attacker and its knowledge.
+        baselines: values of baselines without the model on the same leaked rows, by name of the
+            baseline; "scratch" uses only the leaked rows, or the inputs for clusters.
+        threat: sentence with the attacker and the attacker's knowledge.
         access: the attacker's access to the model; see `vfl.attacks.view.Access`.
         author, date: author and date of an attack from outside, see `vfl.experiments.outside`;
             empty for all other attacks.
         report: the attack's own report, see `vfl.attacks.Attack.last_report`; only the record of
-            the headline measure has it.
+            the headline measure has the report.
         stale: reason why the value does not come from the current data and code, see `staleness`;
             empty for a current value.
     """
@@ -123,7 +124,7 @@ class Record:
 
     @property
     def no_model(self) -> float | None:
-        """The best value without the model; None if there is no such value."""
+        """The best value of a baseline without the model; None if there is no baseline."""
         best = min if self.measure in LOWER_IS_BETTER else max
         return best(self.baselines.values(), default=None)
 
@@ -134,7 +135,7 @@ class Record:
         return own if self.adversary in (HONEST, self.subject) else f"{own} after {self.adversary}"
 
     def row(self) -> dict[str, Any]:
-        """Return the record as a line of `results.csv`, with the best baseline."""
+        """Return the record as a line of `results.csv`, including the best baseline."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def as_json(self) -> dict[str, Any]:
@@ -148,7 +149,7 @@ COLUMNS.insert(COLUMNS.index("seconds"), "no_model")
 
 
 def fitting_quality(guess: Mapping[str, float]) -> str:
-    """Return the quality measure that fits a task, from the `guess` of a run's summary.
+    """Return the measure of quality that fits a task, from the entry `guess` of a run's summary.
 
     >>> fitting_quality({"classes": 2, "accuracy": 0.88}), fitting_quality({"classes": 10})
     ('auc', 'accuracy')
@@ -163,7 +164,7 @@ def records_of(path: Path) -> list[Record]:
     """Return the records of a run, a comparison, a grid or a value study.
 
     Raises:
-        RunFolderError: the folder contains no run or study, or a file is damaged.
+        RunFolderError: the folder contains no run or study, or a file of the folder is damaged.
     """
     if is_grid(path):
         return LoadedGrid(GridFolder(path)).records
@@ -172,7 +173,7 @@ def records_of(path: Path) -> list[Record]:
 
 
 def trained_records(run: LoadedRun) -> list[Record]:
-    """Return the records of a single run, without records of attacks."""
+    """Return the records of a single run, without records of attacks on the run."""
     return list(_measured(_about_run(run), run))
 
 
@@ -192,7 +193,7 @@ def table_of(records: Iterable[Record]) -> pd.DataFrame:
 
 
 class LoadedGrid:
-    """A comparison, grid or value study with the runs of its cells; reads each file once.
+    """A comparison, grid or value study with its cells' runs; it reads each file once.
 
     Args:
         folder: folder of the grid.
@@ -206,7 +207,7 @@ class LoadedGrid:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """Experiment from which the grid was made."""
+        """Experiment from which vfl made the grid."""
         return self.folder.experiment()
 
     @cached_property
@@ -232,7 +233,7 @@ class LoadedGrid:
 
     @cached_property
     def records(self) -> list[Record]:
-        """All records; stale records state the reason."""
+        """All records of the study; stale records contain the reason."""
         stale = stale_cells(self.folder)
         found = [replace(one, stale=stale.get(one.cell, "")) for one in self._trained()]
         if self.folder.kind == "attacks":
@@ -245,18 +246,18 @@ class LoadedGrid:
 
     @property
     def current(self) -> list[Record]:
-        """The records that come from the current data and code."""
+        """Records of the study that come from the current data and code."""
         return [one for one in self.records if not one.stale]
 
     @property
     def compared(self) -> str:
-        """Measure of the comparison: the requested measure, or one that fits the first run."""
+        """Metric of the comparison: the requested metric, or one that fits the first run."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
         for run in self.runs.values():
             found = run.summary
             if not found.get("guess") and "test_loss" in found and "test_accuracy" not in found:
-                return "loss"  # only for a model with one label per token
+                return "loss"  # only a model with one label per token lacks the other metrics
             return fitting_quality(found.get("guess") or {})
         return "accuracy"
 
@@ -271,9 +272,9 @@ class LoadedGrid:
 
     @cached_property
     def attacks(self) -> list[Record]:
-        """All attacks on finished victims of a grid, in the order of the settings.
+        """All attacks on finished victims of the grid, in the order of the settings.
 
-        Results from a cell's earlier settings are left out, and so are the results of cells that
+        Results from earlier settings of a cell are left out, and so are results of cells that
         failed later.
         """
         settings = grid_settings_of(self.experiment)
@@ -308,7 +309,7 @@ class LoadedGrid:
         return [one for records in found.values() for one in records]
 
     def lines(self, records: Iterable[Record]) -> list[Line]:
-        """Return the lines of a table in the order of the cells, without cells that have no run."""
+        """Return table lines in the order of the cells, without cells that have no run."""
         figures: dict[str, dict[Figure, float]] = {}
         for one in records:
             if one.evaluator != "attack":
@@ -327,7 +328,7 @@ class LoadedGrid:
 
     @property
     def unfinished(self) -> list[str]:
-        """Notes about missing trainings (cells), which are shown with the results."""
+        """Notes about missing trainings (cells), which are printed with the results."""
         attacked = self.folder.kind == "attacks"
         going = [self.path_of(one) for one in self.cells if one.title not in self.failures]
         left = sum(not ((one / OF_CELL).exists() if attacked else is_done(one)) for one in going)
@@ -337,23 +338,23 @@ class LoadedGrid:
         return found + ([f"{left} of {cells} cells are not {not_yet} yet"] if left else [])
 
 
-#: Subject and measure of a value.
+#: Subject and measure of a value, as keys.
 Figure = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line of a table: one kind of training with its repeats and metrics.
+    """A line of a table: one kind of training, with its repeats (seeds or folds) and metrics.
 
     Attributes:
         about: description of the training, by column; see `Cell.about`.
         repeats: planned repeats.
         runs: trained runs, by repeat (seed or fold).
-        figures: values by subject and measure, and then by repeat; see `Record`.
-        reference: line with which this line is compared; None if there is none, or this line is the
-            reference.
-        ratio: number of test rows over number of training rows, if each repeat draws both again;
-            see `resampled`.
+        figures: values by subject and measure, then by repeat; see `Record`.
+        reference: line with which this line is compared; None if the study has no reference, or
+            this line is the reference.
+        ratio: number of test rows divided by number of training rows, if each repeat draws both
+            kinds of rows again; see `resampled`.
     """
 
     about: Mapping[str, str]
@@ -364,11 +365,11 @@ class Line:
     ratio: float = 0.0
 
     def values(self, measure: str, subject: str = TEST) -> Mapping[str, float]:
-        """Return the values of a metric by repeat, for repeats that have the metric."""
+        """Return the values of a metric by repeat, without repeats that lack the metric."""
         return self.figures.get((subject, measure), {})
 
     def over(self, measure: str, subject: str = TEST) -> Estimate | None:
-        """Return the mean of a metric with its interval, over repeats that have the metric."""
+        """Return the mean of a metric with its interval, over the repeats that have the metric."""
         return resampled(list(self.values(measure, subject).values()), self.ratio)
 
     def mean(self, measure: str, subject: str = TEST) -> float | None:
@@ -378,28 +379,28 @@ class Line:
 
     @property
     def sent_percent(self) -> float:
-        """Bytes in percent of dense float32, as a mean over both directions and over repeats."""
+        """Sent bytes in percent of dense float32: mean over both directions and all repeats."""
         ratios = [self.mean(f"wire_ratio_{way}", TRAINING) for way in ("up", "down")]
         return 50 * sum(ratio or 0.0 for ratio in ratios)
 
     def less(self, other: Line | None, measure: str, subject: str = TEST) -> Estimate | None:
-        """Return a metric minus the same metric of another line, paired by repeat."""
+        """Return a metric minus the other line's value of the metric, paired by repeat."""
         ours, theirs = self.values(measure), {} if other is None else other.values(measure, subject)
         both = [ours[repeat] - theirs[repeat] for repeat in ours if repeat in theirs]
         return resampled(both, self.ratio)
 
     def difference(self, measure: str) -> Estimate | None:
-        """Return a metric minus the reference's value of it; None for the reference itself."""
+        """Return a metric minus the reference line's value; None for the reference itself."""
         return self.less(self.reference, measure)
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Write `results.csv` into a grid's folder."""
+    """Write records as `results.csv` into a grid's folder."""
     write_text(path / RESULTS, csv_text(COLUMNS, [one.row() for one in records]))
 
 
 def _about(cell: Cell, name: str, run: LoadedRun | None = None) -> dict[str, Any]:
-    """Return the columns that describe a training; a run states the codecs of a module."""
+    """Return the columns that describe a training; a module's run has the codecs in its summary."""
     one = cell.experiment
     used = run.summary.get("codec") if run is not None and run.has_ended else None
     again = (f"seed={one.seed}", cell.repeat)
@@ -420,7 +421,7 @@ def _about_run(run: LoadedRun) -> dict[str, Any]:
 
 
 def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
-    """Yield records from a training's summary, and from its codec on the cuts of test rows."""
+    """Yield records from a training's summary, and of its codec on the cuts of test rows."""
     if not run.has_ended:
         return
     summary, codec = run.summary, run.codec
@@ -444,7 +445,7 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
     yield from record("cost", TRAINING, "bytes", sum(sent))
     for name in _COSTS:
         yield from record("cost", TRAINING, name, summary.get(name))
-    if run.epochs:  # this is the loss of the epoch whose weights were kept, with its random draws
+    if run.epochs:  # the loss of the kept epoch, with random draws of training
         kept = run.epochs[summary.get("best_epoch", len(run.epochs)) - 1]
         yield from record("quality", TRAINING, "loss", kept.get("train_loss"))
     for name, value in codec.get("train", {}).items():
@@ -461,12 +462,12 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
 
 
 def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return measures added up over all parties' codecs; sizes are shares of dense float32."""
+    """Return a codec's measures, added up over all parties; sizes are shares of dense float32."""
     total = {
         name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
     }
     bounds = [one["entropy_bound_bytes"] for one in parties]
-    stated = None not in bounds  # only if all codecs state a bound
+    stated = None not in bounds  # the sum exists only if all codecs have a bound
     usage = usage_of(parties)
     return {
         **{name: total[name] for name in _SUMS},
@@ -478,14 +479,14 @@ def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def usage_of(parties: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Count the test rows in which each unit is sent, party by party."""
+    """Return the number of test rows for which each unit is sent, party by party."""
     return [count for party in parties for count in party["usage"]]
 
 
 def _bytes_to(
     about: dict[str, Any], run: LoadedRun, measure: str, least: float
 ) -> Iterator[Record]:
-    """Return the bytes until the validation score reached the target; empty if it never did so."""
+    """Return the bytes until the validation score reached the target; empty if it never did."""
     sign = -1 if measure in LOWER_IS_BETTER else 1
     for epoch in run.epochs:
         score = epoch.get(f"validation_{measure}")
@@ -498,16 +499,16 @@ def _bytes_to(
 
 
 def bytes_to(least: float) -> str:
-    """Return the name of the measure of bytes until validation rows reach this score."""
+    """Return the measure's name for the bytes until validation rows reach a score."""
     return f"bytes_to_{least:g}"
 
 
 class Today:
-    """The current code of attacks, for comparison with the code that produced scores.
+    """The current code of attacks, to compare with the code that produced stored scores.
 
     Args:
-        attackers: attackers from outside, by spec. If this process has not loaded an attack from
-            outside, the attack's newest file is used.
+        attackers: attackers from users' files ("from outside"), by spec. If this process has not
+            loaded an attack from outside, the attack's newest file is used.
     """
 
     def __init__(self, attackers: Mapping[str, Attacker] | None = None) -> None:
@@ -515,10 +516,10 @@ class Today:
         self._attackers = attackers or {}
 
     def changed(self, before: Mapping[str, str], scores: Sequence[ScoreRecord]) -> dict[str, str]:
-        """Return why some scores come from code that has changed, by `AttackJob.code_key`.
+        """Return the reasons why scores come from code that has changed, by `AttackJob.code_key`.
 
         Args:
-            before: digests of the code that produced these scores, from `read_codes`.
+            before: digests of the code that produced the scores, from `read_codes`.
             scores: scores of attacks.
         """
         jobs = {one.job.code_key: one.job for one in scores}
@@ -526,7 +527,7 @@ class Today:
         return {key: why for key, why in found.items() if why}
 
     def _why(self, job: AttackJob, before: Mapping[str, str]) -> str:
-        # imported late, because this module needs torch
+        # imported late, because the imported module needs torch
         from vfl.experiments.attack_runner import code_of_job
 
         if job.code_key not in before:
@@ -548,10 +549,11 @@ def attacks_on_run(
 
     Args:
         run: the attacked run.
-        baselines: names of the baselines to compare with, if they exist.
+        baselines: names of the baselines that the attacks are compared with, if these baselines
+            exist.
 
     Raises:
-        RunFolderError: a file is damaged.
+        RunFolderError: a file of the run is damaged.
     """
     if not run.scores:
         return []
@@ -564,7 +566,7 @@ def attacks_on_run(
 def attacks_of(
     experiment: Experiment, scores: Sequence[ScoreRecord], baselines: Sequence[str]
 ) -> list[Record]:
-    """Return attacks on a victim without a run, from its scores and its baselines' scores."""
+    """Return attacks on a victim without a run, from scores of attacks and of baselines."""
     about = _about(Cell(experiment, experiment.name, {}), "")
     own = [one for one in scores if one.bottom == TRAINED]
     free = [one for one in scores if one.bottom != TRAINED]
@@ -578,14 +580,15 @@ def _attacks(
     baselines: Sequence[str],
     changed: Mapping[str, str],
 ) -> Iterator[Record]:
-    """Yield the records of attacks on one victim, one record per measure.
+    """Yield the records of attacks on one victim, with one record per measure.
 
     Args:
         about: the victim.
-        scores: scores of attacks on the victim's bottom.
-        free: scores of attacks on label-free bottoms, for the same leaked rows.
-        baselines: names of the baselines that are compared.
-        changed: reasons why some scores come from code that has changed, by `AttackJob.code_key`.
+        scores: scores of attacks on the victim's trained bottom model.
+        free: scores of attacks on bottom models that were trained without labels, for the same
+            leaked rows.
+        baselines: names of the baselines that the attacks are compared with.
+        changed: reasons why scores come from code that has changed, by `AttackJob.code_key`.
     """
     known = {(one.job, measure): value for one in free for measure, value, _ in one.measured}
     for one in scores:

@@ -64,18 +64,19 @@ _OF_LABELS: tuple[Goal, ...] = ("labels", "values", "clusters", "scores")
 
 @dataclass(frozen=True)
 class Scenario:
-    """One kind of attacker in a grid.
+    """One kind of attacker in a grid, with its knowledge.
 
     Attributes:
         name: name of the scenario.
         attacker: role of the attacking party.
         goals: goals that attacks of this scenario may have.
-        grants: grants that the attacker has.
-        records: recording of the training that attacks read; None if they read no recording.
+        grants: grants (kinds of evidence) that the attacker has.
+        records: recording of the training that attacks of this scenario use; None if they use no
+            recording.
         own_columns: whether the label party may have its own columns as evidence.
-        attribute: whether attacks infer an attribute of the feature party.
-        by_cuts: whether attacks read outputs of bottom models, so that label-free bottoms can serve
-            as baselines.
+        attribute: whether attacks of this scenario infer an attribute of the feature party.
+        by_cuts: whether attacks use outputs of bottom models, so that bottom models trained without
+            labels give a baseline.
     """
 
     name: str
@@ -88,9 +89,9 @@ class Scenario:
     by_cuts: bool = False
 
 
-#: Feature parties as attackers: at inference time; with their bottom of every epoch; together with
-#: all other feature parties; with a recording of the training; and together with all others with
-#: this recording.
+#: Scenarios with a feature party as attacker: at inference time; with its bottom model of every
+#: epoch; together with all other feature parties; with a recording of the training; and together
+#: with all others with this recording.
 INFERENCE_TIME = Scenario(
     "inference", "feature party", _OF_LABELS, INFERENCE | {Grant.PROTOCOL}, by_cuts=True
 )
@@ -107,9 +108,9 @@ TRAINING_TIME = Scenario(
 TRAINING_COLLUSION = Scenario(
     "training collusion", "feature party", _OF_LABELS, TRAINING | {Grant.PARTNERS}, "training"
 )
-#: Label parties as attackers: with recorded queries; with a recorded training; with the same two
-#: recordings to infer an attribute; and a label party that receives only sums and colludes with all
-#: other feature parties.
+#: Scenarios with the label party as attacker: with recorded queries; with a recorded training; with
+#: either recording, to infer an attribute; and a label party that receives only sums and colludes
+#: with all other feature parties.
 RECORDED_QUERIES = Scenario(
     "recorded queries", "label party", ("inputs", "tokens"), RECEIVING, "queries", own_columns=True
 )
@@ -130,27 +131,27 @@ TRAINING_ATTRIBUTE = Scenario(
     attribute=True,
 )  # fmt: skip
 SECURE_SUM = Scenario("secure sum", "label party", ("inputs",), SUMMING)
-#: An outsider that requests predictions.
+#: Scenario with an outsider as attacker, who requests predictions.
 PREDICTIONS = Scenario("predictions", "outsider", ("scores",), QUERYING)
-#: The server of a U-shaped module that a caller split.
+#: Scenario with the party in the middle of a caller's U-shaped module as attacker.
 SERVER = Scenario("server of a U-shape", "label party", ("inputs", "labels"), SERVING)
-#: Scenarios in order; an attack belongs to the first scenario that grants all that the attack
-#: needs.
+#: All scenarios in order; an attack belongs to the first scenario that grants all evidence the
+#: attack needs.
 SCENARIOS = (
     INFERENCE_TIME, TRAINING_TIME, SNAPSHOTS, COLLUSION, TRAINING_COLLUSION, RECORDED_QUERIES,
     RECORDED_TRAINING, SECURE_SUM, QUERIES_ATTRIBUTE, TRAINING_ATTRIBUTE, PREDICTIONS, SERVER,
 )  # fmt: skip
-#: Paths of the parties' recordings within a run folder.
+#: Relative paths of the parties' recordings in a run folder.
 _TRACES = "parties/*/trace"
 
 
 def scenario_of(attack: Attack, spec: str, own_columns: bool = False) -> Scenario:
-    """Return the scenario of an attack.
+    """Return the scenario (kind of attacker) of an attack.
 
     Args:
         attack: the attack, whose needed grants determine the scenario.
         spec: spec of the attack, for error messages.
-        own_columns: whether the label party has columns of its own.
+        own_columns: whether the label party has its own columns.
 
     Raises:
         UserError: no attacker of a grid has all grants that the attack needs.
@@ -180,7 +181,7 @@ def scenarios_of(
 
 
 def _made(spec: str) -> Attack:
-    """Build an attack from its spec; the error for an unknown name also lists packs."""
+    """Build an attack from its spec; for an unknown name, the error also lists packs of attacks."""
     try:
         return attacks.make(spec)
     except UnknownNameError as error:
@@ -189,7 +190,7 @@ def _made(spec: str) -> Attack:
 
 
 def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
-    """Return the scenario of a job; None for the result of an adversary that reads no recording."""
+    """Return an attack job's scenario; None for an adversary's result that needs no recording."""
     if bottom != OUTCOME:
         return scenario_of(attacks.make(spec), spec, own_columns=True)
     return RECORDED_QUERIES if isinstance(make_adversary(spec), Attack) else None
@@ -198,7 +199,7 @@ def scenario_of_job(spec: str, bottom: str = TRAINED) -> Scenario | None:
 def trace_for(
     scenarios: Iterable[Scenario | None], besides: Sequence[Records] = ()
 ) -> TraceSettings:
-    """Return the recordings that a training needs for these scenarios and for later uses."""
+    """Return the recordings that a training must make for these scenarios and for later attacks."""
     wanted = {one.records for one in scenarios if one is not None} | set(besides)
     train = ("train",) if "training" in wanted else ()
     asked = ("validation", "test") if "queries" in wanted else ()
@@ -206,7 +207,7 @@ def trace_for(
 
 
 def is_recorded(path: Path, wanted: TraceSettings) -> bool:
-    """Return whether a run folder has the requested recordings and snapshots."""
+    """Return whether a run folder contains the requested recordings and snapshots."""
     if not wanted.enabled:
         return True
     found = [read(trace).settings for trace in path.glob(_TRACES)]
@@ -226,14 +227,14 @@ def options_of(trace: TraceSettings) -> list[str]:
 
 
 def require_recorded(path: Path, specs: Iterable[str]) -> None:
-    """Reject attacks that read something that a run did not record.
+    """Reject attacks that need a recording which the run's training did not make.
 
     Args:
         path: folder of the run.
         specs: the attacks.
 
     Raises:
-        RunFolderError: a recording is missing; the error names the setting that turns it on.
+        RunFolderError: a recording is missing; the error contains the setting that turns it on.
     """
     if kind_of_cases(RunFolder(path).experiment()).replays:
         return
@@ -250,23 +251,23 @@ def require_recorded(path: Path, specs: Iterable[str]) -> None:
         )
 
 
-#: Number of queries that a label party makes for the same rows.
+#: Number of queries that an attacking label party makes for the same rows.
 _TIMES = 16
-#: Number of training rows, and of test rows, whose membership is inferred.
+#: Number of training rows, and number of test rows, whose membership attacks infer.
 _MEMBERS = 1000
 
 
 def kind_of_cases(experiment: Experiment) -> type[Cases]:
-    """Return the class that builds the attack cases for runs of an experiment."""
+    """Return the class that builds the cases of attacks on an experiment's runs."""
     path = cases().get(parse(experiment.secure)[0])
     return Cases if path is None else cast(type[Cases], named(path))
 
 
 def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
-    """Return the feature party that attacks, or is attacked.
+    """Return the feature party that attacks, or that the label party attacks.
 
     Raises:
-        ConfigError: no feature party has this name.
+        ConfigError: the settings' party is no feature party of the experiment.
     """
     known = experiment.feature_parties
     party = settings.party or known[0]
@@ -278,31 +279,32 @@ def attacker_of(experiment: Experiment, settings: GridSettings) -> str:
 
 
 def setting_of(settings: GridSettings) -> Setting:
-    """Return the roles of rows for attacks by a feature party."""
+    """Return the roles of rows (leaked, unlabelled, target) for attacks by a feature party."""
     return Setting("test", settings.leaks_from, settings.unlabelled, settings.trained_by)
 
 
 class Cases:
-    """The attack cases of one victim; recorded frames are decoded once.
+    """The cases of attacks on one victim; recorded frames are decoded only once.
 
-    Products, such as `vfl.trees`, have subclasses for their models.
+    Products, such as `vfl.trees`, define subclasses for their own models.
 
     Args:
-        experiment: experiment that the victim was trained with.
+        experiment: experiment of the victim's training.
         data: data of every party.
-        settings: settings of the grid, which include attackers, their knowledge, and the inferred
+        settings: settings of the grid, which define attackers, their knowledge, and the inferred
             attribute.
         folder: folder of the victim's finished run. None means untrained feature parties, whose
-            bottoms are replaced by label-free bottoms for baselines.
+            bottom models are replaced by bottom models that were trained without labels, for
+            baselines.
 
     Attributes:
-        party: the feature party that attacks or is attacked.
-        replays: whether the sent frames follow from a run's weights, so that no recording is
-            needed.
+        party: the feature party that attacks, or that the label party attacks.
+        replays: whether a run's weights determine the sent frames, so that attacks need no
+            recording.
 
     Raises:
-        ConfigError: no feature party has the name of the attacker.
-        RunFolderError: the run has no stored weights.
+        ConfigError: the attacker is no feature party of the experiment.
+        RunFolderError: the run folder contains no weights.
     """
 
     replays: ClassVar[bool] = False
@@ -321,44 +323,44 @@ class Cases:
 
     @classmethod
     def held(cls, scenario: Scenario, experiment: Experiment) -> frozenset[Grant]:
-        """Return the grants that a scenario's attacker has on this kind of model.
+        """Return the grants that a scenario's attacker has on a kind of model.
 
         Args:
             scenario: the scenario.
-            experiment: experiment of the victim.
+            experiment: experiment of the victim's training.
         """
         own_columns = experiment.label.party in experiment.parties
         own = OWN_COLUMNS if own_columns and scenario.own_columns else frozenset()
         return (scenario.grants | own) - {Grant.PROTOCOL}
 
     def _begin(self) -> None:
-        """Prepare the trained or untrained parts that attacks on a network need."""
+        """Prepare the trained or untrained models that attacks on a network need."""
         begun = self.folder is None
         self._begun = session_of(self.experiment, self.data, "predict").weights() if begun else {}
         self.victim = self._victim(self.party)
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the victim's weights, on which scores depend; empty if it is untrained."""
+        """Digest of the victim's weights, on which scores depend; empty for an untrained one."""
         return "" if self.folder is None else str(self.folder.summary()["weights_sha256"])
 
     def cuts(self, rows: Tensor) -> Tensor:
-        """Return the cuts that the party sends for some aligned rows, axes (rows, width)."""
+        """Return the cuts that the feature party sends for aligned rows, axes (rows, width)."""
         return self.victim.cuts(rows)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
-        """Return the attack case for one draw of leaked or queried rows.
+        """Return the case of an attack for one draw of leaked or queried rows.
 
         Args:
-            scenario: scenario of the attacker.
-            k: number of leaked labels per class; the number of rows with known columns is fixed by
-                the settings.
+            scenario: scenario (kind of attacker) of the attack.
+            k: number of leaked labels per class; the settings determine the number of rows with
+                known columns.
             draw: random generator for the leaked or queried rows.
 
         Raises:
             RunFolderError: the run lacks the recording that the scenario needs.
-            TooFewRowsError: there are fewer rows than labels to leak.
-            ConfigError: the party does not have this attribute.
+            TooFewRowsError: a class has fewer rows than labels to leak.
+            ConfigError: the feature party has no column with the number of the attribute.
         """
         others = [name for name in self.experiment.feature_parties if name != self.party]
         if scenario in (TRAINING_TIME, TRAINING_COLLUSION):
@@ -394,15 +396,15 @@ class Cases:
         rows: Tensor,
         adversaries: Mapping[str, Adversary] | None = None,
     ) -> Tensor:
-        """Return the outputs of the trained network for some rows of the given data.
+        """Return the trained network's outputs for some rows of the given data.
 
         Args:
-            data: data of every party.
+            data: data of every party, in which the rows are looked up.
             rows: positions among the aligned rows, int64.
             adversaries: dishonest parties, by party name.
 
         Returns:
-            Outputs, axes (rows, outputs).
+            Outputs of the network, axes (rows, outputs).
         """
         return self.asked(data, rows, adversaries).outputs()
 
@@ -412,7 +414,7 @@ class Cases:
         rows: Tensor,
         adversaries: Mapping[str, Adversary] | None = None,
     ) -> AnySession:
-        """Return the session in which the trained network answered queries; see `answers`."""
+        """Return a session in which the trained network answered queries; see `answers`."""
         assert self.folder is not None, "untrained networks have no queries"
         asked = {
             name: replace(own, split=replace(own.split, test=rows.numpy()))
@@ -436,7 +438,7 @@ class Cases:
         return Victim(self.experiment, self.data, name, self._weights(name))
 
     def _snapshots(self) -> list[dict[str, Tensor]]:
-        """Return the bottom of every epoch; an untrained bottom is the same in all epochs."""
+        """Return the bottom model's weights after each epoch (constant if untrained)."""
         if self.folder is None:
             return [self._weights(self.party)]
         recording = read(self.folder.party(self.party) / "trace")
@@ -460,7 +462,7 @@ class Cases:
                              self._all_weights())  # fmt: skip
 
     def _leaks(self) -> int:
-        """Return the number of validation rows whose columns a label party knows."""
+        """Return the number of validation rows whose columns the attacking label party knows."""
         rows = known_rows(self.data[self.party].split, "a label party")
         return min(self.settings.known_columns, rows)
 
@@ -475,7 +477,7 @@ class Cases:
         return queried_case(self.experiment, self.shown(), rows, outputs)
 
     def shown(self) -> Mapping[str, PartyData]:
-        """Return every party's data as numbers for neural networks."""
+        """Return every party's data, encoded as numbers for neural networks."""
         return self.data
 
     def _of(self, owner: str, phase: str | None) -> list[tuple[Replayed, Tensor]]:
@@ -487,14 +489,14 @@ class Cases:
 
 
 def known_rows(split: Split, who: str) -> int:
-    """Return the number of rows that an attacker may know, outside training and target rows.
+    """Return the number of rows, besides training and target rows, that an attacker may know.
 
     Args:
         split: split of the rows.
         who: the attacker's name for the error message.
 
     Raises:
-        TooFewRowsError: there are no rows outside training and target rows.
+        TooFewRowsError: the split has no rows besides training and target rows.
     """
     if not len(split.validation):
         raise TooFewRowsError(

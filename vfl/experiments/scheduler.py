@@ -1,4 +1,4 @@
-"""Runs the cells (trainings) of a grid: keeps finished cells, and resumes started cells.
+"""Runs the cells (trainings) of a grid: skips finished cells, and resumes interrupted cells.
 
 Workers run the cells, in this process or in other processes; each worker runs one cell at a time.
 """
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from vfl.experiments.on_ray import RayCluster
 
 _PACKAGE = Path(__file__).parents[1]
-#: Number of attempts for a cell if its process dies.
+#: Number of times that a cell is run if its process dies.
 TRIES = 3
 
 #: Kind of a cell, for mean durations: whether an earlier call began the cell, and the cell's
-#: settings without its seed.
+#: settings without the seed.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
@@ -64,8 +64,8 @@ class RemainingTime:
     Args:
         cells: cells that have not finished yet.
         jobs: number of cells that run at the same time.
-        begun: names of cells that an earlier call began; the durations of these cells do not
-            predict the durations of other cells.
+        begun: names of cells that an earlier call began; the remaining parts of these cells say
+            nothing about the durations of other cells.
 
     >>> RemainingTime([], jobs=1).left_s()
     0.0
@@ -78,14 +78,14 @@ class RemainingTime:
         self._seconds: defaultdict[_Kind, list[float]] = defaultdict(list)
 
     def add(self, cell: Cell, seconds: float | None = None) -> None:
-        """Record a finished cell and its seconds; these are None if an earlier call finished it."""
+        """Record a finished cell and its duration; None if an earlier call finished the cell."""
         kind = self._kind(cell)
         self._ahead[kind] -= 1
         if seconds is not None:
             self._seconds[kind].append(seconds)
 
     def left_s(self) -> float:
-        """Return the remaining seconds; a kind of cell without times gets other kinds' mean."""
+        """Return the remaining seconds; kinds of cells without durations get others' mean."""
         means = {kind: fmean(seconds) for kind, seconds in self._seconds.items()}
 
         def expected(kind: _Kind) -> float:
@@ -107,11 +107,12 @@ class FinishedCell:
 
     Attributes:
         cell: the cell.
-        failure: error record with the reason, if the cell failed.
+        failure: error record with the reason of the failure; None if the cell succeeded.
         seconds: it took.
-        done, total: number of finished cells and of all cells, including those of earlier calls.
-        left_s: estimated remaining seconds.
-        per_second: cells that finished in this call, per second.
+        done, total: number of finished cells and of all cells, including cells that earlier calls
+            finished.
+        left_s: estimated remaining seconds of this call.
+        per_second: number of cells that this call finished, per second.
     """
 
     cell: Cell
@@ -135,34 +136,36 @@ def run_cells(
 ) -> list[FinishedCell]:
     """Run every cell that is not finished yet.
 
-    Every cell is visited, because its data and its plug-ins' code determine whether it is finished.
+    The function visits every cell, because a cell's data and its plug-ins' code determine whether
+    it is finished.
 
     Args:
         folder: folder of the grid.
-        cells: cells to complete; equal cells are trained only once.
+        cells: cells to complete; two cells with equal settings are trained only once.
         jobs: number of cells that run at the same time, each in a separate process; 1 uses this
             process.
         device: device on which the models are trained.
-        on_end: callback that receives each cell that was not finished before.
-        cluster: Ray cluster whose machines run the cells, as many at the same time as fit, and at
-            most `jobs` unless `jobs` is 1; None uses this machine.
-        outside: whether to run only attacks from outside, on victims that exist.
-        recipe: functions for a grid of modules; None imports the functions by the names stored in
+        on_end: callback that receives each cell that this call finishes.
+        cluster: Ray cluster whose machines run the cells: as many cells at the same time as the
+            machines can run, and at most `jobs` unless `jobs` is 1; None uses this machine.
+        outside: whether to run only attacks from a user's file ("from outside"), on victims that
+            exist.
+        recipe: functions for a grid of modules; None imports the functions by the import names in
             the folder.
 
     Returns:
-        The failed cells; all other cells are complete.
+        The cells that failed; all other cells are complete.
 
     Raises:
         RunFolderError: another process is running cells of this folder.
         ConfigError: some parties lack rows, but the grid's measurements need complete rows; or
-            other processes cannot import a module's functions.
+            other processes cannot import the functions of a grid of modules.
     """
     for cell in cells:
         refuse(of_complete_rows(cell.experiment, "a comparison, a value or a grid"))
     named = {cell.name: cell for cell in cells}
     repeats = list(dict.fromkeys(cell.repeat for cell in cells))
-    # Cells with the same data are neighbours in this order, so that the data are loaded once.
+    # In this order cells with the same data are neighbours, so that the data are loaded only once.
     waiting = sorted(named.values(), key=lambda cell: repeats.index(cell.repeat))
     if cluster is not None:
         jobs = cluster.places if jobs == 1 else min(jobs, cluster.places)
@@ -202,7 +205,7 @@ def run_cells(
 
 
 def _measured(path: Path) -> int | None:
-    """Return the modification time of a cell's codec measurement; None if there is none."""
+    """Return the modification time of a cell's codec measurement; None without a measurement."""
     return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
 
 
@@ -219,10 +222,10 @@ def _each(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Ce
 
 
 def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[tuple[Cell, float]]:
-    """Run cells on all workers; a worker stops when there is no cell left for it.
+    """Run cells on all workers; a worker stops when no cell is left for this worker.
 
-    A stopped worker of a cluster releases its resources, for which a cell may be waiting if another
-    machine died.
+    A stopped worker of a cluster releases its resources; if another machine died, a cell may be
+    waiting for these resources.
     """
     ahead = iter(cells)
     ended: queue.SimpleQueue[tuple[Cell, float] | BaseException] = queue.SimpleQueue()
@@ -244,7 +247,7 @@ def _side_by_side(cells: Sequence[Cell], workers: Sequence[Worker]) -> Iterator[
                 raise found
             yield found
     finally:
-        deque(ahead, maxlen=0)  # this empties the iterator, so that no further cell starts
+        deque(ahead, maxlen=0)  # this exhausts the iterator, so no cell starts
         for worker in workers:
             worker.stop()
         for thread in threads:
@@ -259,7 +262,7 @@ def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Lock a folder for one call; the operating system unlocks it when the process ends."""
+    """Lock a folder during a block; if the process dies, the operating system releases the lock."""
     with (path / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,20 +279,20 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class Worker(Protocol):
-    """Runs cells one after another."""
+    """Runs cells (trainings) one after another."""
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; if it fails, its folder contains the error record afterwards."""
+        """Run a cell; if the cell fails, its folder contains the error record afterwards."""
 
     def stop(self) -> None:
         """Stop the worker, even in the middle of a cell."""
 
 
 def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
-    """Return the experiment that determines which data a cell loads.
+    """Return the experiment whose data a cell loads.
 
     In a value study this is the study's experiment, because a stand-in party replaces the study's
-    parties in the cells.
+    parties in some cells.
     """
     if folder.kind != "value":
         return cell.experiment
@@ -305,17 +308,18 @@ def run_cell(
     outside: bool = False,
     recipe: Recipe | None = None,
 ) -> None:
-    """Complete a cell, continuing from where an earlier call stopped.
+    """Complete a cell; continue where an earlier call stopped.
 
-    An error is written to a file of the cell and not raised, so that a failed cell does not stop
-    the other cells.
+    The function writes an error to a file of the cell and does not raise it, so that a failed cell
+    does not stop the other cells.
 
     Args:
         cell: the cell to complete.
-        folder: folder of the grid, which states the measurements.
-        rows: data of every party, or a cache that loads them.
+        folder: folder of the grid, whose experiment defines the measurements.
+        rows: data of every party, or a cache that loads the data.
         device: device on which the models are trained.
-        outside: whether to run only attacks from outside, on the victim that exists.
+        outside: whether to run only attacks from a user's file ("from outside"), on the cell's
+            stored victim.
         recipe: see `run_cells`.
     """
     failed = folder.cells_path / cell.name / (OUTSIDE_FAILURE if outside else FAILURE)
@@ -342,12 +346,12 @@ def run_cell(
                 write_json(path / CODEC, measure_cell(RunFolder(path), data, device))
     except VFLError as error:
         write_json(failed, error.record() | {"exit": error.exit_code})
-    except Exception as bug:  # the error's text may quote a cell of a table
+    except Exception as bug:  # the error's text may contain a value of a table
         write_json(failed, _bug(bug))
 
 
 def _bug(bug: Exception) -> dict[str, Any]:
-    """Return a record of whether vfl or a plug-in failed, with its last executed line."""
+    """Return a record that says whether vfl or a plug-in failed, with the last executed line."""
 
     def is_ours(file: str) -> bool:
         return Path(file).is_relative_to(_PACKAGE)
@@ -380,18 +384,18 @@ class InProcessWorker:
         self._cache, self._recipe = DataCache(), recipe
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; if it fails, its folder contains the error record afterwards."""
+        """Run a cell; if the cell fails, its folder contains the error record afterwards."""
         run_cell(cell, self._folder, self._cache, self._device, self._outside, self._recipe)
-        # the C library otherwise keeps the memory that victims freed, some 40 MB per victim
+        # otherwise the C library keeps memory that victims freed, some 40 MB per victim
         processes.return_memory()
 
     def stop(self) -> None:
-        """Free the cached data."""
+        """Free the worker's cached data."""
         self._cache = DataCache()
 
 
 class RetryingWorker(ABC):
-    """Runs cells in another process; if it dies, starts a new one and repeats the cell.
+    """Runs cells in another process; if this process dies, a new process runs the cell again.
 
     Args:
         folder: folder of the grid.
@@ -405,18 +409,18 @@ class RetryingWorker(ABC):
 
     @abstractmethod
     def _attempt(self, cell: Cell) -> str | None:
-        """Run a cell once; return the reason if its process died, else None."""
+        """Run a cell once; return the reason if the process died, else None."""
 
     @abstractmethod
     def _end(self) -> None:
-        """End the process, even in the middle of a cell."""
+        """End the other process, even in the middle of a cell."""
 
     def run(self, cell: Cell) -> None:
-        """Run a cell; if it fails, its folder contains the error record afterwards."""
+        """Run a cell; if the cell fails, its folder contains the error record afterwards."""
         causes = list[str]()
         while len(causes) < TRIES:
             cause = None if self._stopped.is_set() else self._attempt(cell)
-            # the worker was stopped on purpose, so this is not a failure
+            # the scheduler stopped the worker on purpose, so this is not a failure
             if cause is None or self._stopped.is_set():
                 return
             causes.append(cause)
@@ -442,7 +446,7 @@ class ProcessWorker(RetryingWorker):
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None if no process is running."""
+        """Id of the worker's process; None if no process is running."""
         return None if self._process is None else self._process.pid
 
     def _attempt(self, cell: Cell) -> str | None:
@@ -474,7 +478,7 @@ class ProcessWorker(RetryingWorker):
 
 
 def serve(folder: Path, device: str, outside: bool = False) -> None:
-    """Run the cells whose names arrive on standard input, until standard input is closed."""
+    """Run cells whose names arrive on standard input, until standard input is closed."""
     grid = GridFolder(folder)
     cells = {cell.name: cell for cell in grid.cells()}
     worker = InProcessWorker(grid, device, outside)

@@ -1,4 +1,4 @@
-"""Plan of attacks on a victim, and their scores; attacks with a stored score are skipped."""
+"""Plan of attacks on a victim, and scores; attacks with stored scores are skipped."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: Marks a job on the victim's own bottom, not on a label-free bottom.
+#: Name of the bottom model in a job on the victim's own bottom model.
 TRAINED = "trained"
-#: Bottom name for attacks from scratch, which do not use the victim's bottom.
+#: Name in place of a bottom model in a job from scratch, which does not use the victim's bottom
+#: model.
 ANY = "raw"
-#: Specs of the baselines that are attacks; all other baselines are label-free bottoms.
+#: Specs of the baselines that are attacks; all other baselines are bottom models that were trained
+#: without labels.
 SCRATCH = {"scratch": "scratch", "scratch_unlabelled": "scratch:unlabelled=true"}
 
 #: Variants of the attack from scratch: for feature parties that join their columns, and for numeric
 #: labels.
 _POOLED, _NUMBERS = "pooled", "regression"
 
-#: Used in place of a bottom if the score is an adversary's own result, without an attack.
+#: Name in place of a bottom model in a job that measures an adversary's own success, without an
+#: attack.
 OUTCOME = "outcome"
 
-#: Used in place of a defense's spec in a cell that has only baselines.
+#: Text in place of a defense's spec for a cell that contains only baselines.
 BASELINES = "baselines"
 
 
 @dataclass(frozen=True, slots=True)
 class AttackJob:
-    """One run of an attack.
+    """One run of an attack, with one draw of leaked labels.
 
     Attributes:
-        attack: spec of the attack, or of an adversary.
-        k: number of leaked labels per class; 0 if the attack uses no labels.
-        draw: number of the draw of leaked labels.
-        bottom: `TRAINED`, the name of a label-free bottom (see `vfl.attacks.baselines`), or
-            `OUTCOME`.
+        attack: spec of the attack, or of the adversary.
+        k: number of leaked labels per class; 0 if the attack uses no leaked labels.
+        draw: number of the random draw of leaked labels.
+        bottom: `TRAINED`, the name of a bottom model that was trained without labels (see
+            `vfl.attacks.baselines`), or `OUTCOME`.
     """
 
     attack: str
@@ -59,23 +62,24 @@ class AttackJob:
 
     @property
     def code_key(self) -> str:
-        """Key that is the same for all jobs that use the same code."""
+        """Key that is the same for all jobs whose scores depend on the same code."""
         return f"{self.bottom} {self.attack}"
 
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """Attacks to run, and how often each is run.
+    """Attacks to run on a victim, and how often each attack is run.
 
     Attributes:
         leaking: specs of attacks that use leaked labels.
         once: specs of attacks that use no leaked labels, which therefore run only once.
-        leaks: numbers of leaked labels of each class.
-        draws: number of draws of leaked rows.
-        alone: specs of attacks without baselines, because they read recordings of a training.
+        leaks: numbers of leaked labels of each class; each number gives separate runs.
+        draws: number of random draws of leaked rows.
+        alone: specs of attacks without baselines, because these attacks use recordings of a
+            training.
         adversaries: specs of adversaries whose own success is measured.
-        unseen: specs of attacks without label-free baselines; their only baseline is training from
-            scratch.
+        unseen: specs of attacks for which training from scratch is the only baseline, because these
+            attacks cannot run on bottom models trained without labels.
     """
 
     leaking: Sequence[str]
@@ -87,7 +91,7 @@ class AttackPlan:
     unseen: frozenset[str] = frozenset()
 
     def on_victim(self) -> list[AttackJob]:
-        """Return all attack jobs on the victim itself, and the measurements of adversaries."""
+        """Return all jobs of attacks on the victim itself, and the measurements of adversaries."""
         attacks = self._on((TRAINED,), self.once, self.leaking)
         return attacks + [AttackJob(spec, 0, 0, OUTCOME) for spec in self.adversaries]
 
@@ -100,7 +104,7 @@ class AttackPlan:
         )
         found = self._on((ANY,), (), list(scratch))
         # Without leaked labels, the baseline is the same attack on the party's inputs in place of
-        # cuts.
+        # the cuts.
         found += self._on((ANY,), once, ())
         found += self._on(
             [name for name in names if name not in SCRATCH],
@@ -112,7 +116,7 @@ class AttackPlan:
     def _on(
         self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
     ) -> list[AttackJob]:
-        """Yield jobs for these attacks and bottoms, jobs with the same leaked labels together."""
+        """Yield the jobs for some attacks and bottom models, ordered by their leaked labels."""
         found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
         return found + [
             AttackJob(spec, k, draw, bottom)
@@ -124,7 +128,7 @@ class AttackPlan:
 
 
 def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
-    """Return a job's baselines by name; baselines from scratch need leaked labels."""
+    """Return a job's baselines by name; baselines from scratch exist only with leaked labels."""
     found = {name: replace(job, bottom=name) for name in names if name not in SCRATCH}
     if job.k == 0:
         return {"scratch": replace(job, bottom=ANY)} | found
@@ -135,7 +139,7 @@ def baselines_of(job: AttackJob, names: Sequence[str]) -> dict[str, AttackJob]:
 
 
 def scratch_of(spec: str, name: str) -> str:
-    """Return the spec of the attack that trains from scratch on an attack's leaked rows."""
+    """Return the spec of the attack that trains from scratch on another attack's leaked rows."""
     attack = parse(spec)[0]
     if attack == _NUMBERS:
         return f"{_NUMBERS}:learner=scratch"
@@ -143,7 +147,7 @@ def scratch_of(spec: str, name: str) -> str:
 
 
 def setting_text(settings: GridSettings) -> str:
-    """Return the roles of rows as text, which distinguishes scores of different settings."""
+    """Return the roles of rows as text, by which scores of different settings are distinguished."""
     parts = [settings.leaks_from, settings.unlabelled, settings.trained_by, settings.party]
     parts += [f"columns {settings.known_columns}"]
     if settings.attribute is not None:
@@ -151,13 +155,13 @@ def setting_text(settings: GridSettings) -> str:
     return ", ".join(map(str, parts))
 
 
-#: File in a run's folder to which attacks append their scores.
+#: Name of the file in a run's folder to which attacks append their scores.
 SCORES = "attacks.jsonl"
-#: Files with the current scores in order, written after all attacks ended: by `vfl attack`, and by
-#: the grid to which the run belongs.
+#: Names of files with the current scores in order, written after all attacks have ended: by `vfl
+#: attack`, and by the grid that contains the run.
 OF_RUN, OF_CELL = "attacks.json", "trials.json"
 _KEY_DIGITS = 16
-#: Phrase that occurs in a threat model's sentence if the attacker recorded the training.
+#: Phrase in the sentence of a threat model if the attacker recorded the training.
 IN_TRAINING = "in the training phase"
 
 
@@ -166,15 +170,15 @@ class ScoreRecord:
     """Result of one run of an attack.
 
     Attributes:
-        key: digest of everything that the value depends on; see `key_of`.
+        key: digest of everything on which the value depends; see `key_of`.
         attack: its spec.
-        bottom: "trained" is the victim's bottom; "outcome" is an adversary's own result; other
-            names are label-free bottoms, see `vfl.attacks.baselines`.
-        k: number of leaked labels per class; 0 for an attack that uses no labels.
-        draw: number of the draw of leaked labels.
+        bottom: "trained" means the victim's own bottom model; "outcome" an adversary's own success;
+            other names mean bottom models trained without labels, see `vfl.attacks.baselines`.
+        k: number of leaked labels per class; 0 for an attack that uses no leaked labels.
+        draw: number of the random draw of leaked labels.
         measure, value, guess: see `vfl.attacks.scoring.Score`.
-        threat: sentence with the attacker and its knowledge.
-        seconds: running time of the attack.
+        threat: sentence with the attacker and the attacker's knowledge.
+        seconds: running time of the attack in seconds.
         also: further measures, each as (name, value, guess).
         access: the attacker's access to the model; see `vfl.attacks.view.Access`.
         report: the attack's own report; see `vfl.attacks.Attack.last_report`.
@@ -201,28 +205,28 @@ class ScoreRecord:
 
     @property
     def measured(self) -> list[tuple[str, float, float]]:
-        """All measures as (name, value, guess), the headline measure first."""
+        """All measures of the score as (name, value, guess); the headline measure is the first."""
         return [(self.measure, self.value, self.guess), *self.also]
 
     @property
     def of_training(self) -> bool:
-        """Return whether the job attacks training rows, for which there is no baseline."""
+        """Return whether the job attacks training rows, for which no baseline exists."""
         return IN_TRAINING in self.threat
 
 
-#: File in a grid's folder that lists attacks from outside, and file in a cell's folder with their
-#: scores.
+#: Name of the file in a grid's folder that lists attacks from outside, and name of the file in a
+#: cell's folder with these attacks' scores.
 ATTACKERS, OF_OUTSIDE = "attackers.json", "outside.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """An attack from outside, as listed in a grid's folder.
+    """An attack from a user's file ("from outside"), as a grid's folder lists it.
 
     Attributes:
         spec: spec of the attack.
-        author: author as named in the attack's file.
-        date: date as given in the attack's file, in ISO 8601.
+        author: author that the attack's file states.
+        date: date that the attack's file states, in ISO 8601.
         file: its name.
         sha256: SHA-256 digest of the attack's file.
     """
@@ -235,15 +239,15 @@ class Attacker:
 
     @property
     def code_key(self) -> str:
-        """Key under which `read_codes` stores the digest of this attack's code."""
+        """Key under which `read_codes` returns the digest of this attack's code."""
         return f"file {self.spec}"
 
 
 def read_attackers(path: Path) -> dict[str, Attacker]:
-    """Return a grid's attackers from outside, by spec; their code is not run.
+    """Return a grid's attackers from outside, by spec, without running their code.
 
     Raises:
-        RunFolderError: the list is damaged.
+        RunFolderError: the file that lists the attackers is damaged.
     """
     listed = path / ATTACKERS
     if not listed.exists():
@@ -275,7 +279,7 @@ class ScoresFile:
                 score = _record(line, self._path)
                 self._known[score.key] = score
             text = self._path.read_text(encoding="utf-8")
-            if not text.endswith("\n"):  # an incomplete line from a process that was killed
+            if not text.endswith("\n"):  # a killed process wrote a part of a line
                 write_text(self._path, text[: text.rfind("\n") + 1])
 
     def get(self, key: str) -> ScoreRecord | None:
@@ -283,7 +287,7 @@ class ScoresFile:
         return self._known.get(key)
 
     def add(self, score: ScoreRecord) -> None:
-        """Append one score; it is durable on disk when this returns.
+        """Append one score to the file; afterwards the score survives a crash.
 
         Raises:
             StorageError: the disk is full.
@@ -295,7 +299,7 @@ class ScoresFile:
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """Return a short digest of everything that a score's value depends on."""
+    """Return a short digest of everything on which a score's value depends."""
     text = json.dumps(dict(about), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
@@ -303,7 +307,7 @@ def key_of(about: Mapping[str, Any]) -> str:
 def write_scores(
     path: Path, setting: str, scores: Iterable[ScoreRecord], code: Mapping[str, str]
 ) -> None:
-    """Write the file that states which scores of a run are the current ones.
+    """Write the file that lists the current scores of a run.
 
     Args:
         path: path of the file `OF_RUN`, `OF_CELL` or `OF_OUTSIDE` in the run's folder.
@@ -323,7 +327,7 @@ def read_codes(path: Path) -> dict[str, str]:
 
 
 def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
-    """Return the current scores in a file; empty if they belong to another setting.
+    """Return the current scores in a file; empty if the scores belong to another setting.
 
     Raises:
         RunFolderError: the file is damaged, or has another format.
@@ -339,7 +343,7 @@ def read_scores(path: Path, setting: str | None = None) -> list[ScoreRecord]:
 
 def _record(record: Any, path: Path) -> ScoreRecord:
     if isinstance(record, dict):
-        record.setdefault("also", [])  # files from versions in which an attack had one measure
+        record.setdefault("also", [])  # files of old versions with one measure per attack
         record.setdefault("access", "")
         record.setdefault("report", None)
     if not isinstance(record, dict) or set(record) != {field.name for field in fields(ScoreRecord)}:

@@ -1,8 +1,9 @@
-"""Stale cells: if data or code has changed, tables mark the cell and its run is kept.
+"""Stale cells: if a cell's data or code has changed, tables mark the cell, and its old run is kept.
 
-A file next to each cell contains digests of the cell's data and of its plug-ins' code. A training
-loads the data, so it can detect stale runs; it moves them aside. A report compares only the code. A
-report detects changed data only if another cell of the grid was trained later on the same data.
+A file next to each cell (training) contains digests of the cell's data and of its plug-ins' code. A
+training loads the data, so it can detect that a run is stale; it then moves the stale run aside. A
+report compares only the code with the digests. A report detects changed data only if another cell
+of the grid was trained later on the same data.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ if TYPE_CHECKING:
 
 UNKNOWN = "the rows and code that it came from are not recorded"
 CODE, ROWS = "its code has changed since", "its rows have changed since"
-#: File with the reason, in the folder of a run that was moved aside.
+#: Name of the file with the reason, in the folder of a run that was moved aside.
 NOTE = "stale.json"
 
 
 def put_aside_if_stale(
     cell: Cell, folder: GridFolder, rows: str, built: Mapping[str, str] | None = None
 ) -> None:
-    """Move a cell's run aside, unless its data and plug-ins are unchanged.
+    """Move a cell's run aside, unless the cell's data and plug-ins are unchanged.
 
-    The current digests are written next to the cells, so that the next call can compare.
+    The function then writes the current digests next to the cell, so that the next call can compare
+    them.
 
     Args:
-        cell: cell that was trained, or is trained next.
+        cell: a cell that was trained, or that is trained next.
         folder: folder of the grid.
         rows: digest of every party's data, see `vfl.experiments.cells.data_digest`.
-        built: for a module, an entry `built` with a digest of the code that builds and trains the
+        built: for a module, an entry `built`: a digest of the code that builds and trains the
             module.
     """
     before, now = made_of(cell, folder), _made_of(cell, rows) | dict(built or {})
@@ -51,12 +53,12 @@ def put_aside_if_stale(
 
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
-    """Return whether a cell's data or plug-ins changed since its run, or have no record."""
+    """Return whether a cell's data or plug-ins changed since its run, or no digests were stored."""
     return bool(_change(made_of(cell, folder), _made_of(cell, data_digest(data))))
 
 
 def stale_cells(folder: GridFolder) -> dict[str, str]:
-    """Return why finished or started cells are stale, by name, without loading data."""
+    """Return the reasons why finished or started cells are stale, by name, without loading data."""
     held = [cell for cell in folder.cells() if (folder.cells_path / cell.name).exists()]
     records = {cell.name: made_of(cell, folder) for cell in held}
     now, found = dict[str, dict[str, str]](), dict[str, str]()
@@ -73,7 +75,7 @@ def stale_cells(folder: GridFolder) -> dict[str, str]:
             latest[rows[cell.name]] = own
     for name, today in now.items():
         today["data"] = latest[rows[name]].get("data", "")
-        # only a call that has the module's functions can compare their code
+        # only a call that has the functions of the module grid can compare their code
         if "built" in records[name]:
             today["built"] = records[name]["built"]
         if why := _change(records[name], today):
@@ -82,13 +84,13 @@ def stale_cells(folder: GridFolder) -> dict[str, str]:
 
 
 def put_aside(folder: GridFolder) -> list[Path]:
-    """Return the runs that were moved aside, each with its note."""
+    """Return the runs that were moved aside, each with a note of the reason."""
     found = (folder.stale(cell).glob(f"*/{NOTE}") for cell in folder.cells())
     return [note.parent for own in found for note in sorted(own)]
 
 
 def _change(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
-    """Return the difference between two records as text; empty if there is none."""
+    """Return the difference between two records of digests as text; empty if they are equal."""
     if not before:
         return UNKNOWN
     if before.get("code") != now["code"] or before.get("built") != now.get("built"):
@@ -108,7 +110,7 @@ def _record_path(cell: Cell, folder: GridFolder) -> Path:
 
 
 def made_of(cell: Cell, folder: GridFolder) -> dict[str, str]:
-    """Return digests of data and code that a cell's training stored; empty if it stored none."""
+    """Return the digests of data and code from a cell's training; empty if it stored none."""
     path = _record_path(cell, folder)
     return read_json(path) if path.exists() else {}
 
@@ -122,8 +124,8 @@ def _code_of(cell: Cell) -> str:
 
 
 def _rows_of(cell: Cell) -> str:
-    """Return a digest that is the same for cells that are trained on the same data."""
-    from vfl.experiments.training import about_rows  # imported late, because it needs torch
+    """Return a digest that is the same for all cells whose trainings use the same data."""
+    from vfl.experiments.training import about_rows  # imported late, because the module needs torch
 
     own = [cell.about.get(key, "") for key in ("what", "party")] if "what" in cell.about else []
     return text_digest("|".join([about_rows(cell.experiment), *own]))

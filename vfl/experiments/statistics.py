@@ -1,6 +1,6 @@
-"""Means over repeats, and their uncertainty.
+"""Means over repeats (such as seeds or victims), and their uncertainty.
 
-SciPy is imported only where a quantile is needed; a report of a single run does not need SciPy.
+SciPy is imported only where a quantile is needed, so a report of a single run does not need SciPy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Return the mean of independent repeats with its 95 % interval; None without values.
 
-    The interval is mean +/- t(0.975, n - 1) s / sqrt(n) with the sample deviation s (Student 1908).
+    The interval is mean +/- t(0.975, n - 1) s / sqrt(n), where s is the sample standard deviation
+    (Student 1908).
 
     >>> found = estimate([0.70, 0.72, 0.74])
     >>> f"{found.mean:.2f} +- {found.half_width:.4f}"  # t = 4.3027, s = 0.02
@@ -66,11 +67,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
-    """Return the mean and 95 % interval of repeats that draw training and test rows again.
+    """Return the mean and 95 % interval of repeats that each draw training and test rows again.
 
     The interval is mean +/- t(0.975, n - 1) s sqrt(1 / n + n_test / n_train). The training rows of
-    repeats overlap, so repeats are not independent, and Student's interval would be too short
-    (Nadeau and Bengio 2003, "Inference for the Generalization Error", section 3.2).
+    several repeats overlap, so the repeats are not independent. Student's interval would therefore
+    be too short (Nadeau and Bengio 2003, "Inference for the Generalization Error", section 3.2).
 
     >>> found = resampled([0.70, 0.72, 0.74], test_to_train=0.25)
     >>> f"{found.half_width:.4f}"  # 4.3027 * 0.02 * sqrt(1 / 3 + 1 / 4)
@@ -84,15 +85,15 @@ def resampled(values: Sequence[float], test_to_train: float) -> Estimate | None:
 
 
 def paired_difference(ours: Mapping[Any, float], reference: Mapping[Any, float]) -> Estimate | None:
-    """Return the mean difference of ours minus reference, over the repeats that both have.
+    """Return the mean of `ours` minus `reference`, over the repeats that both have.
 
-    Repeats have rows and seeds in common, so the differences vary less than the values.
+    In each repeat, the two have the same rows and seed, so differences vary less than values.
     """
     return estimate([ours[repeat] - reference[repeat] for repeat in ours if repeat in reference])
 
 
 def _quantile(count: int) -> float:
-    """Return the 0.975 quantile of Student's t for an interval over this many repeats."""
+    """Return the 0.975 quantile of Student's t for an interval over this number of repeats."""
     return _student(count - 1, (1 + CONFIDENCE) / 2)
 
 
@@ -104,14 +105,14 @@ def _student(freedom: int, probability: float) -> float:
 
 
 Key = TypeVar("Key", bound=Hashable)
-#: Values by (victim, draw).
+#: Values of a measure by (victim, draw of leaked rows).
 Values = Mapping[tuple[Any, int], float]
-#: Level of a one-sided test that agrees with one end of a two-sided 95 % interval.
+#: Level of a one-sided test that is equivalent to one end of a two-sided 95 % interval.
 ONE_SIDED = (1 - CONFIDENCE) / 2
 
 
 def by_victim(values: Values) -> dict[int, float]:
-    """Return the mean over the draws, for each victim.
+    """Return the mean over the draws of leaked rows, for each victim.
 
     >>> by_victim({(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.9})
     {0: 0.6, 1: 0.9}
@@ -124,12 +125,12 @@ def by_victim(values: Values) -> dict[int, float]:
 
 
 def over_victims(values: Values) -> Estimate | None:
-    """Return the mean over victims with its 95 % interval; None without values."""
+    """Return the mean over victims, with its 95 % interval; None without values."""
     return estimate(list(by_victim(values).values()))
 
 
 def advantage(attack: Values, baseline: Values) -> Estimate | None:
-    """Return an attack's advantage over a baseline, as a mean over paired victims."""
+    """Return the mean of an attack's value minus a baseline's, over the same victims."""
     return paired_difference(by_victim(attack), by_victim(baseline))
 
 
@@ -137,9 +138,9 @@ def chance_below(found: Estimate | None, bound: float) -> float:
     """Return the one-sided p-value of the hypothesis that the mean is at least `bound`.
 
     The p-value is P(T <= (mean - bound) / standard error) for Student's T with n - 1 degrees of
-    freedom. The p-value is 1 for fewer than two victims, which show no spread. It is also 1 if all
-    victims have exactly the same value, because equal values (shares of a few rows, for example) do
-    not prove a small variance.
+    freedom. The p-value is 1 for fewer than two victims, which show no standard deviation. It is
+    also 1 if all victims have exactly the same value, because equal values (shares of a few rows,
+    for example) do not prove a small variance.
 
     >>> round(chance_below(Estimate(-0.02, 0.0248, 3), 0.0), 4)  # t = -3.470
     0.037
@@ -158,10 +159,10 @@ def chance_above(found: Estimate | None, bound: float) -> float:
 
 
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """Return p-values adjusted for the chance of any wrong rejection (Holm 1979).
+    """Return p-values adjusted so as to bound the probability of any wrong rejection (Holm 1979).
 
-    The i-th smallest of m p-values is multiplied by m - i + 1, and then raised to the largest value
-    before it.
+    The i-th smallest of m p-values is multiplied by m - i + 1; the result is then raised to the
+    largest adjusted value before it.
 
     >>> holm({1: 0.01, 5: 0.04, 10: 0.03})
     {1: 0.03, 5: 0.06, 10: 0.06}
@@ -174,19 +175,19 @@ def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
     return {key: adjusted[key] for key in chances}
 
 
-#: Share of a page's claims that may be false on average.
+#: Mean share of a page's claims that may be false.
 FALSE_CLAIMS = 0.05
 
 
 def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """Adjust the p-values of a page's claims, to bound the mean share of false claims.
+    """Adjust the p-values of a page's claims, so as to bound the mean share of false claims.
 
-    The procedure controls the false discovery rate (Benjamini and Hochberg 1995). The procedure
-    multiplies the i-th smallest of m p-values by m / i, and then lowers it to the smallest of the
-    values after it. A page makes the claims whose adjusted p-value is at most `FALSE_CLAIMS` or a
-    lower level. Claims about several defenses use the same baselines, so their p-values depend
-    positively on each other. The bound also holds under this dependence (Benjamini and Yekutieli
-    2001, theorem 1.2).
+    The method controls the false discovery rate (Benjamini and Hochberg 1995). It multiplies the
+    i-th smallest of m p-values by m / i; the result is then lowered to the smallest adjusted value
+    after it. A page makes those claims whose adjusted p-value is at most `FALSE_CLAIMS` or a lower
+    level. Claims about several defenses use the same baselines, so the claims' p-values depend
+    positively on each other. The bound on false claims also holds under this dependence (Benjamini
+    and Yekutieli 2001, theorem 1.2).
 
     >>> found = claims({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5})
     >>> {key: round(chance, 4) for key, chance in found.items()}
@@ -204,15 +205,15 @@ def claims(chances: Mapping[Key, float]) -> dict[Key, float]:
 def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: float = 0.0) -> float:
     """Return the p-value for the claim that every attack is at most a margin above all baselines.
 
-    A small value supports the claim. The result is the largest p-value of all attacks. The claim
+    A small value supports the claim. The result is the largest p-value among the attacks. The claim
     must hold for each attack separately, so the number of attacks needs no adjustment
     (intersection-union test, Berger 1982). If one baseline is clearly the best, a p-value of at
-    most `ONE_SIDED` means that the upper end of each interval is at most 0.
+    most `ONE_SIDED` means that the interval of each attack's advantage ends at or below 0.
 
     Args:
         attacks: values of each attack.
-        baselines: values of each baseline; any of them may be the best.
-        margin: largest advantage that does not count as a leak.
+        baselines: values of each baseline; any baseline may be the best.
+        margin: largest advantage of an attack that does not count as a leak.
     """
     rivals = rivals_of(baselines)
     return max((below_best(one, rivals, margin) for one in attacks), default=1.0)
@@ -221,21 +222,21 @@ def protected(attacks: Sequence[Values], baselines: Sequence[Values], margin: fl
 def below_best(values: Values, rivals: Sequence[Values], margin: float = 0.0) -> float:
     """Return the p-value for the claim that a mean is at most a margin above the best baseline.
 
-    A mean above the best baseline is above every baseline. So the test against each baseline is
-    valid, and Simes' method combines these tests. The highest mean of several equally good
-    baselines is too high by chance. A test against only the apparent best of ten baselines would
-    judge one in nine equal attacks as worse.
+    A mean above the best baseline's mean is above every baseline's mean. So the test against each
+    single baseline is valid, and Simes' method combines these tests. The highest mean of several
+    equally good baselines is too high by chance. A test against only the apparently best of ten
+    baselines would judge one in nine equally good attacks as worse.
 
     Args:
         values: values of an attack or another quantity.
         rivals: values of the baselines that may be the best; see `rivals_of`.
-        margin: largest difference that does not count.
+        margin: largest difference from the best baseline that does not count.
     """
     return simes([chance_below(advantage(values, one), margin) for one in rivals])
 
 
 def simes(chances: Sequence[float]) -> float:
-    """Return Simes' p-value of all r hypotheses: the minimum of r / i times the i-th smallest.
+    """Return Simes' p-value of r hypotheses together: the minimum of r / i times the i-th smallest.
 
     The r p-values are in ascending order; the test is valid for independent and for positively
     dependent p-values (Simes 1986, Sarkar 1998).
@@ -261,12 +262,13 @@ def leaking(attacks: Sequence[Values], baseline: Values, margin: float = 0.0) ->
     """Return the p-value for the claim that some attack is more than a margin above a baseline.
 
     A small value supports the claim. The result is Simes' p-value over the attacks that may be the
-    best, because the highest of many useless attacks exceeds its true value by chance.
+    best, because the highest value of many useless attacks exceeds the attack's true mean by
+    chance.
 
     Args:
         attacks: values of each attack.
         baseline: values of the baseline with the highest mean.
-        margin: largest advantage that does not count as a leak.
+        margin: largest advantage of an attack that does not count as a leak.
     """
     return simes([chance_above(advantage(one, baseline), margin) for one in rivals_of(attacks)])
 
@@ -276,16 +278,16 @@ def _mirrored(found: Estimate | None) -> Estimate | None:
 
 
 Judged = Literal["no easier", "easier", "undecided"]
-#: Nominal error probability of one end of `steady_interval`. With Student's quantile at this level,
-#: the true error is at most 5 % for 3 to 10 victims whose values are exponentially distributed
-#: (`python -m benchmarks.verdicts`).
+#: Nominal error probability of one end of the interval from `steady_interval`. With Student's
+#: quantile at this level, the true error is at most 5 % for 3 to 10 victims whose values are
+#: exponentially distributed (`python -m benchmarks.verdicts`).
 _SKEWED = 0.0045
 _MISSED = 0.05
-#: With fewer victims, all of them would be equal by chance in more than 5 % of runs, even if half
-#: of all possible victims differ.
+#: Smallest number of victims for a verdict: with fewer victims, all of them would have equal values
+#: by chance in more than 5 % of studies, even if half of all possible victims differ.
 _FEWEST = 5
 _MOST = 10_000
-#: Smallest number of victims whose spread allows a forecast.
+#: Smallest number of victims whose standard deviation allows a forecast.
 _SPREAD = 3
 
 
@@ -294,15 +296,18 @@ class Judgement:
     """Verdict on how much the model helps an attacker who already has the inputs.
 
     Attributes:
-        verdict: "no easier": the gain is below the margin; "easier": the gain is above 0. Each
-            verdict is wrong in at most 5 % of runs if victims' values are normally or exponentially
-            distributed; for two-point distributions see `unseen`. Otherwise "undecided".
-        gain: gain of using inputs and cut over using inputs alone, as a mean over victims.
-        low, high: ends of the interval from `steady_interval`.
+        verdict: "no easier": the attacker's gain is below the margin; "easier": the gain is above
+            0. Each verdict is wrong in at most 5 % of studies if victims' values are normally or
+            exponentially distributed; for two-point distributions see `unseen`. Otherwise
+            "undecided".
+        gain: value of an attack on inputs and cut minus value of an attack on inputs alone, as a
+            mean over victims.
+        low, high: ends of the gain's interval from `steady_interval`.
         margin: largest gain that does not count as help.
-        victims: number of trained victims.
-        more: number of further victims that would lead to a verdict, if these resemble the trained
-            ones; None if there is a verdict, or if fewer than three victims show the spread.
+        victims: number of trained victims (attacked models).
+        more: number of further victims that would lead to a verdict, if they resemble the trained
+            victims; None if there is a verdict, or if fewer than three victims show the standard
+            deviation.
     """
 
     verdict: Judged
@@ -315,11 +320,11 @@ class Judgement:
 
     @property
     def unseen(self) -> float:
-        """Largest share of victims that may differ from all trained ones, at 95 % confidence.
+        """Largest share of victims that may differ from the trained ones (confidence 95 %).
 
         The value 1 - 0.05^(1 / n) is the exact bound if none of n victims differs (Clopper and
-        Pearson 1934). No rule can detect a leak in a smaller share of victims, because a sample
-        without such a victim looks like a sample without any leak.
+        Pearson 1934). No rule can detect a leak in a smaller share of possible victims, because a
+        sample without such a victim looks like a sample without any leak.
         """
         return float(1 - _MISSED ** (1 / self.victims))
 
@@ -330,7 +335,7 @@ class Judgement:
         return self.words(no, "easier to infer", "victims")
 
     def words(self, no: str, yes: str, repeats: str) -> str:
-        """Return the verdict as a clause, with words for "no", "yes" and the kind of repeat.
+        """Return the verdict as a clause with words for "no", "yes" and the kind of repeats.
 
         >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
         'undecided: 2 more seeds would decide (margin 1.0 points)'
@@ -353,14 +358,14 @@ def judge(found: Sequence[float], margin: float = 0.01) -> Judgement:
 
     With at least five victims, the verdict is "no easier" if the upper end of `steady_interval` is
     at most the margin; it is "easier" if the lower end is above 0. With fewer than five victims,
-    "no easier" is not possible, and for "easier" each gain must be at least margin (0.05^(-1 / n) -
-    1). Assume that having the cut costs an attacker no more than the margin. Then, by Markov's
-    inequality, gains with mean 0 exceed this bound in all n victims with a probability of at most 5
-    %.
+    "no easier" is not possible, and "easier" requires that each gain is at least margin (0.05^(-1 /
+    n) - 1). The second rule assumes that having the cut costs an attacker no more than the margin.
+    Then, by Markov's inequality, the gains of all n victims exceed this bound with a probability of
+    at most 5 % if their mean is 0.
 
     Args:
-        found: gain of each victim as a share (`gains`): the attacker's measure with inputs and cut,
-            minus the measure with inputs alone.
+        found: gain of each victim as a share (`gains`): the attack's measure with inputs and cut,
+            minus its measure with inputs alone.
         margin: largest gain that does not count as help.
 
     Raises:
@@ -395,17 +400,17 @@ def gains(joined: Values, alone: Values) -> list[float]:
 
 
 def steady_interval(values: Sequence[float], resolution: float = 0.0) -> tuple[float, float]:
-    """Return a two-sided 95 % interval of the mean that is also valid for skewed values.
+    """Return a two-sided 95 % interval of a mean that is also valid for skewed values.
 
-    Student's interval covers only 88 % for five exponentially distributed victims, because their
-    sample deviation is small whenever their mean is small. Each end of this interval is wrong in at
-    most 5 % of cases for exponential and in 0.45 % for normal distributions; for two-point
-    distributions see `Judgement.unseen`.
+    Student's interval contains the mean in only 88 % of cases for five exponentially distributed
+    victims, because their sample standard deviation is small whenever their mean is small. Each end
+    of this interval is wrong in at most 5 % of cases for exponential and in 0.45 % for normal
+    distributions; for two-point distributions see `Judgement.unseen`.
 
     Args:
         values: value of each victim.
         resolution: smallest standard deviation to assume, because equal values are little evidence
-            of a small spread.
+            of a small standard deviation.
 
     >>> low, high = steady_interval([0.70, 0.72, 0.74])
     >>> f"{low:.2f} to {high:.2f}"

@@ -1,8 +1,8 @@
-"""Plans and runs the trainings of one experiment; commands and notebooks use this module.
+"""Plans and runs all trainings of a study of one experiment, for commands and notebooks.
 
 A study is a comparison of codecs, a grid of attacks on defenses, or a measurement of what each
-party gains from joint training. A study has a plan of cells, results that are computed from the
-finished cells, and a page.
+party gains from training together. A study has a plan of cells (trainings), results that are
+computed from finished cells, and a page.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
 
 @dataclass(frozen=True)
 class Study:
-    """The planned trainings of a study.
+    """The planned trainings of a study, with the lines and notes about the plan.
 
     Attributes:
         kind: name of the experiment's table that defines the study.
-        experiment: the experiment, with only this table.
+        experiment: the experiment; of its tables for studies, it has only this one.
         cells: all cells, in the order of training.
-        notes: notes about trainings that were left out, with reasons.
-        lines: lines that `--dry-run` prints.
+        notes: notes about trainings that the plan leaves out, with reasons.
+        lines: lines about the plan that `--dry-run` prints.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Study:
 
 
 def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None = None) -> Study:
-    """Plan the cells of a study; labels with classes are split by class by default.
+    """Plan the cells of a study; by default, rows with class labels are split by class.
 
     Args:
         kind: table of the experiment that defines the study: "compare" or "grid".
@@ -69,7 +69,7 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
         locations: file and line of each setting, for error messages.
 
     Raises:
-        ConfigError: the table does not exist, or the study would train nothing.
+        ConfigError: the experiment has no such table, or the study would train nothing.
         SpecError: a plug-in cannot be built, or does not fit the experiment.
     """
     locations = locations or Locations()
@@ -91,7 +91,7 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
 def plan_modules(
     kind: Kind, recipe: Recipe, name: str, codec: str, defense: str, options: Mapping[str, object]
 ) -> Study:
-    """Plan the cells of a study of modules.
+    """Plan the cells of a study whose modules a caller's function builds.
 
     Args:
         kind: "compare" or "grid".
@@ -102,9 +102,9 @@ def plan_modules(
         options: settings of `[compare]` or `[grid]`; for a comparison also `defenses`.
 
     Raises:
-        ConfigError, SpecError: see `plan_study`; or a setting has no meaning for modules, or no
+        ConfigError, SpecError: see `plan_study`; or a setting has no effect on modules, or no
             module can be built with a codec or a defense.
-        DataError: rows have several labels each, which a grid does not support.
+        DataError: each row has several labels, which a grid does not support.
     """
     given = dict(options)
     if kind == "grid" and (axes := recipe.rows(0).labels[0].shape)[1:]:
@@ -142,20 +142,20 @@ def run_study(
     ray: str | None = None,
     recipe: Recipe | None = None,
 ) -> Results:
-    """Train all cells that are missing, and write tables and page.
+    """Train all cells that are not trained yet, and write tables and page.
 
     Args:
         study: the study to run.
-        path: folder of the study; earlier trainings in it are kept.
+        path: folder of the study; trainings that it already contains are kept.
         command: command that repeats the study.
         cells: the cells to train; by default all cells of the study.
         jobs: number of cells that run at the same time, each in its own process.
         device: device on which the models are trained.
         on_end: callback that receives each cell when it ends.
-        ray: address of a Ray cluster that runs the cells: "auto" for the cluster on this machine,
-            "local" for a cluster that exists during this call. Resources per cell follow after
-            commas, as in "auto,cpus=2,memory=2GB" (`vfl.experiments.on_ray.CellResources`). None
-            does not use Ray.
+        ray: address of a Ray cluster that runs the cells: "auto" for the cluster that runs on this
+            machine, "local" for a cluster that exists only during this call. The resources of each
+            cell follow after commas, as in "auto,cpus=2,memory=2GB"
+            (`vfl.experiments.on_ray.CellResources`). None trains without Ray.
         recipe: functions that build and train the modules, for a study of modules.
     """
     folder = GridFolder(path)
@@ -184,9 +184,9 @@ def train_alone(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> list[FinishedCell]:
-    """Train each party's network alone, on the data of a run or study.
+    """Train a network for each party alone, on the data of a run or study.
 
-    The trainings are stored below `path`, and earlier trainings are kept.
+    The trainings are stored in a folder below `path`; trainings that it already contains are kept.
 
     Args:
         path: the folder.
@@ -195,7 +195,7 @@ def train_alone(
         on_end: callback that receives each training when it ends.
 
     Returns:
-        The failed trainings.
+        The cells whose trainings failed.
 
     Raises:
         ConfigError, RunFolderError: see `vfl.experiments.value.plan_alone`.
@@ -214,24 +214,26 @@ def add_attack(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> Results:
-    """Score an attack from outside on every stored victim of a grid.
+    """Score an attack from a user's file ("from outside") on every stored victim of a grid.
 
-    Existing scores are kept, so the same call continues where an earlier call stopped.
+    Scores that exist are kept, so the same call continues where an earlier call stopped.
 
     Args:
         path: folder of the grid.
-        file: Python file that registers attacks and names the author.
-        specs: specs of attacks in the file; if empty, each attack runs with its default options.
+        file: Python file that registers attacks and states their author.
+        specs: specs of attacks that the file registers; if empty, each attack runs with its default
+            options.
         jobs: number of cells that run at the same time, each in its own process.
         device: device on which the models are trained.
         on_end: callback that receives each cell when it ends.
 
     Returns:
-        The grid's tables including the new attack, and the attack's rows as `content`.
+        The grid's tables including the new attack; `content` has the attack's result records.
 
     Raises:
         RunFolderError: the folder contains no grid of attacks, or no stored victim.
-        UserError: the file does not run, lacks an author or date, or its attack does not fit.
+        UserError: the file does not run, lacks an author or a date, or its attack does not fit the
+            grid.
         SpecError: an attack cannot be built.
     """
     folder = GridFolder(path)
@@ -256,7 +258,7 @@ def add_attack(
 
 
 def write_study(folder: GridFolder, failed: Sequence[FinishedCell] = ()) -> Results:
-    """Write tables, results and page from the finished cells; see `write_results`.
+    """Write tables, results and page of a study from its finished cells; see `write_results`.
 
     Raises:
         RunFolderError: the folder contains no grid, or a file of the grid is damaged.
@@ -273,8 +275,8 @@ class Results:
         path: folder of the study, with `report.html`, `results.csv` and one run folder per
             training.
         text: the study's tables in Markdown.
-        content: content that `--json` prints.
-        failed: cells that failed.
+        content: content that `--json` prints, as a dict.
+        failed: cells whose trainings failed.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class Results:
 
     @classmethod
     def of(cls, path: str | Path) -> Results:
-        """Return the results in a folder; tables and page are written again from the cells.
+        """Return the results in a study's folder; tables and page are written again from the cells.
 
         Raises:
             RunFolderError: the folder contains no grid, or a file of the grid is damaged.
@@ -293,9 +295,9 @@ class Results:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The results as a table with one row per measure of each training; see `Record`.
+        """The results as a table with one row per measure and training; see `Record`.
 
-        If the column `stale` is not empty, the data or code behind the value has changed since.
+        A text in the column `stale` says that the data or code behind the value has changed since.
         """
         return table_of(records_of(self.path))
 
@@ -306,7 +308,7 @@ class Results:
 
     @property
     def sentence(self) -> str:
-        """The main result as one sentence, with the reason of the first failure if there is one."""
+        """The main result as one sentence; if a cell failed, with the first failure's reason."""
         if not self.failed:
             return self.glance.sentence
         count, first = len(self.failed), self.failed[0]
@@ -326,8 +328,9 @@ class Results:
         Args:
             measures: measures of test rows and of attacks; if empty, the measure that fits the
                 task.
-            caption: text below the table; None writes only the `tabular` environment.
-            label: label of the table, for references.
+            caption: caption below the table; with None, the result is only the `tabular`
+                environment.
+            label: LaTeX label of the table, for references.
         """
         return latex_table(LoadedGrid(GridFolder(self.path)), measures, caption, label)
 
@@ -337,7 +340,7 @@ class Results:
         return self.path / "report.html"
 
     def plot(self) -> Figure:
-        """Plot each training's quality against its worst attack, or against bytes.
+        """Plot each training's quality against its worst attack, or against bytes without attacks.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -355,19 +358,18 @@ class Results:
 
 
 def framed(path: Path) -> str:
-    """Return a folder's page for a notebook, isolated from the rest of the notebook."""
+    """Return a folder's page as HTML for a notebook, isolated from the notebook's own page."""
     inside = html.escape(render(path), quote=True)
     return f'<iframe srcdoc="{inside}" width="100%" height="640" sandbox="allow-scripts"></iframe>'
 
 
 def overrides_of(table: Kind | None, given: Mapping[str, object]) -> list[str]:
-    """Return options as overrides of settings, so that the same checks apply to them.
+    """Return named options as overrides of settings, so that options get the same checks.
 
     >>> overrides_of("grid", {"draws": 3, "seeds": None, "attacks": ["kmeans"]})
     ['grid.draws=3', 'grid.attacks=["kmeans"]']
 
-    An option replaces the value that the file has for the same setting, even if the option is an
-    empty list.
+    An option replaces the file's value of the same setting, even if the option is an empty list.
 
     >>> overrides_of("grid", {"defenses": []})
     ['grid.defenses=[]']

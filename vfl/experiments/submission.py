@@ -1,4 +1,4 @@
-"""Submissions: a study's results in a folder, from which others can repeat a part.
+"""Submissions: a study's results in a folder, so that other people can repeat a part of them.
 
     FOLDER/
       submission.json   author, command, SHA-256 of every other file
@@ -37,18 +37,19 @@ from vfl.training.specs import read_checked
 ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
     "submission.json", "experiment.toml", "results.json", "plugins",
 )  # fmt: skip
-#: Share of the repeated figures that must match; for 95 % intervals, one in twenty fails by chance.
+#: Share of the repeated figures that must match the submission; with 95 % intervals, one figure in
+#: twenty fails by chance.
 HOLDING = 0.95
-#: Smallest and largest accepted difference, as shares of the repeated figure, or of 1 if the figure
-#: is below 1. The submitter could choose the deviation of the submitted repeats, so this deviation
-#: has a limited effect on the accepted difference.
+#: Smallest and largest accepted difference between figures, as shares of the repeated figure, or of
+#: 1 if the figure is below 1. The submitter could choose the standard deviation of the submitted
+#: repeats, so this deviation has a limited effect on the accepted difference.
 _ROOM, _MOST_ROOM = 0.01, 0.05
 _KINDS: Mapping[str, Kind] = {"codecs": "compare", "attacks": "grid"}
-#: Fields that identify a figure within a study, and fields that are the same for all repeats of a
-#: figure.
+#: Names of fields that identify a figure within a study, and names of fields that are the same for
+#: all repeats of a figure.
 _FIGURE = ("cell", "evaluator", "subject", "measure", "k", "draw")
 _REPEATED = ("training", "adversary", "evaluator", "subject", "measure", "k")
-#: Evaluators whose results do not depend on the machine.
+#: Kinds of measurement whose results do not depend on the machine.
 _COMPARED = ("quality", "attack")
 _LARGEST = 1 << 28
 
@@ -59,9 +60,9 @@ class Check:
 
     Attributes:
         cell, evaluator, subject, measure, k, draw: see `vfl.experiments.results.Record`.
-        submitted, again: the submitted value and the repeated value; None for a figure that does
-            not exist there.
-        room: largest accepted difference.
+        submitted, again: the submitted value and the repeated value; None if the figure exists only
+            on the other side.
+        room: largest accepted difference between the two values.
     """
 
     cell: str
@@ -81,7 +82,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Return whether the difference is accepted."""
+        """Return whether the difference between the two values is accepted."""
         if self.submitted is None or self.again is None:
             return False
         return abs(self.submitted - self.again) <= self.room
@@ -107,8 +108,8 @@ class Verification:
         path: folder with the repeated trainings.
         cells: number of repeated trainings, and number of all trainings in the submission.
         checks: compared figures.
-        other_rows: repeated trainings whose data differ from the data of the submission.
-        failed: trainings that failed.
+        other_rows: names of repeated trainings whose data differ from the data of the submission.
+        failed: names of repeated trainings that failed.
     """
 
     path: Path
@@ -153,10 +154,10 @@ class Verification:
 def submit(path: Path, out: Path, author: str) -> Path:
     """Write a submission from the folder of a comparison or a grid.
 
-    The submission includes the plug-ins that this process has loaded.
+    The submission includes the code of the plug-ins that this process has loaded.
 
     Args:
-        path: folder of the study; all of its trainings must be complete and up to date.
+        path: folder of the study; all of the study's trainings must be complete and up to date.
         out: folder of the submission, which must not exist.
         author: author of the submission.
 
@@ -165,7 +166,7 @@ def submit(path: Path, out: Path, author: str) -> Path:
 
     Raises:
         RunFolderError: this kind of study cannot be repeated from a file, the study is incomplete,
-            or the submission's folder exists.
+            or the folder `out` exists.
     """
     grid = LoadedGrid(GridFolder(path))
     _require_complete(grid)
@@ -193,28 +194,31 @@ def verify(
     device: str = "cpu",
     on_end: Callable[[FinishedCell], None] = lambda ended: None,
 ) -> Verification:
-    """Repeat a random share of a submission's trainings with their attacks, and compare.
+    """Repeat a random share of a submission's trainings with their attacks; compare the figures.
 
-    A figure matches if it differs by at most sqrt(2) t(0.975, n - 1) s, where s is the deviation of
-    its n repeats in the submission. This bound is limited to between 1 and 5 % of the repeated
-    figure, or of 1 if the figure is below 1. Differences occur because each training draws its
-    protective noise again. Without such noise, figures from the same machine and versions are
-    equal. A figure that the submission lacks counts as not matching.
+    A figure matches if it differs from the repeated figure by at most sqrt(2) t(0.975, n - 1) s.
+    Here s is the standard deviation of the figure's n repeats in the submission. The accepted
+    difference is at least 1 and at most 5 % of the repeated figure, or of 1 if the figure is below
+    1. Figures differ because each training draws its protective noise again. Without protective
+    noise, figures from the same machine and versions are equal. A figure that the submission lacks
+    counts as a figure that does not match.
 
     Args:
         path: the submission.
         out: folder for the repeated trainings; a later call continues an interrupted call in this
             folder.
-        share: share of the trainings to repeat; at least one training is repeated.
-        draw: seed of the random choice.
+        share: share of the submission's trainings to repeat; at least one training is repeated.
+        draw: seed of the random choice of trainings.
         jobs: number of cells that run at the same time, each in its own process.
         device: device on which the models are trained.
-        on_end: callback that receives each cell when it ends.
+        on_end: callback that receives each cell (training) when it ends.
 
     Raises:
-        RunFolderError: the folder contains no submission, or one of its files is damaged.
-        DataError: a file differs from its digest, or the results do not match the experiment.
-        ConfigError: a plug-in of the submission was not loaded, or data come from a function.
+        RunFolderError: the folder contains no submission, or a file of the submission is damaged.
+        DataError: a file differs from the digest in the submission, or the results do not match the
+            experiment.
+        ConfigError: a plug-in of the submission is not loaded, or the experiment's data come from a
+            function.
     """
     submitted = _read(path)
     experiment, locations = read_checked(path / EXPERIMENT, [])
@@ -271,7 +275,7 @@ def _require_complete(grid: LoadedGrid) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Check a submission's files against their digests, and return its results."""
+    """Check a submission's files against the digests it lists, and return its results."""
     if not (path / ABOUT).exists():
         raise RunFolderError(
             "there is no submission in this folder", where=str(path), want=f"a file {ABOUT}"
@@ -321,7 +325,7 @@ def _checks(
     submitted: Sequence[Mapping[str, Any]],
     again: Sequence[Mapping[str, Any]],
 ) -> list[Check]:
-    """Compare figures of repeated cells; a figure with only one of its two values counts too."""
+    """Compare figures of repeated cells; include figures that only one of the two has."""
     values: dict[tuple[Any, ...], list[float]] = {}
     for row in submitted:
         values.setdefault(_key(row, _REPEATED), []).append(row["value"])
@@ -343,7 +347,7 @@ def _checks(
 
 
 def _room(again: float, repeats: Sequence[float]) -> float:
-    """Return the accepted difference from a repeated figure, given the submitted repeats."""
+    """Return the accepted difference from a repeated figure, given the submitted repeats of it."""
     found, scale = estimate(repeats), max(1.0, abs(again))
     spread = 0.0
     if found is not None and found.half_width is not None:
@@ -356,7 +360,7 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a submission, sorted by path; a link raises an error."""
+    """Return the files of a submission, sorted by path; raise an error for a link."""
     found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     for file in found:
         if file.is_symlink() or file.stat().st_size > _LARGEST:

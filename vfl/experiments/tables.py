@@ -1,4 +1,4 @@
-"""Tables and numbers as readable text. Spaces within a number are non-breaking."""
+"""Tables and numbers as readable text. Spaces inside a number are non-breaking spaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPACE = "\u00a0"
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-#: Display names of measures that are shown in percent: shares of rows, and similar measures.
+#: Display names of measures that tables show in percent: shares of rows, and similar measures.
 MEASURES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -30,12 +30,12 @@ SHARES = frozenset(MEASURES)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts.
+    """A table whose cells are texts.
 
     Attributes:
         head: its headings.
         rows: its lines.
-        words: number of first columns that contain text, not numbers.
+        words: number of columns from the left that contain words instead of numbers.
     """
 
     head: Sequence[str]
@@ -59,7 +59,7 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
 
     Args:
         found: the share.
-        sign: "+" to show the sign, for a difference.
+        sign: "+" for a difference, so that positive numbers have a sign.
         unit: unit after the number.
     """
     if found is None:
@@ -69,7 +69,7 @@ def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> s
 
 
 def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
-    """Return a measure with its interval as text, shares in percent; a sign marks a difference.
+    """Return a measure and its interval as text, shares in percent; `sign` is for differences.
 
     >>> score_text(Estimate(0.7213, 0.0131, 3), "accuracy")
     '72.1 ± 1.3 %'
@@ -83,7 +83,7 @@ def score_text(found: Estimate | None, measure: str, sign: str = "") -> str:
 
 
 def figures_of(found: Estimate | None) -> dict[str, Any] | None:
-    """Return the estimate as a record for a JSON file."""
+    """Return an estimate as a record for a JSON file."""
     return None if found is None else asdict(found)
 
 
@@ -124,7 +124,7 @@ def three_digits(value: float) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Return a metric without a unit, or a note that it was not measured."""
+    """Return a metric without a unit as text, or a note that it was not measured."""
     return NOT_MEASURED if value is None else three_digits(value)
 
 
@@ -138,7 +138,7 @@ def p_value_text(value: float | None) -> str:
 
 
 def percent_text(fraction: float | None) -> str:
-    """Return a fraction as percent.
+    """Return a fraction as a text in percent.
 
     >>> percent_text(0.9722).replace(chr(160), " ")
     '97.2 %'
@@ -147,7 +147,7 @@ def percent_text(fraction: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return a duration as text.
+    """Return a duration in seconds as text with a suitable unit.
 
     >>> [seconds_text(s).replace(chr(160), " ") for s in (0.034, 8.128, 125, 3720)]
     ['34 ms', '8.13 s', '2 min 5 s', '1 h 2 min']
@@ -180,7 +180,7 @@ def date_text(iso: str) -> str:
 
 
 def list_text(names: tuple[str, ...], shown: int = 4) -> str:
-    """Return names as a list within a sentence.
+    """Return names as a list for use within a sentence.
 
     >>> list_text(("left", "right")), list_text(("a", "b", "c", "d", "e", "f"))
     ('left and right', 'a, b, c, d and 2 more')

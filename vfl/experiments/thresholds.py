@@ -1,7 +1,8 @@
-"""Quality of a two-class model at a threshold, and calibration of its probabilities.
+"""Quality of a two-class model at a decision threshold, and calibration of its probabilities.
 
-All functions take a `Scored` whose values are probabilities. A `Scored` contains single rows for up
-to a thousand rows, and groups of neighbouring probabilities for more rows.
+All functions of this module take a `Scored` (counts of rows by score) whose scores are
+probabilities. Up to a thousand rows, a `Scored` contains single rows; with more rows, it contains
+groups of rows with neighbouring probabilities.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from vfl.core.errors import ConfigError
 if TYPE_CHECKING:
     from vfl.session.label.scored import Scored
 
-#: Shares of flagged rows for which the table has a line.
+#: Shares of flagged rows for which the table of thresholds has a line.
 FLAGGED = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-#: Probabilities are kept this far from 0 and 1, as for the log loss of summaries; see
+#: Distance by which probabilities are kept from 0 and 1, as for the log loss of summaries; see
 #: `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """Counts of rows by true class and by predicted class at one threshold.
+    """Counts of rows by true class and by predicted class at one decision threshold.
 
     Attributes:
-        threshold: rows with at least this probability are flagged as positive.
+        threshold: probability from which on rows are flagged as positive.
         true_positives, false_positives, false_negatives, true_negatives: rows.
     """
 
@@ -57,7 +58,7 @@ class Confusion:
 
 
 def confusions(scored: Scored) -> list[Confusion]:
-    """Return the confusion at each threshold that separates rows, highest threshold first."""
+    """Return the confusion at each threshold that separates rows; the highest comes first."""
     totals = scored.counts.sum(axis=0)
     above = np.cumsum(scored.counts[::-1], axis=0)
     return [
@@ -68,7 +69,7 @@ def confusions(scored: Scored) -> list[Confusion]:
 
 
 def confusion_at(scored: Scored, threshold: float) -> Confusion:
-    """Return the confusion at any threshold.
+    """Return the confusion (counts of rows) at a given threshold.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -97,14 +98,14 @@ def average_precision(scored: Scored) -> float:
 
 
 def cheapest_threshold(scored: Scored, missed_cost: float) -> float:
-    """Return the threshold with the lowest cost, given the cost of missed positives.
+    """Return the threshold with the lowest total cost, given the cost of one missed positive.
 
     Args:
-        scored: rows that the model did not learn from, such as validation rows.
+        scored: counts of rows that the model was not trained on, such as validation rows.
         missed_cost: cost of one false negative, as a number of false positives.
 
     Raises:
-        ConfigError: the cost is not larger than 0.
+        ConfigError: `missed_cost` is not larger than 0.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -136,12 +137,13 @@ def flagging(scored: Scored, share: float) -> float:
 
 @dataclass(frozen=True)
 class Band:
-    """A group of rows with neighbouring probabilities.
+    """A group of rows with neighbouring predicted probabilities.
 
     Attributes:
         rows, positives: number of rows in the band, and number of positives among them.
-        expected: mean predicted probability of the rows.
-        captured: share of all positives that are in this band or in bands of higher probability.
+        expected: mean predicted probability of the band's rows.
+        captured: share of all positives that are in this band or in bands with higher
+            probabilities.
     """
 
     rows: int
@@ -151,7 +153,7 @@ class Band:
 
 
 def bands(scored: Scored, most: int = 10) -> list[Band]:
-    """Return at most ten bands of about equal size, the highest probabilities first.
+    """Return at most `most` bands of about equal size; the band of highest probabilities is first.
 
     >>> from vfl.session.label.scored import Scored
     >>> scored = Scored(np.array([0.1, 0.4, 0.8]), np.array([[5, 0], [2, 1], [0, 2]]))
@@ -167,7 +169,7 @@ def bands(scored: Scored, most: int = 10) -> list[Band]:
 
 
 def calibration_error(scored: Scored) -> float:
-    """Return the mean gap between predicted and observed shares of positives, in ten bands."""
+    """Return the mean difference of predicted and observed shares of positives, over ten bands."""
     return sum(
         one.rows / scored.rows * abs(one.expected - one.positives / one.rows)
         for one in bands(scored)
@@ -175,7 +177,7 @@ def calibration_error(scored: Scored) -> float:
 
 
 def log_loss(scored: Scored, probability: np.ndarray | None = None) -> float:
-    """Return the mean log loss, for the stored or for the given probabilities of the groups."""
+    """Return the mean log loss, for the stored probabilities of the groups or for given ones."""
     chances = scored.values if probability is None else probability
     chances = np.clip(chances, _LEAST, 1 - _LEAST)
     negatives, positives = scored.counts.T
@@ -194,7 +196,7 @@ def calibrated(validation: Scored, probability: np.ndarray, how: str = "isotonic
     """Calibrate probabilities on the validation rows; see `Calibration`.
 
     Args:
-        validation: rows of both classes that the model did not learn from.
+        validation: counts of rows of both classes that the model was not trained on.
         probability: probabilities to calibrate, axes (rows,).
         how: method, "isotonic" or "platt".
     """

@@ -1,4 +1,4 @@
-"""Training of a cell on its data, and measurements after the training."""
+"""Training of a cell (one training of a grid) on its data, and measurements afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vfl.training.run import load_data, train, trained
 
 
 class DataCache:
-    """Cache of the last experiment's data, for a next experiment with the same data."""
+    """Cache of the data of the last experiment, for the next experiment if it has the same data."""
 
     def __init__(self) -> None:
         self._about = ""
@@ -41,7 +41,7 @@ class DataCache:
         """Return the data of every party; see `vfl.training.run.load_data`."""
         about = about_rows(experiment)
         if about != self._about:
-            self._data = {}  # free the old data first
+            self._data = {}  # free the old data before the new data are loaded
             self._data = load_data(experiment)
             self._about = about
         return self._data
@@ -56,22 +56,22 @@ def train_cell(
     adversaries: Mapping[str, Adversary] | None = None,
     bottoms: Mapping[str, nn.Module] | None = None,
 ) -> None:
-    """Train a cell unless it is done, from its last checkpoint if there is one; then clean up.
+    """Train a cell unless it is finished, from its last checkpoint if any; then clean up.
 
     Args:
         cell: the cell to train.
         folder: folder of the grid.
         data: data of every party.
         device: device on which the models are trained.
-        trace: recording of the training, which does not change weights; None uses the cell's own
-            setting.
-        adversaries: started adversaries, by party name.
+        trace: recording of the training, which does not change the weights; None uses the cell's
+            own setting.
+        adversaries: adversaries after their `begin`, by party name.
         bottoms: bottom modules with initial weights that replace the experiment's specs, by party.
     """
     experiment = cell.experiment if trace is None else recording(cell.experiment, trace)
     path = folder.cells_path / cell.name
     if path.exists() and not (path / "metrics.jsonl").exists():
-        shutil.rmtree(path)  # the earlier process ended before the folder was complete
+        shutil.rmtree(path)  # an earlier process ended before the run folder was complete
     if not (path / "summary.json").exists():
         train(
             experiment,
@@ -89,12 +89,12 @@ def train_cell(
 
 
 def recording(experiment: Experiment, trace: TraceSettings) -> Experiment:
-    """Return an experiment in which other recordings replace the given ones."""
+    """Return an experiment with other recordings in place of its own."""
     return experiment.model_copy(update={"trace": trace})
 
 
 def about_rows(experiment: Experiment) -> str:
-    """Return all settings that determine the data of `load_data`, as text."""
+    """Return all settings that determine the data that `load_data` returns, as text."""
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
     label = experiment.label.model_dump(exclude={"top", "class_weight", "calibration"})
@@ -106,17 +106,17 @@ def about_rows(experiment: Experiment) -> str:
 def measure_cell(
     folder: RunFolder, data: Mapping[str, PartyData], device: str = "cpu"
 ) -> dict[str, Any]:
-    """Return the record `codec.json` of a finished run.
+    """Return the record `codec.json` for a finished run of a comparison.
 
     Args:
         folder: folder of the run, which contains the weights.
         data: data of every party.
-        device: device on which the bottoms run.
+        device: device on which the bottom models run.
 
     Returns:
         An entry `train` with metrics of the training rows, computed without random draws, unlike
-        the metrics of epochs; and, for each feature party, its codec's measures on the cuts of test
-        rows.
+        the metrics of epochs; and, for each feature party, the measures of its codec on the cuts of
+        test rows.
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()
@@ -138,7 +138,7 @@ def measure_cell(
 
 
 def _asking_training_rows(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return the same data with a split in which the training rows are evaluated."""
+    """Return the same data with a split in which an evaluation uses the training rows."""
     return {
         name: replace(own, split=replace(own.split, test=own.split.train))
         for name, own in data.items()
@@ -163,20 +163,20 @@ def codec_figures(
 
 
 def unit_usage(codec: Codec, cut: Tensor) -> dict[str, Any]:
-    """Count how often a codec transmits each unit of a cut, without random draws.
+    """Count the rows for which a codec transmits each unit of a cut, without random draws.
 
     For a codec that keeps k values of each row, `usage` is C_i of thesis equation (3-21), the
-    number of rows whose top k contain unit i. A unit that is zero does not count, even if the codec
-    sends it as one of the k values.
+    number of rows whose top k contain unit i. A unit whose value is zero does not count, even if
+    the codec sends it as one of the k values.
 
     Args:
-        codec: codec with its state after training.
+        codec: codec with the state that it has after the training.
         cut: cut before the codec, axes (rows, width).
 
     Returns:
-        `usage`: number of rows in which each unit is not zero after decoding; `dead_units`: number
-        of units that are zero in every row; `nonzeros`: mean number of non-zero units per row after
-        decoding.
+        `usage`: for each unit, the number of rows in which it is not zero after decoding;
+        `dead_units`: number of units that are zero in every row; `nonzeros`: mean number of
+        non-zero units per row after decoding.
     """
     arrived = torch.cat([_arrived(codec, part) for part in torch.split(cut, QUERY_ROWS)])
     return {

@@ -1,7 +1,7 @@
 """Value of a federation: quality of each party alone and of all together; cost of protection.
 
-Every cell is trained and tested on the rows that all parties have. So cells differ only in the
-columns, in the place of the training, or in the protection of the training.
+Every cell (training) is trained and tested on the rows that all parties have. So cells differ only
+in the columns, in whether the training is split, or in the protection of the training.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from vfl.datasets import PartyData
 
 SPLIT, CENTRAL, BOOSTING = "split", "the same network, in one place", "gradient boosting"
-#: Largest number of trees; the validation rows determine how many are used.
+#: Largest number of trees of gradient boosting; the validation rows determine how many trees are
+#: used.
 _TREES, _TREE_RATE = 300, 0.05
-#: Limits of trees, rows and classes for the label party's own model, which is trained after every
-#: training and must be cheap.
+#: Limits of trees, rows and classes for the model of the label party's columns, which is trained
+#: after every training and must be cheap.
 _FEW_TREES, _SAMPLE_ROWS, _MOST_CLASSES = 100, 20_000, 20
-#: Subfolder of a run or a study for the trainings of each party alone.
+#: Name of the subfolder of a run or a study for the trainings of each party alone.
 _ALONE = "alone"
 
 
@@ -47,7 +48,8 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     """Return the cells of a value study, ordered by seed.
 
     Args:
-        experiment: the experiment; its own codec, defense and secure mode are measured as well.
+        experiment: the experiment; the study also measures the experiment's own codec, defense and
+            secure mode.
     """
     from vfl import models
 
@@ -59,12 +61,12 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     )
     label = experiment.label.party
     own = {name: {name: experiment.parties[name]} for name in experiment.parties}
-    # One stand-in party has all columns, and merges the cuts of its bottoms itself, so that the top
-    # gets an input of the expected width.
+    # One stand-in party has all columns, and merges the cuts of its bottom models itself, so that
+    # the top model gets an input of the expected width.
     merged = [one.width for one in experiment.parties.values()]
     whole = {"": PartySettings(width=models.make_merger(experiment.merge).width(merged))}
     asked: list[tuple[str, str, Experiment]] = []
-    for name in sorted(own, key=lambda name: name != label):  # the label party comes first
+    for name in sorted(own, key=lambda name: name != label):  # the label party is the first
         asked.append((f"{name} alone", name, _one_place(plain, own[name])))
     asked.append((f"{BOOSTING}, all columns", "", _one_place(plain, whole)))
     if label in own:
@@ -91,26 +93,26 @@ def value_cells(experiment: Experiment) -> list[Cell]:
 
 
 def _one_place(plain: Experiment, parties: Mapping[str, PartySettings]) -> Experiment:
-    """Return a training in which one stand-in party has all columns, next to the labels."""
+    """Return a training in which one stand-in party has all columns, besides the label party."""
     name = "alone" if plain.label.party != "alone" else "single"
     (one,) = parties.values()
     return plain.model_copy(update={"parties": {name: one}, "merge": "concat"})
 
 
 def alone_folder(path: Path) -> GridFolder:
-    """Return the folder with the trainings of each party alone, for a run or study."""
+    """Return the grid folder with the trainings of each party alone, for a run or study."""
     return GridFolder(path / _ALONE)
 
 
 def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
-    """Return trainings of each party alone, on the data of a run or of a study's repeats.
+    """Return the trainings of each party alone, on the data of a run or of a study's repeats.
 
-    Trainings use the data, seeds and settings of the run or study, without codec, defense and
+    These trainings use the data, seeds and settings of the run or study, but no codec, defense or
     secure mode.
 
     Raises:
         ConfigError: the experiment has several label parties, or a party in the middle.
-        RunFolderError: the run is not finished, or no single process has all of its data.
+        RunFolderError: the run is not finished, or no single process has the data of all parties.
     """
     if is_grid(path):
         folder = GridFolder(path)
@@ -148,13 +150,13 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
 
 
 def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the metrics of each party alone, by party and repeat; empty if there are none.
+    """Return the metrics of each party alone, by party and repeat; empty without such trainings.
 
     Args:
         path: folder of the run or study.
 
     Raises:
-        RunFolderError: a file is damaged.
+        RunFolderError: a file of these trainings is damaged.
     """
     from vfl.experiments.staleness import stale_cells
 
@@ -168,11 +170,11 @@ def alone_scores(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> str:
-    """Return, as text, a training's gain over each party alone; the text is empty if unknown.
+    """Return, as text, a training's gain over each party alone; empty if that gain is unknown.
 
     Args:
         path: folder of the run or study.
-        measure: measure to compare by.
+        measure: metric by which the trainings are compared.
         reached: score of the training, by repeat.
     """
     words = []
@@ -188,11 +190,11 @@ def gains_over_alone(path: Path, measure: str, reached: Mapping[str, float]) -> 
 def run_value_cell(
     cell: Cell, folder: GridFolder, data: Mapping[str, PartyData], device: str
 ) -> None:
-    """Complete a cell, continuing from where an earlier call stopped.
+    """Complete a cell; continue where an earlier call stopped.
 
     Args:
         cell: the cell to complete.
-        folder: folder of the study; its experiment states which columns each party owns.
+        folder: folder of the study, whose experiment states the columns of each party.
         data: data of every party.
         device: device on which the networks are trained.
     """
@@ -215,13 +217,13 @@ def run_value_cell(
 
 
 def _is_split(cell: Cell) -> bool:
-    """Return whether the cell trains the experiment's own parties with their own columns."""
+    """Return whether a cell trains the experiment's own parties with their own columns."""
     what = cell.about["what"]
     return not cell.about["party"] and what != CENTRAL and BOOSTING not in what
 
 
 def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return data of a stand-in with one or all parties' columns, and of the label party."""
+    """Return data of the stand-in, with one or all parties' columns, and of the label party."""
     import torch
 
     label, (stand_in,) = data[cell.experiment.label.party], cell.experiment.parties
@@ -238,10 +240,10 @@ def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 
 
 def for_trees(data: PartyData) -> Tensor | None:
-    """Return a party's inputs, in which the bins of a number are joined into one column again.
+    """Return a party's inputs; the inputs that encode bins of one number become one column again.
 
-    The sum of a number's bin inputs increases with the number, and trees need only the order of
-    values.
+    The sum of the inputs that encode a number's bins increases with the number, and trees need only
+    the order of values.
     """
     import torch
 
@@ -264,7 +266,7 @@ def _inputs(data: Mapping[str, PartyData]) -> list[Any]:
 
 
 def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -> nn.Module:
-    """Return all bottoms as one module, which merges cuts as the label party does."""
+    """Return all bottom models as one module, which merges their cuts as the label party does."""
     from vfl import models
     from vfl.core.seeds import scoped
 
@@ -282,7 +284,7 @@ def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -
 
 
 def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """Train gradient boosting on the stand-in party's columns."""
+    """Train gradient boosting on the columns of a cell's stand-in party."""
     path = folder.cells_path / cell.name
     if (path / "summary.json").exists():
         return
@@ -298,15 +300,15 @@ def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> Non
 def boosted(
     inputs: Tensor, label: PartyData, train: np.ndarray, seed: int, most_trees: int
 ) -> dict[str, float]:
-    """Return the test metrics that scikit-learn's histogram gradient boosting reaches.
+    """Return test metrics of scikit-learn's histogram gradient boosting.
 
     Args:
         inputs: inputs of all rows, axes (rows, ...).
-        label: labels and split of the label party.
-        train: rows to train on.
+        label: labels and split of the label party's rows.
+        train: positions of the rows to train on.
         seed: seed of the boosting.
         most_trees: largest number of trees. The validation rows determine the number of trees that
-            are kept; the result has this number as `epochs`.
+            are kept; the entry `epochs` of the result is this number.
     """
     import numpy as np
     import torch
@@ -343,17 +345,17 @@ def boosted(
 
 
 def label_alone(run: RunFolder, label: PartyData) -> bool:
-    """Measure a model on the label party's columns only, and store the result in the run.
+    """Measure a model of only the label party's columns, and store its metrics in the run.
 
-    Gradient boosting is trained on the run's training rows, or on a sample if there are many, and
-    tested on its test rows. Nothing is sent.
+    The model is gradient boosting, trained on the run's training rows, or on a sample of them if
+    there are many, and tested on the run's test rows. The label party sends nothing for this.
 
     Args:
-        run: a finished run.
-        label: data of the label party, with the same split as in the training.
+        run: folder of a finished run.
+        label: data of the label party, with the split of the run's training.
 
     Returns:
-        Whether the result was stored; it is stored only for columns in memory and few classes.
+        Whether the metrics were stored; this requires columns in memory and few classes.
     """
     import numpy as np
     import torch
@@ -374,7 +376,7 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
 
 
 def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
-    """Return, as text, a run's gain over its label party alone; the text is empty if unknown."""
+    """Return, as text, a run's gain over a model of its label party's columns; empty if unknown."""
     score = run.label_alone().get(f"test_{measure}")
     if score is None or reached is None:
         return ""
@@ -386,6 +388,6 @@ def gain_over_label(run: RunFolder, measure: str, reached: float | None) -> str:
 
 
 def measure_of(experiment: Experiment) -> str:
-    """Return the measure to compare: the requested measure, AUC, or root mean square error."""
+    """Return the metric to compare: the requested metric, AUC, or root mean square error."""
     asked = value_settings_of(experiment).measure
     return asked or ("rmse" if experiment.label.task == "regression" else "auc")

@@ -1,7 +1,7 @@
 """HTML pages of runs, grids, comparisons and values; pages are static and load no file.
 
 Each kind of page has a file `*_page.py`, which yields the page's sections (`sections`); `build`
-renders them.
+renders the sections as HTML.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The page of a grid of attacks: leaderboard, charts of defenses, pictures, victims.
 
-Charts show model quality against attack success, advantage by leaked labels, angles between cuts,
-and t-SNE maps.
+Charts show quality of predictions against success of attacks, advantage by number of leaked labels,
+angles between cuts, and t-SNE maps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _ANGLE_TICKS = [(0.0, "0"), (math.pi / 4, "π/4"), (math.pi / 2, "π/2"), (3 * m
 
 
 def style_of(number: int) -> int:
-    """Return the colour style of a defense, from its rank on the leaderboard."""
+    """Return the number of a defense's chart style (colour), from its rank on the leaderboard."""
     return 1 + number % STYLES
 
 
@@ -106,7 +106,7 @@ def _tradeoff(
     place: int,
     measure: LabelMeasure,
 ) -> Drawing:
-    """Return a chart; it shades the protected area if some verdict is "protected"."""
+    """Return one chart; it shades an area if the verdict about a defense is "protected"."""
     points, ends = [], []
     for number, one in enumerate(entries, 1):
         if one.defense in values:
@@ -146,7 +146,7 @@ def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
 def attack_advantages(
     rows: Sequence[Record], entries: Sequence[LeaderboardEntry]
 ) -> Iterator[Drawing]:
-    """Yield, per defense, each attack's advantage over the best baseline, by leaked labels."""
+    """Yield a chart per defense: each attack's advantage over the best baseline, by k."""
     for entry in entries:
         own = [row for row in rows if row.training == entry.defense]
         points: dict[str, list[tuple[float, float]]] = {}
@@ -165,7 +165,7 @@ def attack_advantages(
 def _by_leaks(
     title: str, words: str, lines: Sequence[Series], entry: LeaderboardEntry
 ) -> Iterator[Drawing]:
-    """Draw lines over an entry's numbers of leaked labels, at most `STYLES` lines in a chart."""
+    """Draw lines over the numbers of leaked labels, at most `STYLES` lines in each chart."""
     ticks = [(float(x), str(one.k)) for x, one in enumerate(entry.standings)]
     label = "leaked labels of each class"
     for start in range(0, len(lines), STYLES):
@@ -204,11 +204,11 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
 
 
 def strips(grid: LoadedGrid, cells: Collection[str]) -> Iterator[Strip]:
-    """Yield a strip of images for each image attack and victim with stored images.
+    """Yield a strip of images for each attack on images and each victim with stored images.
 
     Args:
-        grid: grid that contains the victims.
-        cells: names of the cells to show.
+        grid: grid whose folder contains the victims.
+        cells: names of the cells whose images are shown.
 
     Raises:
         RunFolderError: a file of a cell is damaged.
@@ -292,7 +292,7 @@ def _of_labels(
     measure: LabelMeasure,
     tables: Mapping[str, Table | None],
 ) -> Iterator[Section]:
-    """Yield the leaderboard, and the sections that belong to it."""
+    """Yield the section of the leaderboard, and the sections that explain it."""
     places = {one.defense: place for place, one in enumerate(entries, 1)}
     choices = [("everybody who attacked", _board(entries, places, settings))]
     choices += [(words, _board(one, places, settings)) for words, one in boards.items() if one]
@@ -376,14 +376,14 @@ _OF_PICTURES = (
 def _board(
     entries: Sequence[LeaderboardEntry], places: Mapping[str, int], settings: GridSettings
 ) -> Table:
-    """Return a leaderboard in which each defense has the number that charts show."""
+    """Return a leaderboard table in which each defense has its number in the charts."""
     board = board_table(entries, settings.margin)
     lines = [[f"{places[line[0]]} {line[0]}", *line[1:]] for line in board.rows]
     return replace(board, rows=lines)
 
 
 def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
-    """Draw angles and t-SNE maps of the cuts of each defense's first victim, if measured."""
+    """Draw angles and t-SNE maps of cuts, for each defense's first victim with stored pictures."""
     first, found = grid_settings_of(grid.experiment).seeds[0], {}
     for cell in grid.cells:
         path = grid.path_of(cell) / PICTURES
@@ -393,7 +393,7 @@ def drawings_of_cuts(grid: LoadedGrid, cells: Collection[str]) -> list[Drawing]:
 
 
 def _victim(cell: Cell) -> str:
-    """Return the name of a cell's victim, which differs from other victims of the same seed."""
+    """Return the name of a cell's victim, which is unique among the victims of the same seed."""
     against = "" if cell.adversary == HONEST else f" against {cell.adversary}"
     return f"{cell.victim}{against}"
 
@@ -401,7 +401,7 @@ def _victim(cell: Cell) -> str:
 def _victims(
     grid: LoadedGrid, records: Sequence[Record], labels: Iterable[Record], judge: Utility
 ) -> Table:
-    """Return a table with one line per victim: its cost and its leakage."""
+    """Return a table with one line per victim: its quality, its traffic and its leakage."""
     head = [
         "defense",
         "seed",
@@ -424,7 +424,7 @@ def _victims(
     for cell in grid.cells:
         if (own := figures.get(cell.name)) is None:
             continue
-        found = worst.get(cell.name)  # missing if no attack was on this victim's labels
+        found = worst.get(cell.name)  # missing if no attack inferred labels from this victim
         lines.append(
             [
                 _victim(cell),

@@ -29,18 +29,18 @@ from vfl.experiments.provenance import provenance
 from vfl.experiments.results import LoadedGrid, write_records
 from vfl.experiments.tables import date_text
 
-#: The only script that a page contains, and the script's hash for the content security policy. The
-#: page runs no other script and loads nothing.
+#: The only script that a page contains, and the hash of this script for the content security
+#: policy. The page runs no other script and loads no file.
 _SCRIPT = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
 _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 PAGE = "report.html"
-_TEXT_LIMIT = 1_000_000  # largest number of characters of one text, such as a configuration
+_TEXT_LIMIT = 1_000_000  # most characters of a text on a page
 
 
 def _shown(value: object) -> object:
     """Remove invisible characters from a text; the template engine escapes the text later.
 
-    Charts are markup, and not texts, so they stay unchanged.
+    Charts are markup, not texts, so this function returns them unchanged.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable_lines(value, _TEXT_LIMIT)
@@ -59,15 +59,15 @@ ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIG
 
 
 def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
-    """Write `report.html` into the folder of a run or grid, from the folder's content.
+    """Write `report.html` into the folder of a run or a study, from the folder's content.
 
-    The page is one static file. It has one script, which sorts tables, loads nothing, and always
-    has the same bytes.
+    The page is one static file. Its only script sorts tables, loads nothing, and has the same bytes
+    on every page.
 
     Args:
         run_folder: folder that a training, a comparison or a grid wrote.
-        missed_cost: cost of one missed positive, as a number of false alarms; it determines a run's
-            threshold.
+        missed_cost: cost of one missed positive, as a number of false alarms; this cost determines
+            a run's threshold.
 
     Returns:
         The path of the written page.
@@ -84,7 +84,7 @@ def write_results(folder: GridFolder) -> tuple[str, dict[str, Any]]:
     """Write `table.md`, `results.json` and `results.csv` of a study from its cells.
 
     Returns:
-        The tables in Markdown with notes on omissions, and the content of the JSON file.
+        The tables as Markdown text with notes on omissions, and the content of the JSON file.
 
     Raises:
         RunFolderError: the folder contains no grid, or a file of the grid is damaged.
@@ -134,7 +134,7 @@ def glance(run_folder: Path) -> Glance:
     return found
 
 
-#: Name of each kind of study, and the function that makes the kind's page.
+#: Name of each kind of study, and the function that returns the page's content for this kind.
 _STUDIES = {
     "attacks": ("grid", attack_page),
     "codecs": ("comparison", comparison_page),
@@ -148,7 +148,7 @@ def _study_page(grid: LoadedGrid) -> Content:
 
 
 def _content(run_folder: Path, missed_cost: float | None = None) -> dict[str, Any]:
-    """Return the values for a page's template."""
+    """Return the values for the template of a page."""
     if missed_cost is not None and is_grid(run_folder):
         raise ConfigError("a cost selects the threshold of a single run", where="--cost")
     if is_grid(run_folder):
@@ -178,16 +178,16 @@ def _content(run_folder: Path, missed_cost: float | None = None) -> dict[str, An
 
 @dataclass(frozen=True)
 class Listed:
-    """A run or a grid in a folder, as the index lists it.
+    """A run or a grid in a folder of runs, as the index page lists it.
 
     Attributes:
         name: name of the folder of the run or grid.
         kind: training, grid, comparison or value.
         created: time at which the run or grid was started.
-        state: status; see `GridStatus` and `vfl.training.status.RunStatus`.
-        sentence: first sentence of the page; empty if there is no page.
-        cards: cards of the page's summary, as title and value.
-        page: whether the folder has a page.
+        state: state of the run or grid; see `GridStatus` and `vfl.training.status.RunStatus`.
+        sentence: first sentence of the folder's page; empty if there is no page.
+        cards: cards of the summary on the folder's page, as title and value.
+        page: whether the folder contains a page.
     """
 
     name: str
@@ -216,7 +216,7 @@ def list_runs(folder: Path) -> list[Listed]:
 
 
 def _listed(path: Path) -> Listed:
-    # imported late, because this module needs torch, and pages do not
+    # imported late, because the imported module needs torch, and pages do not
     from vfl.training.status import run_status
 
     kind = "grid" if is_grid(path) else "training"

@@ -1,9 +1,9 @@
 """Charts as inline SVG without scripts or fonts; the page's style sheet sets the colours.
 
-Every chart has a title and a description for screen readers, and each point shows its name when the
-mouse is over it. Lines differ in dash pattern as well as in colour, so that they can be
-distinguished on paper. Functions for tick positions and for thinning long curves are at the end of
-this file.
+Every chart has a title and a description for screen readers, and each point shows its name as a
+tooltip. Lines differ in dash pattern as well as in colour, so that they can be distinguished on
+paper. The end of this file has functions for positions of ticks on axes, and for thinning curves
+with many points.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _DOTS_UP_TO, _DOTS_IN_ALL = 30, 90
 STYLES = 8
 _BAR_ROW, _BAR_HEIGHT = 50, 16
 _BAR_LEFT, _BAR_RIGHT = 4, WIDTH - 4
-_ROOM = 4  # in units of the y axis, shown below the top of a shaded area
+_ROOM = 4  # in units of the y axis; distance of the text below the top of a shaded area
 
 Position = tuple[float, float]
 
-#: A position on an axis, and the text at this position.
+#: A position on an axis, and the text of the tick at this position.
 Tick = tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A chart with a caption; the legend is a list of (swatch, text)."""
+    """A chart with its caption; the legend is a list of (line or dot sample, text)."""
 
     title: str
     caption: str
@@ -46,12 +46,12 @@ class Series:
     """One line.
 
     Attributes:
-        name: text of the line in the legend.
-        points: points (x, y), finite, with x in ascending order; a line with a single point is
-            drawn as a dot.
+        name: text of the line's entry in the legend.
+        points: points (x, y) of the line, finite, with x in ascending order; a line with a single
+            point is drawn as a dot.
         style: number from 1 to 8 that selects colour and dash pattern in the style sheet; a codec
             or attack has the same style in all charts.
-        whiskers: intervals as (x, low, high).
+        whiskers: intervals of the points, as (x, low, high).
     """
 
     name: str
@@ -67,10 +67,10 @@ class Series:
         style: int,
         factor: float = 1.0,
     ) -> Series:
-        """Return a line through estimates, with their intervals; unknown estimates are skipped.
+        """Return a line through estimates, with their intervals; unknown estimates are left out.
 
         Args:
-            name: text of the line in the legend.
+            name: text of the line's entry in the legend.
             found: pairs of x and estimate.
             style: see `Series`.
             factor: factor by which the estimates are multiplied.
@@ -86,7 +86,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Linear map from a range of values to a range of pixels."""
+    """Linear map from a range of values to a range of pixel positions."""
 
     low: float
     high: float
@@ -110,18 +110,18 @@ def line_drawing(
     whole_x: bool = False,
     x_ticks: Sequence[Tick] | None = None,
 ) -> Drawing:
-    """Draw lines over two axes; the legend names the lines.
+    """Draw lines in a chart with two axes; the legend contains the lines' names.
 
     Args:
-        title: title of the chart, a few words.
-        caption: meaning of the y axis.
+        title: title of the chart: a few words.
+        caption: caption of the chart, which explains the y axis.
         lines: lines to draw, of which at least one has a point.
         x_label: text under the x axis.
-        description: text about the lines for screen readers; by default the last value of each
-            line.
+        description: text about the lines for screen readers; by default it states the last value of
+            each line.
         x_from: largest value at which the x axis may start; None starts at the first point.
-        whole_x: whether x counts things, so that ticks are integers.
-        x_ticks: positions and texts of the x axis' ticks, for a non-linear axis.
+        whole_x: whether x is a count, so that its ticks are integers.
+        x_ticks: positions and texts of the ticks on the x axis, for a non-linear axis.
     """
     drawn = [each for each in lines if each.points]
     xs = [x for each in drawn for x, _ in each.points] + ([] if x_from is None else [x_from])
@@ -146,7 +146,7 @@ def _axes(
     x_label: str,
     x_ticks: Sequence[Tick],
 ) -> tuple[Scale, Scale, list[Markup]]:
-    """Return both scales, and the axes' markup; the y axis starts and ends at a grid line."""
+    """Return scales and markup of both axes; the y axis begins and ends at a grid line."""
     y_low, y_high = widened(min(ys), max(ys))
     y_step = tick_step(y_low, y_high)
     x_scale = Scale(*x_range, LEFT, RIGHT)
@@ -191,7 +191,7 @@ def _line(
 
 
 def _dot(style: int, x: float, y: float, radius: float, what: str) -> Markup:
-    """Return a point with a tooltip."""
+    """Return the markup of a point with a tooltip."""
     said = Markup("<title>{}</title>").format(what) if what else ""
     dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>')
     return dot.format(style, x, y, radius, said)
@@ -206,7 +206,7 @@ def _whiskers(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def swatch(style: int) -> Markup:
-    """Return a short line in a style, for a legend."""
+    """Return a short sample of a line style, for a legend."""
     return Markup(
         '<svg viewBox="0 0 26 8" aria-hidden="true"><path class="line s{}" d="M2 4h22"/></svg>'
     ).format(style)
@@ -226,12 +226,13 @@ def svg(title: str, description: str, parts: Sequence[Markup], height: int = HEI
 
 
 def dot_swatch(style: int) -> Markup:
-    """Return a dot in a style, for a legend."""
+    """Return a sample of a dot style, for a legend."""
     dot = Markup('<circle class="dot s{}" cx="13" cy="4" r="3.2"/>').format(style)
     return Markup('<svg viewBox="0 0 26 8" aria-hidden="true">{}</svg>').format(dot)
 
 
-#: Width in pixels of a chart in its own file, and the width of the legend beside it.
+#: Width in pixels of a chart that is stored as a file, and the width of the legend beside the
+#: chart.
 _ALONE, _LEGEND = 980, 200
 
 
@@ -265,8 +266,8 @@ class Bar:
 
     Attributes:
         name: label of the bar; a long label is shortened.
-        values: lengths of the bar's segments, each at least 0.
-        text: text at the end of the bar.
+        values: lengths of the bar's segments in the bars' unit, each at least 0.
+        text: text behind the end of the bar.
     """
 
     name: str
@@ -275,7 +276,7 @@ class Bar:
 
 
 def bar_drawing(title: str, caption: str, bars: Sequence[Bar]) -> Drawing:
-    """Draw stacked bars on one scale; segment n of a bar has style n + 1."""
+    """Draw stacked bars on one scale; in every bar, segment n has style n + 1."""
     longest = max((sum(bar.values) for bar in bars), default=0) or 1
     words = Markup(
         '<text x="{}" y="{}" class="label">{}</text><text x="{}" y="{}" class="end">{}</text>'
@@ -296,7 +297,7 @@ def bar_drawing(title: str, caption: str, bars: Sequence[Bar]) -> Drawing:
 
 
 def shortened(name: str, most: int = 36) -> str:
-    """Return a name shortened to fit its row.
+    """Return a bar's name, shortened to fit the width of a bar.
 
     >>> shortened("left"), shortened("a-very-long-name", most=8)
     ('left', 'a-very-…')
@@ -309,12 +310,12 @@ class Point:
     """One point.
 
     Attributes:
-        number: number to draw in the dot; empty for a plain dot.
+        number: number to draw in the point's dot; empty for a plain dot.
         x, y: its place.
-        style: colour style from 1 to 8; 0 is the colour of text.
-        what: text that is shown when the mouse is over the dot.
-        x_half, y_half: half-width of an interval in each direction, drawn as whiskers; 0 draws
-            none.
+        style: colour style from 1 to 8; style 0 is the colour of text.
+        what: text of the tooltip at the dot.
+        x_half, y_half: half-width of the point's interval in each direction, drawn as whiskers; 0
+            draws none.
     """
 
     number: str
@@ -328,7 +329,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A shaded corner of a chart: right of `left`, below `top`."""
+    """A shaded corner of a chart: all positions right of `left` and below `top`."""
 
     left: float
     top: float
@@ -347,19 +348,19 @@ def scatter_drawing(
     x_ticks: Sequence[Tick] | None = None,
     through: Sequence[Position] = (),
 ) -> Drawing:
-    """Draw points over two axes.
+    """Draw points in a chart with two axes.
 
     Args:
-        title: title of the chart, a few words.
-        caption: meaning of the y axis.
+        title: title of the chart: a few words.
+        caption: caption of the chart, which explains the y axis.
         description: text about the points for screen readers.
         points: points to draw, at least one.
         x_label: text under the x axis.
-        legend: legend of the drawing.
+        legend: legend of the chart.
         area: shaded.
-        lines: values of y at which a horizontal line is drawn, each with its text.
-        x_ticks: positions and texts of the x axis' ticks; by default round numbers.
-        through: corner points of a line that is drawn behind the points.
+        lines: values of y at which the chart has a horizontal line, each with the line's text.
+        x_ticks: positions and texts of the ticks on the x axis; by default round numbers.
+        through: corner points of a line behind the points.
     """
     xs = [point.x + side * point.x_half for point in points for side in (-1, 1)]
     xs += [area.left] if area else []
@@ -383,7 +384,7 @@ def scatter_drawing(
 
 
 def map_drawing(title: str, caption: str, points: Sequence[Point]) -> Drawing:
-    """Draw small dots without axes, for a map whose coordinates have no unit."""
+    """Draw small dots without axes, for a map (such as t-SNE) whose coordinates have no unit."""
     x_low, x_high = widened(min(one.x for one in points), max(one.x for one in points))
     y_low, y_high = widened(min(one.y for one in points), max(one.y for one in points))
     x_scale, y_scale = Scale(x_low, x_high, 8, RIGHT), Scale(y_low, y_high, HEIGHT - 8, 8)
@@ -400,7 +401,7 @@ def _shaded(area: Area, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def _across(height: float, words: str, places: Sequence[Position]) -> Markup:
-    """Return a horizontal line with a text, on the left unless more points are there."""
+    """Return a horizontal line with a text, at the line's left end unless more points are there."""
     near = [x for x, y in places if abs(y - (height - 7)) < 14]
     at_left = sum(x < LEFT + 110 for x in near) <= sum(x > RIGHT - 110 for x in near)
     x, anchor = (LEFT + 4, "") if at_left else (RIGHT - 4, "end")
@@ -435,8 +436,8 @@ def tick_step(low: float, high: float, intervals: int = 5, whole: bool = False) 
     Args:
         low: start of the range.
         high: end of the range, above `low`.
-        intervals: largest number of intervals.
-        whole: whether the step must be at least 1.
+        intervals: largest number of intervals between ticks.
+        whole: whether the step must be at least 1, for ticks at integers.
     """
     rough = (high - low) / intervals
     power = 10.0 ** math.floor(math.log10(rough))
@@ -466,7 +467,7 @@ def enclosing(low: float, high: float, step: float) -> tuple[float, float]:
 
 
 def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]:
-    """Return a non-empty range; a range of one value is widened on both sides.
+    """Return a non-empty range; a range with a single value is widened in both directions.
 
     >>> widened(2.0, 2.0), widened(0.0, 0.0)
     ((1.0, 3.0), (-0.5, 0.5))
@@ -478,7 +479,7 @@ def widened(low: float, high: float, least: float = 1e-6) -> tuple[float, float]
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten; if few, also 2 and 5 times these.
+    """Return powers of ten for a logarithmic axis; if few, also 2 and 5 times each power.
 
     >>> powers(800, 30_000), powers(1, 1e6)
     ([1000, 2000, 5000, 10000, 20000], [1, 10, 100, 1000, 10000, 100000, 1000000])
@@ -494,7 +495,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def tick_text(value: float, step: float) -> str:
-    """Return the text of a tick with as many decimals as the step needs.
+    """Return the text of a tick, with as many decimals as the step between ticks needs.
 
     >>> tick_text(0.6000000000000001, 0.2), tick_text(20, 5), tick_text(3e7, 1e7)
     ('0.6', '20', '3e+07')
@@ -507,7 +508,7 @@ def tick_text(value: float, step: float) -> str:
 
 
 def thinned(points: Sequence[Position], most: int = 200) -> list[Position]:
-    """Return at most `most` points: the minimum and the maximum of each group of neighbours.
+    """Return at most `most` points of a curve: minimum and maximum of each group of neighbours.
 
     >>> thinned([(0, 5), (1, 9), (2, 1), (3, 4), (4, 4), (5, 3), (6, 8), (7, 2)], most=4)
     [(1, 9), (2, 1), (6, 8), (7, 2)]

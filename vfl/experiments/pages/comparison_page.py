@@ -1,8 +1,8 @@
-"""The page of a comparison: the best codecs at each size, tables, and curves.
+"""The page of a comparison: the best codecs at each size of frames, tables, and curves.
 
-Curves show the score by epoch and by bytes, and how often each unit is sent. For randomised top-k
-they show the effect of alpha on the score (thesis figure 3.6), and on training loss and
-generalisation gap (figure 3.7).
+The curves show the score by epoch and by bytes, and how often the codec sends each unit. For
+randomised top-k, charts show the effect of the option alpha on the score (thesis figure 3.6), on
+the training loss and on the generalisation gap (figure 3.7).
 """
 
 from __future__ import annotations
@@ -48,29 +48,31 @@ from vfl.experiments.statistics import Estimate, judge
 from vfl.experiments.tables import SHARES, Table, bytes_text, figures_of, list_text, score_text
 from vfl.experiments.value import gains_over_alone
 
-#: If a codec sends this share of all units per row on average, it counts as sending all units.
+#: A codec counts as one that sends all units if its mean number of sent units per row is at least
+#: this share of all units.
 _NEARLY_ALL = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The codecs in one chart: codecs of one level, and codecs without a level.
+    """The codecs in one chart: codecs of one level (frame size), and codecs without a level.
 
     Attributes:
-        words: variant and level, for the chart's title.
-        lines: lines with their style; a codec has the same style in all charts.
+        words: variant and level of the codecs, for the chart's title.
+        lines: result lines of the codecs with their style; a codec has the same style in all
+            charts.
     """
 
     words: str
     lines: Sequence[tuple[Line, int]]
 
     def title(self, words: str) -> str:
-        """Return the title of a chart for these codecs."""
+        """Return the title of a chart with these codecs."""
         return f"{words}, {self.words}" if self.words else words
 
 
 def panels(lines: Sequence[Line]) -> list[Panel]:
-    """Return the groups of codecs that share a chart, in the order of the table."""
+    """Return the groups of codecs, one group for each chart, in the order of the table."""
     methods = list(dict.fromkeys(line.about["method"] for line in lines))
     style = {method: 1 + (place + 1) % STYLES for place, method in enumerate(methods)}
     found = []
@@ -84,7 +86,7 @@ def panels(lines: Sequence[Line]) -> list[Panel]:
 
 
 def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Yield charts of the score by epoch and by bytes, and of how often units are sent."""
+    """Yield charts of the score by epoch and by bytes, and of how often codecs send each unit."""
     word, words = score_word(measure), caption(measure, "validation rows")
     for panel in panels(lines):
         title = panel.title(f"{word} by epoch")
@@ -99,7 +101,7 @@ def curves(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def usage(panel: Panel) -> Iterator[Drawing]:
-    """Yield charts of the share of test rows that send each unit, for codecs that drop units."""
+    """Yield charts of the share of test rows with each unit, for codecs that drop units."""
     shown = [(line, style) for line, style in panel.lines if _leaves_out(line)]
     drawn = [Series(one.about["codec"], _sorted_shares(one), style) for one, style in shown]
     title = panel.title("How often each unit is sent")
@@ -114,31 +116,31 @@ def _leaves_out(line: Line) -> bool:
 
 
 def score_word(measure: str) -> str:
-    """Return a measure's name for a title."""
+    """Return a measure's name, for the title of a chart."""
     return measure.replace("_", " ").capitalize()
 
 
 def percent(measure: str) -> float:
-    """Return the factor by which charts multiply a score."""
+    """Return the factor by which charts multiply scores of a measure."""
     return 100.0 if measure in SHARES else 1.0
 
 
 def caption(measure: str, rows: str) -> str:
-    """Return the unit of a score and the rows that it is measured on."""
+    """Return the unit of a measure's scores, and the rows on which the scores were measured."""
     return f"{'percent, ' if measure in SHARES else ''}{rows}, mean over repeats"
 
 
 def mean_by_epoch(
     line: Line, figure: str, over_bytes: bool = False, factor: float = 1.0
 ) -> list[tuple[float, float]]:
-    """Return the mean of a metric over repeats, for epochs that every repeat has completed.
+    """Return the mean of a metric over repeats, for epochs that all repeats have completed.
 
     Args:
-        line: codec whose epochs are read.
-        figure: name of a metric in `metrics.jsonl`. An epoch in which some repeat has no finite
-            value has no point.
-        over_bytes: whether x is the logarithm of the mean bytes so far, instead of the epoch.
-        factor: factor by which the metric is multiplied.
+        line: results of the codec whose epochs are read.
+        figure: name of a metric in `metrics.jsonl`. An epoch has no point if one of the repeats has
+            no finite value in it.
+        over_bytes: whether x is the logarithm of the mean bytes sent so far, instead of the epoch.
+        factor: factor by which the metric's values are multiplied.
     """
     points = []
     for epochs in zip(*(run.epochs for run in line.runs.values()), strict=False):
@@ -167,7 +169,7 @@ def _sorted_shares(line: Line) -> list[tuple[float, float]]:
 
 
 def _never(line: Line) -> str:
-    """Return a codec's name, and how many of its units no test row sends."""
+    """Return a codec's name, and the number of units that it sends for no test row."""
     never, units = line.mean("never_sent", ALL), line.mean("units", ALL)
     return f"{line.about['codec']}, {never:.3g} of {units:.3g} never"
 
@@ -175,25 +177,25 @@ def _never(line: Line) -> str:
 def _drawn(
     title: str, words: str, lines: Sequence[Series], x_label: str, **axis: Any
 ) -> Iterator[Drawing]:
-    """Yield a chart of the lines that have points, if there are any."""
+    """Yield a chart with those lines that have points; yield nothing without such lines."""
     if lines := [line for line in lines if line.points]:
         yield line_drawing(title, words, lines, x_label, **axis)
 
 
 _BEST, _OTHER = 1, 2
-#: Largest distance in points from the best score; codecs further below are left out, because they
-#: would flatten the chart.
+#: Largest distance in points from the best score; the chart leaves out codecs with a larger
+#: distance, because they would flatten it.
 _NEAR = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class CodecPoint:
-    """A codec with its bytes and its score, as a point of a chart.
+    """A codec with its bytes and its score, as a point of the chart of score by bytes.
 
     Attributes:
         codec: its spec.
-        share: bytes in percent of dense float32, mean of both directions.
-        score: score in percent, mean over the repeats.
+        share: sent bytes in percent of dense float32, as the mean of both directions.
+        score: score in percent, as the mean over the repeats.
     """
 
     codec: str
@@ -205,7 +207,7 @@ class CodecPoint:
 
 
 def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Yield a chart for each variant, if the measure is a share (a high share is better)."""
+    """Yield a chart for each variant, if the measure is a share (higher is better)."""
     if measure not in SHARES:
         return
     for variant in dict.fromkeys(line.about["variant"] for line in lines):
@@ -217,7 +219,7 @@ def frontiers(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def frontier(placed: Sequence[CodecPoint]) -> list[CodecPoint]:
-    """Return codecs that score higher than all codecs of at most their bytes, ordered by bytes."""
+    """Return codecs that no codec with at most their bytes beats, ordered by bytes."""
     best: list[CodecPoint] = []
     for one in sorted(placed, key=lambda one: (one.share, -one.score)):
         if not best or one.score > best[-1].score:
@@ -255,7 +257,7 @@ def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) 
 
 
 def _number(number: int) -> Markup:
-    """Return the numbered dot of a chart's point, for the legend."""
+    """Return the numbered dot of a chart's point, for the chart's legend."""
     return Markup(
         '<svg viewBox="0 0 26 16" aria-hidden="true">'
         '<circle class="dot s{}" cx="13" cy="8" r="7.5"/>'
@@ -271,8 +273,8 @@ class Family:
     """Randomised top-k codecs that differ only in alpha.
 
     Attributes:
-        name: common part of the codecs' specs.
-        members: codecs by alpha; plain top-k has alpha = 0.
+        name: part that the codecs' specs have in common.
+        members: result lines by alpha; plain top-k has alpha = 0.
         style: style of the family's line; see `Series`.
     """
 
@@ -282,8 +284,8 @@ class Family:
 
 
 def families(lines: Sequence[Line]) -> list[Family]:
-    """Return the families that have at least two values of alpha, plain top-k included."""
-    from vfl.compression import CODECS  # imported late, because this module needs torch
+    """Return families with two values of alpha or more, including plain top-k (alpha 0)."""
+    from vfl.compression import CODECS  # imported late, because the imported module needs torch
 
     found: dict[tuple[str, ...], dict[float, Line]] = {}
     plain: dict[tuple[str, ...], Line] = {}
@@ -298,7 +300,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
     for (variant, _, *shared), members in found.items():
         if beside := plain.get((variant, *shared)):
             members.setdefault(0.0, beside)
-    # the option `law` is named only if its values differ
+    # the family's name contains the option `law` only if its values differ
     first = 2 if len({law for _, law, *_ in found}) == 1 else 1
     several = [(key, members) for key, members in found.items() if len(members) > 1]
     return [
@@ -308,7 +310,7 @@ def families(lines: Sequence[Line]) -> list[Family]:
 
 
 def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
-    """Draw charts over alpha, and over epochs for each alpha, if the study has such codecs."""
+    """Draw charts over alpha, and over epochs for each alpha, if the comparison has such codecs."""
     known = [one for one in families(lines) if any(line.runs for line in one.members.values())]
     if not known:
         return
@@ -334,7 +336,7 @@ def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
 
 
 def gap(line: Line, measure: str) -> Estimate | None:
-    """Return the training score minus the test score, as an estimate over repeats."""
+    """Return the score on training rows minus that on test rows, over repeats."""
     less = line.less(line, measure, TRAIN)
     return None if less is None else replace(less, mean=-less.mean)
 
@@ -347,16 +349,16 @@ def _series(
 
 
 def _shared(given: dict[str, str]) -> list[str]:
-    """Return the options that plain and randomised top-k have in common, as spelt."""
+    """Return the options that plain and randomised top-k have in common, as a spec has them."""
     return sorted(f"{key}={value}" for key, value in given.items() if key not in ("alpha", "law"))
 
 
 def beside_method(lines: Sequence[Line], method: str) -> list[Line]:
-    """Return a comparison's lines, each with the line of the reference method to compare with.
+    """Return result lines of a comparison; each is compared with the reference method's line.
 
     Args:
-        lines: results of all codecs.
-        method: the reference method.
+        lines: results of all codecs of the comparison.
+        method: the codec that is the reference.
     """
     return [replace(one, reference=_reference(one, lines, method)) for one in lines]
 
@@ -373,14 +375,14 @@ def _reference(line: Line, lines: Sequence[Line], method: str) -> Line | None:
     return next((one for one in beside if one.about["level"] == level), None)
 
 
-#: Cells of a table by column heading, one cell per line.
+#: Texts of a table's cells by column heading, one text per line of the table.
 Columns = dict[str, list[str]]
 
 
 def codec_tables(
     settings: CompareSettings, lines: Sequence[Line], measure: str
 ) -> tuple[Table, Table]:
-    """Return two tables: quality of each codec at its bytes, and the cost of sending."""
+    """Return two tables: each codec's quality at its bytes, and the costs of sending a cut."""
     about: Columns = {"codec": [line.about["codec"] for line in lines]}
     if any(line.about["variant"] for line in lines):
         about = {"variant": [line.about["variant"] for line in lines], **about}
@@ -423,7 +425,7 @@ def codec_tables(
 
 
 def verdict_on(line: Line, measure: str) -> str:
-    """Return the verdict on a codec compared with the reference; empty text for the reference."""
+    """Return the verdict on a codec compared with the reference; empty for the reference itself."""
     if line.reference is None or line.difference(measure) is None:
         return ""
     ours, theirs = line.values(measure), line.reference.values(measure)
@@ -444,10 +446,10 @@ def _table(columns: Columns) -> Table:
 
 
 def _bytes_text(line: Line, least: float) -> str:
-    """Return mean bytes until the target score, with the number of repeats that reached it.
+    """Return mean bytes until a score was reached, with the number of repeats that reached it.
 
-    The mean is over repeats that reached the score, so it is not comparable if some repeats did
-    not.
+    The mean is over the repeats that reached the score, so means are not comparable if some repeats
+    did not.
     """
     found = line.values(bytes_to(least), TRAINING)
     if not found:

@@ -1,4 +1,4 @@
-"""The page of a party's session log: events, trust in the log, and data sheets."""
+"""The page of a party's session log: events, reasons to trust the log, and data sheets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vfl.experiments.tables import Table, date_text, list_text
 from vfl.session.store.party_folder import part_of
 from vfl.session.store.session_log import Line, Verified
 
-#: Placeholder in a sheet for an entry that only the data controller can fill in.
+#: Placeholder in a data sheet for an entry that only the data controller can fill in.
 _TO_STATE = "for the controller to state"
 
 
 def sentences(found: Verified) -> list[str]:
-    """Return sentences about the integrity of a log.
+    """Return sentences about the integrity of a party's session log.
 
     Args:
-        found: the verified log.
+        found: the verified session log.
     """
     if not found.head.number:
         return ["no session yet"]
@@ -52,8 +52,8 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
     """Return a record of processing activities (GDPR, article 30) from a party's log.
 
     Args:
-        party: the party's own file.
-        lines: lines of the party's log.
+        party: the party file of the party.
+        lines: lines of the party's session log.
     """
     begun = [line for line in lines if line.event == "begun"]
     ended = [line for line in lines if line.event == "ended"]
@@ -85,11 +85,11 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
 
 
 def model_cards(party: PartyFile, lines: Sequence[Line]) -> dict[str, dict[str, str]]:
-    """Return the party's own result summary of each run, by name of the run.
+    """Return model cards: the party's summary of each run, by name of the run.
 
     Args:
-        party: the party's own file.
-        lines: lines of the party's log.
+        party: the party file of the party.
+        lines: lines of the party's session log.
     """
     found = {}
     for run in dict.fromkeys(line.run for line in lines if line.mode == "train"):
@@ -129,12 +129,12 @@ def _card(card: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> None:
-    """Write the page of a log, with data sheets if the party's own file is given.
+    """Write the page of a session log, with data sheets if the party file is given.
 
     Args:
         target: the file.
-        party: the party's own file; None if only a copy of the log is available.
-        found: the verified log.
+        party: the party file; None if only a copy of the log is available.
+        found: the verified session log.
     """
     said = sentences(found)
     sections = [
@@ -181,7 +181,7 @@ def write_log_page(target: Path, party: PartyFile | None, found: Verified) -> No
 
 
 def happened(line: Line) -> str:
-    """Return the event of a log line as text."""
+    """Return the event in a line of the session log, as text."""
     if line.event == "consent":
         changed = ", ".join(sorted(line.settings)) or "nothing"
         return f"the party's own file changes {changed} of [consent]"

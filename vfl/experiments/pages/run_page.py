@@ -1,7 +1,7 @@
-"""The page of a run: summary numbers, curves, quality, traffic, and disclosed values.
+"""The page of a run: summary numbers, curves, quality of predictions, traffic, and disclosures.
 
-The folder needs only the file `run.json`, because a run may have been interrupted. A chart without
-measured numbers is left out.
+The folder needs only the file `run.json`, because a run may have been interrupted. The page leaves
+out a chart without measured numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from vfl.experiments.tables import (
 from vfl.experiments.value import gain_over_label, gains_over_alone
 
 NOT_RECORDED = "not recorded"
-#: Data that a feature party has besides its columns, by name of the secure mode.
+#: Values that a feature party has besides its columns, as text, by name of the secure mode.
 _SHARED = {
     "beaver": "shares of first layers, which no party has whole",
     "permuted": "shares of a network, which no party has whole",
@@ -56,7 +56,7 @@ _MODES = {
     "federated": "The parties trained in a Flower federation, each in its own process.",
     "simulation": "The parties ran on Flower's simulation engine.",
 }
-#: Display names of measures by their names in the records, in the order of the table.
+#: Display names of measures, by the measures' names in records, in the order of the table.
 _MEASURES = {
     "accuracy": "Accuracy",
     "hit_rate": "Hit rate",
@@ -78,8 +78,8 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
 
     Args:
         run: the run.
-        missed_cost: cost of one missed positive, as a number of false alarms; it determines the
-            threshold.
+        missed_cost: cost of one missed positive, as a number of false alarms; this cost determines
+            the threshold.
 
     Raises:
         RunFolderError: the run has another format, or one of its files is damaged.
@@ -114,7 +114,7 @@ def run_page(run: LoadedRun, missed_cost: float | None = None) -> Content:
 
 
 def gain_of(run: LoadedRun) -> str:
-    """Return, as text, a run's gain over its label party alone; the text is empty if unknown."""
+    """Return, as text, a run's gain over a model of its label party's columns; empty if unknown."""
     measure = _SHOWN[_utility(run).title]
     return gain_over_label(run.folder, measure, run.figure(f"test_{measure}"))
 
@@ -122,7 +122,7 @@ def gain_of(run: LoadedRun) -> str:
 def _sections(
     run: LoadedRun, attacked: Sequence[Record], missed_cost: float | None
 ) -> Iterator[Section]:
-    """Yield the page's sections; a section without content states that it was not measured."""
+    """Yield the page's sections; a section without content says that nothing was measured."""
     drawings = drawings_of(run)
     none = "Not measured, because the run contains no finished epoch."
     yield Section(title="Training", drawings=drawings, below="" if drawings else none)
@@ -182,7 +182,7 @@ _LEDGERS = (("party", "Party"), ("phase", "Phase, all parties"))
 
 
 def _evaluations(run: LoadedRun) -> Table | None:
-    """Return one line per group of rows that an evaluation scored; None if there are none."""
+    """Return one line per group of rows that an evaluation scored; None without such rows."""
     if not run.evaluations:
         return None
     groups = []
@@ -221,7 +221,7 @@ _PARTS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 def _revealed(found: Any) -> Table | None:
-    """Return a table of the disclosures in a run's summary: who learned what, from whom."""
+    """Return a table of the disclosures in a run's summary: which party learned what, from whom."""
     names = ("observer", "what", "of", "phase", "times", "values")
     listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     cells = [[one.get(name, "") for name in names] for one in listed]
@@ -239,7 +239,7 @@ def score(measure: str, value: float | None) -> str:
 
 
 def _quality(run: LoadedRun) -> Table | None:
-    """Return a table with the last value of every measure, for validation and test rows."""
+    """Return a table with the last value of every measure, on validation rows and on test rows."""
     lines = [
         [name, *(score(one, run.last(f"{part}_{one}")) for part in ("validation", "test"))]
         for one, name in _MEASURES.items()
@@ -256,7 +256,7 @@ def _quality(run: LoadedRun) -> Table | None:
 
 
 def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
-    """Return sums of the ledger's traffic per value of a column and per direction, upward first."""
+    """Return sums of the ledger's bytes by a column's values and by direction, upward first."""
     groups: dict[tuple[str, str], list[Traffic]] = {}
     for row in traffic:
         groups.setdefault((getattr(row, by), row.direction), []).append(row)
@@ -279,7 +279,7 @@ def _traffic_table(traffic: Sequence[Traffic], by: str, heading: str) -> Table:
 
 
 def drawings_of(run: LoadedRun) -> list[Drawing]:
-    """Draw loss and score by epoch, score by bytes, and bytes by party, if the run has them."""
+    """Draw loss and score by epoch, score by bytes, and bytes by party, where measured."""
     epochs, drawings = run.epochs, []
     if lines := _series(epochs, "loss", "epoch"):
         words = "mean over rows, lower is better"
@@ -308,7 +308,7 @@ def drawings_of(run: LoadedRun) -> list[Drawing]:
 def _series(
     epochs: Sequence[Epoch], measure: str, x: str, factor: float = 1, divisor: float = 1
 ) -> list[Series]:
-    """Return a measure's curves on training, validation and test rows, each in another style."""
+    """Return a measure's curves on training, validation and test rows, one style each."""
     found = []
     for style, part in enumerate(("train", "validation", "test"), 1):
         name = f"{part}_{measure}"
@@ -344,12 +344,13 @@ def _bytes_by_party(traffic: Sequence[Traffic]) -> list[Drawing]:
     return [bar_drawing("Bytes by party", caption, bars)]
 
 
-#: Title of the summary card for a run's quality, and name of the metric that this card shows.
+#: Title of the summary card for the quality of a run's predictions, and name of the metric on this
+#: card.
 _SHOWN = {"Test RMSE": "rmse", "Test AUC": "auc", "Test accuracy": "accuracy"}
 
 
 def _utility(run: LoadedRun) -> Card:
-    """Return the summary card with the model's score and the guess, in a measure that fits."""
+    """Return the summary card with the model's score and the guess's, in a fitting measure."""
     guess = finite(run.summary.get("guess"))
     accuracy, rmse = (
         run.last(name) if run.figure(name) is None else run.figure(name)
@@ -372,7 +373,7 @@ def _utility(run: LoadedRun) -> Card:
 
 
 def _sent(run: LoadedRun) -> Card:
-    """Return the summary card of sent bytes, from the summary, the ledger or the last epoch."""
+    """Return the summary card of sent bytes, from the run's summary, ledger or last epoch."""
     total = run.sent
     if total is None:
         sent = [row.wire_bytes for row in run.traffic]
@@ -385,7 +386,7 @@ def _sent(run: LoadedRun) -> Card:
 
 
 def _size_note(wire_ratio: float | None) -> str:
-    """Return, as text, the size relative to dense float32; frame headers may make it larger."""
+    """Return, as text, the sent bytes relative to dense float32, with frame headers."""
     if wire_ratio is None or wire_ratio <= 0:
         return f"against dense float32: {NOT_MEASURED}"
     if wire_ratio < 0.95:
@@ -438,7 +439,7 @@ def _methods(run: LoadedRun, attacked: Sequence[Record]) -> list[tuple[str, str]
 
 
 def _sources(run: LoadedRun) -> str:
-    """Return the names of the tables; in a federation, parties do not disclose these names."""
+    """Return the tables' names; in a federation, parties do not disclose their names."""
     if run.head["mode"] in ("federated", "simulation"):
         return "each party has its own table, which never leaves the party"
     found = run.summary.get("sources")
@@ -447,7 +448,7 @@ def _sources(run: LoadedRun) -> str:
 
 
 def _secure(run: LoadedRun) -> str:
-    """Return the secure mode with its trust assumptions as text."""
+    """Return, as text, the secure mode with the assumptions under which it protects."""
     secure = run.word("secure")
     words = ": ".join(filter(None, (secure, run.word("trust")))) or NOT_RECORDED
     if secure in ("", "none") or run.head["mode"] == "federated":
@@ -462,7 +463,7 @@ def _promises(run: LoadedRun) -> str:
 
 
 def _promised(run: LoadedRun) -> str:
-    """Return each privacy guarantee separately; guarantees in different units do not add up."""
+    """Return each privacy guarantee separately, as different units do not add up."""
     stated = run.summary.get("privacy")
     listed = stated if isinstance(stated, list) else []
     texts = [str(one.get("text", "")) for one in listed if isinstance(one, dict)]
@@ -470,7 +471,7 @@ def _promised(run: LoadedRun) -> str:
 
 
 def _privacy(attacked: Sequence[Record]) -> str:
-    """Return a text on the strongest attack on labels, its guess and its model-free baseline."""
+    """Return a text on the strongest label attack, with the guess and the model-free baseline."""
     measure = fitting_measure(attacked, "auto")
     labels = [row for row in attacked if label_measure(row) == measure]
     if not labels:

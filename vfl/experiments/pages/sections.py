@@ -16,11 +16,11 @@ from vfl.experiments.tables import Table
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows of images; each column shows versions of the same data row.
+    """Rows of images; each column has several versions of the same data row.
 
     Attributes:
         title, caption: see `Drawing`.
-        lines: a description of each row of images, and the images as PNG files in base64.
+        lines: for each row of images, its description, and its images as PNG files in base64.
     """
 
     title: str
@@ -30,15 +30,16 @@ class Strip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section of a page; a section without content is not shown.
+    """A section of a page; the page leaves out a section without content.
 
     Attributes:
         title: its heading.
-        choices: tables among which a reader can choose; the first table is shown initially.
-        drawings, standings, tables, strips, pairs: contents of the section, shown in this order.
-        below: explanation that is shown below the contents.
-        folded: a table that readers can expand.
-        roomy: whether the tables have few columns.
+        choices: tables of which the reader can choose one; the page first shows the first table.
+        drawings, standings, tables, strips, pairs: contents of the section; the page shows them in
+            this order.
+        below: explanation below the contents.
+        folded: a table that is hidden until the reader expands it.
+        roomy: whether the section's tables have few columns, so that the page can use wide columns.
     """
 
     title: str
@@ -59,13 +60,13 @@ class Content:
 
     Attributes:
         glance: summary at the top of the page.
-        count: amount or kind of the work, as text.
-        sentence: sentence that describes the work.
-        notes: notes on what the page leaves out.
+        count: amount or kind of the study's work, as text.
+        sentence: sentence that describes the study's work.
+        notes: notes on results that the page leaves out.
         sections: all else.
         tables: tables that the study's command prints, in Markdown.
         json: content of the study's `results.json`.
-        said: lines that the command prints between the tables and the notes.
+        said: lines that the study's command prints between the tables and the notes.
         weights: digest of a run's weights.
     """
 

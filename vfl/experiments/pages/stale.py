@@ -1,4 +1,4 @@
-"""Section of a page about stale results, whose data or code has changed since."""
+"""Section of a page about stale results: their data or code have changed since the measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_RUN = (
 
 
 def beside_stale(page: Content, grid: LoadedGrid) -> Content:
-    """Return the page with stale results marked, each with its reason, and old runs listed."""
+    """Return the page with stale results marked, each with a reason; list old runs in stale/."""
     stale, aside = [one for one in grid.records if one.stale], put_aside(grid.folder)
     notes = list(page.notes)
     json = {"stale": [one.as_json() for one in stale], "put_aside": [

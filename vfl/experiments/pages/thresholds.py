@@ -1,4 +1,4 @@
-"""Sections on counts of test rows: thresholds, lift, predictions, residuals, calibration."""
+"""Sections about test rows: thresholds, lift, predictions, residuals, calibration."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ _OF_RESIDUALS = (
     "minus the prediction. The mean residual of a band is its mean label minus its mean "
     "prediction."
 )
-#: Largest number of classes with a full confusion table; for more classes, number of listed wrong
-#: predictions.
+#: Largest number of classes for which a page has a full confusion table; with more classes, a page
+#: lists this many wrong predictions.
 _WHOLE, _PAIRS = 12, 15
 #: Largest number of points of a curve; more points would not be visible.
 _POINTS = 200
-#: If there are fewer positive validation rows than this, a fitted curve is not reliable.
+#: With fewer positive validation rows than this number, a fitted calibration curve is not reliable.
 _FEW_POSITIVES = 20
 
 
 def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tuple[str, str]]:
-    """Return lines for the terminal about a run of a classification: name and sentence each."""
+    """Return lines for the terminal about a classification run: a name and a sentence each."""
     if (guessed := run.guessed.get("test")) is not None:
         return list(_class_lines(run, guessed))
     tested = run.scored.get("test")
@@ -99,7 +99,7 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
 
 
 def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iterator[Section]:
-    """Return tables and curves of the test rows, if the run counted these rows."""
+    """Yield tables and curves about the test rows, if the run stored counts of these rows."""
     yield from _class_sections(run)
     if (residuals := run.residuals.get("test")) is not None:
         yield Section(
@@ -235,14 +235,14 @@ def _residual_table(tested: Residuals) -> Table:
 
 
 def _is_weighted(run: LoadedRun) -> bool:
-    """Return whether class weights changed the probabilities, without a later calibration."""
+    """Return whether class weights changed the probabilities and no calibration corrected them."""
     label = run.config.get("label", {})
     weighted: bool = label.get("class_weight", "none") != "none"
     return weighted and not {"uncalibrated"} & {*run.scored, *run.guessed}
 
 
 def _chosen(run: LoadedRun, missed_cost: float | None) -> list[tuple[str, Confusion]]:
-    """Return the confusion at common thresholds, with the rule that chose each threshold."""
+    """Return confusion counts at chosen thresholds, each with the rule of its choice."""
     tested, validation = run.scored["test"], run.scored.get("validation")
     found = [("the likelier class", confusion_at(tested, 0.5))]
     if validation is not None:
@@ -304,7 +304,7 @@ def _bands_table(tested: Scored, positives: str = "Positives") -> Table:
 
 
 def _calibration(run: LoadedRun, tested: Scored) -> Iterator[tuple[str, str]]:
-    """Yield errors of probabilities before and after calibration, or a possible calibration."""
+    """Yield errors of probabilities before and after calibration, or of a possible one."""
     if (before := run.scored.get("uncalibrated")) is not None:
         how = run.config["label"]["calibration"]
         yield "Before calibration", _reliability_text(before)

@@ -1,4 +1,4 @@
-"""The page of `vfl value`: the score of each party alone, of all together, and the cost."""
+"""The page of `vfl value`: the scores of each party alone and of all together, and the cost."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vfl.experiments.tables import (
 )
 from vfl.experiments.value import BOOSTING, CENTRAL, SPLIT, measure_of
 
-#: Smallest number of seeds for which Student's t quantile no longer dominates the interval (it is
-#: 2.8 for 5 seeds).
+#: Smallest number of seeds for which the interval is not mainly due to Student's t quantile (2.8
+#: for 5 seeds).
 _ENOUGH_SEEDS = 5
 
 
@@ -73,7 +73,7 @@ def value_page(grid: LoadedGrid) -> Content:
 
 
 def value_lines(grid: LoadedGrid) -> list[Line]:
-    """Return the kinds of training in cell order, each compared with split training."""
+    """Return the kinds of training in the order of cells, each compared with split training."""
     found = []
     for line in grid.lines(grid.current):
         tested, learned = (line.mean(name, TRAINING) for name in ("test_rows", "train_rows"))
@@ -83,17 +83,17 @@ def value_lines(grid: LoadedGrid) -> list[Line]:
 
 
 def _is_alone(line: Line) -> bool:
-    """Return whether one party has all columns of a cell: a single party, or a stand-in."""
+    """Return whether a single party, or a stand-in for several, has all columns of a cell."""
     return bool(line.about["party"]) or line.about["what"] == CENTRAL
 
 
 def sent_by(line: Line) -> float:
-    """Return the bytes of a whole training, as a mean over seeds; 0 for a party alone."""
+    """Return the bytes of a whole training, as a mean over seeds; 0 for a party's own training."""
     return 0.0 if _is_alone(line) else line.mean("bytes", TRAINING) or 0.0
 
 
 def share_of(line: Line) -> float | None:
-    """Return the mean size of frames relative to dense float32; None for a party alone."""
+    """Return the mean size of frames relative to dense float32; None for a party's own training."""
     return None if _is_alone(line) else line.mean("wire_ratio", TRAINING)
 
 
@@ -124,13 +124,13 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
 
 
 def _few(seeds: int) -> str:
-    """Return a warning about few seeds; an interval over two seeds has one degree of freedom."""
+    """Return a warning about few seeds: an interval over two seeds has one degree of freedom."""
     count = {1: "one seed says", 2: "two seeds say"}.get(seeds, f"{seeds} seeds say")
     return f"{count} little: intervals are wide or missing, take at least {_ENOUGH_SEEDS}"
 
 
 def value_table(lines: Sequence[Line], measure: str) -> Table:
-    """Return a table: one row per training with quality, difference to split training, bytes."""
+    """Return a table: per training, quality, difference to split training, and bytes."""
     less = "less split" + (", points" if measure in SHARES else "")
     head = ["training", measure.replace("_", " "), less, "bytes", "of dense", "seeds"]
     rows = [
@@ -148,7 +148,7 @@ def value_table(lines: Sequence[Line], measure: str) -> Table:
 
 
 def _glance(lines: Sequence[Line], measure: str) -> Glance:
-    """Return the summary: gain over the label party alone, loss against pooled training, bytes."""
+    """Return the summary: gain over the label party alone, loss against pooled data, bytes."""
     named = {line.about["what"]: line for line in lines if line.values(measure)}
     split = named.get(SPLIT)
     word = MEASURES.get(measure, measure.replace("_", " "))
