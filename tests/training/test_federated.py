@@ -52,6 +52,31 @@ def follow(label, monkeypatch):
     return run
 
 
+@pytest.mark.parametrize(
+    ("mode", "overrides", "patience_s"),
+    [
+        ("train", ["federation.join_timeout_s=3.0"], 3.0),
+        ("align", ["federation.join_timeout_s=3.0"], 3.0),
+        ("evaluate", ["beside=other", "explain=bank"], 60.0),
+        ("predict", ["explain=bank"], 60.0),
+        ("horizontal", ["clients=1", "sampled=1"], 60.0),
+    ],
+)
+def test_only_settings_of_the_experiment_are_read_as_such(
+    label, monkeypatch, mode, overrides, patience_s
+):
+    waited = []
+
+    def wait(folder, patience_s, tell):
+        waited.append(patience_s)
+        raise LostPeerError("not here")
+
+    monkeypatch.setattr(deployment, "wait_for_superlink", wait)
+    with pytest.raises(LostPeerError):
+        federated.run_session(label, mode, "one", overrides=overrides)
+    assert waited == [patience_s]
+
+
 def created(path, label):
     return RunFolder.create(path, label.experiment(), "federated", "vfl train PROJECT")
 

@@ -119,7 +119,9 @@ def run_session(
         folder: folder of the label party.
         mode: train, evaluate, predict, serve, align, or a mode that a product adds.
         run: name of the run.
-        overrides: overrides of the experiment's settings, as ``key=value``.
+        overrides: texts ``key=value``. In modes train and align, they override settings of the
+            experiment. In evaluate and predict, they are names with a prefix, see
+            `vfl.session.terms.BESIDE`. In a product's mode, they are settings of the product.
         on_epoch: callback that receives the record of each epoch.
         on_note: callback that receives one line of text when parties join or leave the session,
             with vfl's reaction.
@@ -155,7 +157,9 @@ def run_session(
         config |= {"label-file": str(folder.party_file), "party-files": str(_folder_of_all(folder))}
         federation = _a_node_each(len(node_parties(folder.experiment())))
     else:
-        patience_s = folder.experiment(overrides).federation.join_timeout_s
+        # other modes are sent names, or a product's own settings
+        changed = overrides if mode in ("train", "align") else ()
+        patience_s = folder.experiment(changed).federation.join_timeout_s
         deployment.wait_for_superlink(folder, patience_s, on_note)
     run_id = deployment.submit(folder, mode, run, overrides, config, federation)
     try:
