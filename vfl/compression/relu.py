@@ -16,25 +16,25 @@ from vfl.compression.packed import DenseCodec, Packer, Pad, Scale
 from vfl.core.errors import WidthError
 from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 
-#: Limits of the L1 weight, its gain per step when the count differs from the target, and decay
-#: factor of the smoothed count.
+#: Limits of the L1 weight; its gain per step when the count of values above zero differs from the
+#: target; and decay factor of the smoothed count.
 _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
 
 
 class Rectified(DenseCodec):
-    """Puts a rectifier (ReLU) before the cut, and sends values above zero.
+    """Puts a rectifier (ReLU) before the cut, and sends only the values above zero.
 
-    After a rectifier the gradient of a zero is zero, so the codec loses nothing by not sending it.
-    For gradients of sparse cuts, thesis table 3.1 states a relative size of 1, which is
-    pessimistic. The length of a training frame discloses the number of values above zero.
+    After a rectifier, the gradient of a zero is zero, so the codec loses nothing if it does not
+    send this gradient. For gradients of sparse cuts, thesis table 3.1 states a relative size of 1;
+    the codec sends less. The length of a training frame discloses how many values are above zero.
 
     Args:
-        values: format of a value: 1 to 8 bits, or ``fp32`` (not with ``packer=range``).
+        values: format of a value: 1 to 8 bits, or ``fp32`` (except with ``packer=range``).
         packer: ``range`` (adaptive), ``enumerative``, ``bitmap`` or ``dense``; see `DenseCodec`.
         scale: see `DenseCodec`.
         grad: see `DenseCodec`.
-        pad: see `PackedCodec`. Without padding, cuts have equal lengths only with ``packer=dense``,
-            and even then gradients have different lengths.
+        pad: see `PackedCodec`. Without padding, cuts have equal lengths only with ``packer=dense``;
+            even then, gradients have different lengths.
 
     >>> import torch
     >>> codec, cut = Rectified(values="4", packer="bitmap"), torch.zeros(1, 64)
@@ -61,19 +61,20 @@ class Rectified(DenseCodec):
 
 
 class L1(Rectified):
-    """Adds weight x (sum of a row's cut, averaged over rows) to the feature party's loss.
+    """Adds, to the feature party's loss, weight x (the sum of a row's cut, averaged over rows).
 
-    Source: thesis section 3.2, where the weight is fixed and multiplies the sum over the batch.
-    Here `target` sets the number of values above zero instead. After each step, the weight grows or
-    shrinks with the logarithm of count / target. The target itself falls from half the width to
-    `target` within `anneal` steps. The counts in queries, which have no dropout, correct the counts
-    in training.
+    Source: thesis section 3.2, where the weight is fixed and multiplies the sum over the whole
+    batch. In vfl, the option `target` sets the number of values above zero instead. After each
+    step, the weight grows or shrinks in proportion to the logarithm of count / target. The target
+    itself falls from half the width to `target` within `anneal` steps. Queries are computed without
+    dropout; the numbers of values above zero in them correct the numbers counted in training.
 
     Args:
         target: wanted number of values above zero per row at inference; 0 keeps the weight
             constant.
-        weight: initial weight of the penalty, which is a mean over rows.
-        anneal: number of steps after which the final target applies.
+        weight: initial weight of the penalty, which is the mean over rows of the sum of a row's
+            cut.
+        anneal: number of steps after which the target no longer changes.
         values: see `Rectified`.
         packer: see `Rectified`.
         scale: see `Rectified`.
@@ -81,7 +82,7 @@ class L1(Rectified):
         pad: see `Rectified`.
 
     Attributes:
-        weight_now: weight in the next loss.
+        weight_now: weight in the loss of the next step.
 
     >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
     >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
@@ -144,14 +145,14 @@ class L1(Rectified):
             asked = self._asked[1] / self._asked[0]
             self._bias = min(max(asked / max(self._count, 1e-3), 0.5), 2.0)
             self._asked[:] = 0
-        # The count is at least half a value, so that a cut of zeros lowers the weight without
-        # making it 0.
+        # A count of at least half a value is assumed, so that a cut of zeros lowers the weight
+        # without making it 0.
         error = math.log(max(self._count * self._bias, 0.5) / self._target_now())
         self.weight_now = min(max(self.weight_now * math.exp(_GAIN * error), _LEAST), _MOST)
         self._steps += 1
 
     def formula_ratio(self, width: int) -> float:
-        """Return target/d (b + ceil(log2 d)) / 32 (thesis table 3.1).
+        """Return target/d (b + ceil(log2 d)) / 32 for width d, b bits per value (thesis table 3.1).
 
         Without a target, the ratio is b/32.
         """

@@ -1,6 +1,6 @@
-"""Defenses: changes to labels, models, cuts and gradients that reduce their leakage.
+"""Defenses: they change labels, models, cuts or gradients, so that these disclose less.
 
-A spec joins several defenses with ``+``: ``make("layer_norm+none")``.
+In a spec, ``+`` joins several defenses: ``make("layer_norm+none")``.
 
 To add a defense, write one file with a subclass of `Defense`, add one line to `DEFENSES` below, and
 run the contract tests of `vfl.testing`. Another package registers its defense by an entry point in
@@ -66,11 +66,11 @@ DEFENSES: Registry[Defense] = Registry(
 
 
 def make(spec: str) -> Defense:
-    """Build the defense that a spec names; the spec ``a+b`` applies defense a, then defense b.
+    """Build the defense that a spec names; for ``a+b``, defense a is applied before defense b.
 
     Raises:
-        SpecError: a name or an option is unknown (the error shows the nearest known name), or a
-            member of the chain would invalidate another member's guarantee.
+        SpecError: a name or an option is unknown (the error suggests the most similar known name),
+            or one defense of the chain would invalidate another one's guarantee.
     """
     members = [DEFENSES.make(part) for part in parts(spec)]
     return members[0] if len(members) == 1 else Chain(members)

@@ -1,7 +1,7 @@
-"""The contracts of a split network's bottom, merger and top, and functions that models share.
+"""The contracts of a split network's bottom, merger and top, and functions that they share.
 
-Hyper-parameters are the constructor's arguments; `build` receives sizes that depend on data.
-Initial weights are drawn from torch's global generator, so callers must call `build` within
+Hyper-parameters are the constructor's arguments; `build` receives the sizes that depend on the
+data. Initial weights come from torch's global generator, so callers must call `build` within
 `seeds.scoped`.
 """
 
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 class Bottom(ABC):
-    """Base class of a feature party's bottoms; an object holds options and builds modules."""
+    """Base class of bottoms; an object holds a bottom's options and builds its modules."""
 
     @abstractmethod
     def build(self, shape: Shape, width: int) -> nn.Module:
@@ -41,7 +41,7 @@ class Bottom(ABC):
         """
 
     def tokens_read(self, shape: Shape, width: int) -> int:
-        """Return how many leading values of a row the bottom reads as token ids.
+        """Return how many values, at the beginning of a row, the bottom reads as token ids.
 
         The bottom reads all other values as numbers. The arguments are those of `build`.
         """
@@ -49,18 +49,18 @@ class Bottom(ABC):
 
 
 class FixedBottom(Bottom):
-    """A bottom without weights: a publicly known function that does not depend on data."""
+    """A bottom without weights: a public function that does not depend on other data."""
 
     @abstractmethod
     def columns(self, shape: Shape) -> int:
-        """Return the only width that the bottom can produce for rows of this shape.
+        """Return the only width of cut that the bottom can produce for rows of this shape.
 
         Raises:
             SpecError: the bottom cannot read rows of this shape.
         """
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return the outputs, axes (rows, columns), of rows (rows, *shape), some rows at a time."""
+        """Return outputs, axes (rows, columns), for rows (rows, *shape), computed in pieces."""
         shape = tuple(inputs.shape[1:])
         module = self.build(shape, self.columns(shape))
         with torch.no_grad():
@@ -68,39 +68,39 @@ class FixedBottom(Bottom):
 
 
 class Merger(ABC):
-    """Base class of mergers; the module that an object builds merges all parties' cuts."""
+    """Base class of mergers; an object builds the module that merges the cuts of all parties."""
 
     @abstractmethod
     def width(self, widths: Sequence[int]) -> int:
         """Return the width of the merged cut.
 
         Args:
-            widths: widths of the parties' cuts, in merge order.
+            widths: widths of the parties' cuts, in the order in which they are merged.
 
         Raises:
             SpecError: cuts of these widths cannot be merged.
         """
 
     def blocks(self, widths: Sequence[int]) -> list[int]:
-        """Return the widths of the parts of the merged cut that each come from one party.
+        """Return the widths of the parts of the merged cut; each part results from one party's cut.
 
         Args:
-            widths: widths of the parties' cuts, in merge order.
+            widths: widths of the parties' cuts, in the order in which they are merged.
 
         Returns:
-            One width for each party, in merge order; only the total width if a column of the merged
-            cut mixes parties.
+            One width for each party, in the same order; only the total width if a column of the
+            merged cut mixes several parties' cuts.
         """
         return [self.width(widths)]
 
     @abstractmethod
     def build(self, widths: Sequence[int]) -> nn.Module:
-        """Build a new module; its weights, if it has any, are untrained and train with the top.
+        """Build a new module; if it has weights, these are untrained, and train with the top.
 
         Returns:
-            A module with one argument for each party's cut, in merge order, each of axes (rows,
-            width of this cut). The module returns the merged cut, axes (rows, width). Each row of
-            the result depends only on the same row of the cuts.
+            A module with one argument for each party's cut, in the order of `widths`, each of axes
+            (rows, width of this cut). The module returns the merged cut, axes (rows, width). Each
+            row of the merged cut depends only on the same row of the parties' cuts.
 
         Raises:
             SpecError: see `width`.
@@ -108,7 +108,7 @@ class Merger(ABC):
 
 
 class Top(ABC):
-    """Base class of the label party's tops; an object holds options and builds modules."""
+    """Base class of tops; an object holds a top's options and builds its modules."""
 
     @abstractmethod
     def build(self, width: int, outputs: int) -> nn.Module:
@@ -116,7 +116,7 @@ class Top(ABC):
 
         Args:
             width: width of the merged cut.
-            outputs: number of outputs: the number of classes, or 1 for a single logit or a
+            outputs: number of outputs: the number of classes, or 1 for a single logit or for a
                 regression.
 
         Returns:
@@ -136,18 +136,19 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 _SIZES = re.compile(r"[1-9][0-9]*(-[1-9][0-9]*)*", re.ASCII)
-#: Largest number of layers in a stack, and of units in a layer. A larger number is a mistake, or
-#: comes from an attacker.
+#: Largest allowed number of layers in a stack, and of units in a layer. A larger number is a
+#: mistake, or comes from an attacker.
 MOST_LAYERS = 32
 MOST_UNITS = 2**20
-#: Number of integers that float32 represents exactly, and largest width of an integer's embedding.
+#: Number of consecutive integers that float32 represents exactly, and largest width of an integer's
+#: embedding.
 MOST_NUMBERS = 2**24
 MOST_EMBEDDING = 2**14
 _ROWS_AT_ONCE = 512
 
 
 def parse_sizes(text: str, option: str) -> tuple[int, ...]:
-    """Parse layer sizes joined by dashes; "none" or an empty text means no layer.
+    """Parse layer sizes that dashes separate; "none" or an empty text means no layer.
 
     >>> parse_sizes("64-32", "hidden")
     (64, 32)
@@ -155,7 +156,7 @@ def parse_sizes(text: str, option: str) -> tuple[int, ...]:
     ()
 
     Raises:
-        BadOptionError: the text is not a list of sizes from 1 on, or has too many layers or too
+        BadOptionError: the text is not a list of positive sizes, or has too many layers or too
             large sizes.
     """
     if text in ("", "none"):
@@ -173,7 +174,7 @@ def make_activation(name: Activation) -> nn.Module:
     """Return a new activation module.
 
     Raises:
-        BadOptionError: the name is unknown; the error names the nearest known name.
+        BadOptionError: the name is unknown; the error suggests the most similar known name.
     """
     require_choice("activation", name, get_args(Activation))
     return _ACTIVATIONS[name]()
@@ -233,11 +234,11 @@ def sequence_steps(shape: Shape, name: str) -> int:
 
 
 def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
-    """Return word or item numbers as int64, in any axes; inputs are always float32.
+    """Return word or item numbers as int64, with unchanged axes; the inputs are always float32.
 
     Args:
         rows: the numbers.
-        most: the largest number that the bottom knows.
+        most: the largest word or item number that the bottom accepts.
         name: name of the bottom, for the error text.
         option: name of the option that sets `most`, for the error text.
 
@@ -257,13 +258,13 @@ def whole_numbers(rows: Tensor, most: int, name: str, option: str) -> Tensor:
 
 
 def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None) -> None:
-    """Refuse a bottom that would read other columns as tokens, or tokens as ordinary numbers.
+    """Refuse a bottom that would read other columns as token ids, or token ids as plain numbers.
 
     Args:
         bottom: the bottom that reads the rows.
         shape: axes of one row.
         width: width of the cut.
-        tokens: number of leading values of a row that are token ids; None if unknown.
+        tokens: number of values at the beginning of a row that are token ids; None if unknown.
 
     Raises:
         SpecError: it would.
@@ -282,12 +283,13 @@ def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None)
 
 
 class JointBottom(nn.Module):
-    """Several bottoms as one module; flat rows contain the parties' columns one after another.
+    """Several bottoms as one module; a flat row contains the columns of one party after another.
 
     Args:
-        bottoms: bottoms in the order of their columns in a row; the class does not change them.
-        shapes: axes of one row for each bottom.
-        merger: module from `Merger.build` that merges the bottoms' outputs to one cut.
+        bottoms: bottoms, in the order of their columns in a flat row; the class does not change
+            them.
+        shapes: for each bottom, the axes of one row of its inputs.
+        merger: module, built by `Merger.build`, that merges the bottoms' outputs to one cut.
 
     >>> from vfl.models.mergers import Concat
     >>> concat = Concat().build([3, 4])
@@ -319,5 +321,5 @@ class JointBottom(nn.Module):
 
 
 def channels_last(module: nn.Module) -> nn.Module:
-    """Return the model with a memory format in which convolutions take a third less time."""
+    """Return the model in a memory format in which convolutions take a third less time."""
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -1,7 +1,7 @@
 """A user's own model, imported from ``package.module:ClassOrFunction``.
 
-Importing a path runs code. So a path is accepted only from the user's local files or command line,
-and never from a message, a session, or another party's experiment.
+The import runs the code at this path. So vfl accepts a path only from the user's local files or
+command line, and never from a message, a session, or another party's experiment.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _Brought:
 
 
 class BroughtBottom(_Brought, Bottom):
-    """A bottom whose modules a user's callable of (shape, width) builds."""
+    """A bottom whose modules are built by a user's callable of (shape, width)."""
 
 
 class BroughtTop(_Brought, Top):
-    """A top whose modules a user's callable of (width, outputs) builds."""
+    """A top whose modules are built by a user's callable of (width, outputs)."""
 
 
 def bring(path: str) -> Bottom:
@@ -48,7 +48,7 @@ def bring(path: str) -> Bottom:
 
     Args:
         path: ``package.module:name`` of a class or function of (shape, width) that returns a torch
-            module, as `Bottom.build` does.
+            module, like `Bottom.build`.
 
     Raises:
         SpecError: the path is malformed, its module does not exist, or its name is not callable.
@@ -58,7 +58,7 @@ def bring(path: str) -> Bottom:
 
 
 def bring_top(path: str) -> Top:
-    """Return a user's own top, like `bring`; the callable has the arguments (width, outputs)."""
+    """Return a user's own top, like `bring`; the callable has arguments (width, outputs)."""
     return BroughtTop(_imported(path), path)
 
 

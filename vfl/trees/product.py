@@ -1,4 +1,4 @@
-"""Registration of `vfl.trees` with the kernel."""
+"""Registration of `vfl.trees` with the core of vfl, which imports no product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LFBA: a backdoor by a party that knows no labels; it compares directions of gradients."""
+"""LFBA: a backdoor by a party that has no labels; it compares the directions of gradients."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _MOST_WARMUP = 1000
 
 
 class LabelFree(Backdoor):
-    """Puts a trigger on the rows whose gradients have nearly the direction of one row's gradient.
+    """Puts a trigger on rows whose gradients have nearly the direction of one row's gradient.
 
-    One row, the anchor, represents the target class; the party need not know which class that is.
-    After `warmup` epochs, the party selects the `share` of its rows whose last gradients have the
-    highest cosine with the anchor's gradient. Most of these rows have the anchor's class. From then
-    on, the party replaces each selected row's columns by another row's columns with the trigger. So
-    the network associates only the trigger with the class.
+    This row, the anchor, represents the target class; the party need not know which class this is.
+    After `warmup` epochs, the party selects the `share` of its rows whose latest gradients have the
+    highest cosine with the anchor's gradient. Most of these rows are of the anchor's class. From
+    then on, the party replaces the columns of each selected row by the columns of another row, with
+    the trigger in them. So only the trigger is associated with the class.
 
     Source: Shen, Huang, Wan, Ye 2025, "Label-free backdoor attacks in vertical federated learning"
-    (AAAI): similar gradients select the rows to poison, and these rows exchange features with other
-    rows. In this class the trigger fills fixed columns. For scoring, the anchor is a known row of
-    class `target`.
+    (AAAI): rows with similar gradients are poisoned, and exchange features with other rows. In this
+    class, the trigger fills fixed columns. To score the attack, the anchor is a row that is known
+    to be of class `target`.
 
     Args:
-        target: class of the anchor.
-        share: share of the party's rows to poison.
-        warmup: number of first epochs in which the attack only observes gradients.
-        columns: number of last columns that the trigger fills (for pictures, the side of a corner
-            in pixels).
+        target: class of the anchor, as which triggered rows shall be predicted.
+        share: share of the party's rows that get the trigger.
+        warmup: number of epochs, from the first one, in which the attack only observes gradients.
+        columns: number of columns, up to the last one, that the trigger fills (for pictures, side
+            length of a square corner in pixels).
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
@@ -96,7 +96,7 @@ class LabelFree(Backdoor):
                 self._chosen, self._since = self._like(anchor), self._newest + 1
 
     def _like(self, anchor: Tensor) -> set[int]:
-        """Return the rows with the gradients most similar to the anchor's gradient."""
+        """Return the rows whose gradients are most similar to the anchor's gradient."""
         likeness = normalize(self._gradients.values, dim=1) @ normalize(anchor, dim=0)
         count = max(1, round(self.share * len(likeness)))
         rows = self._gradients.rows

@@ -1,4 +1,4 @@
-"""Inference of a hidden attribute of rows from their cuts, by any composed attack."""
+"""Inference of a hidden attribute of rows from their cuts, by any label-inference attack."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from vfl.attacks.base import Attack
 from vfl.attacks.view import Evidence, Grant, GrantedRows, Holdings, View
 from vfl.core.errors import BadOptionError
 
-#: Grants that this attack passes to the attack on labels.
+#: Grants that this attack passes on to the attack on labels.
 _INSTEAD = frozenset({Grant.LEAKED, Grant.UNLABELLED})
 _READS = frozenset({Grant.CUTS, Grant.INPUTS})
 
 
 class Attribute(Attack):
-    """Infers from cuts an attribute other than the label, given a few rows with known attribute.
+    """Infers from cuts an attribute that is not the label, given a few rows with this attribute.
 
-    In the attack's case, the values of the attribute take the place of the classes. Any attack on
-    labels that reads cuts or inputs can infer these values from the leaked rows:
-    `attribute:of=adaptive:at=cut/candidates=20` searches compositions of attacks. The target rows
-    also serve as unlabelled rows. The task does not need the attribute, but cuts may reveal it.
-    With ``of=logistic:at=inputs`` the attack infers the attribute from the label party's own
+    In the attack's case, the attribute's values replace the classes. Any label-inference attack
+    that reads cuts or inputs can then infer these values from the leaked rows. For example,
+    `attribute:of=adaptive:at=cut/candidates=20` compares several attacks. The target rows also are
+    the unlabelled rows. The task of the network does not need the attribute, but cuts may disclose
+    it. With ``of=logistic:at=inputs``, the attack infers the attribute from the label party's own
     columns.
 
     Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
     Args:
-        of: spec of the attack on labels, with / in place of commas.
+        of: spec of the label-inference attack, with / in place of commas.
 
     Raises:
-        SpecError: the other attack does not exist.
-        BadOptionError: the attack needs other grants than cuts, columns and leaked rows.
+        SpecError: the label-inference attack does not exist.
+        BadOptionError: the label-inference attack needs grants other than cuts, columns and leaked
+            rows.
     """
 
     def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:
-        from vfl.attacks import make  # imported late, because `vfl.attacks` lists this module
+        from vfl.attacks import make  # imported here, because `vfl.attacks` imports this module
 
         self.inner = make(of.replace("/", ","))
         if self.inner.goal != "labels" or not self.inner.needs <= _READS | _INSTEAD:

@@ -1,6 +1,6 @@
-"""Reconstruction of words from a language model's cuts: by optimisation, search, or a network.
+"""Reconstruction of words from a language model's cuts: by optimisation, search or a network.
 
-The attacks do not compare entries of a cut that the codec omitted.
+The attacks do not compare those entries of a cut that the codec did not send.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ def closer_vectors(
     learning_rate: float,
     until: float,
 ) -> tuple[Tensor, int]:
-    """Search word vectors that produce the given cuts; return them and the number of steps.
+    """Search for word vectors that give the cuts; return them and the number of steps used.
 
-    The search minimises ||T_b(H') - h||^2 over H' by Adam from `start` (thesis eq 6-2), for each
-    row separately. The squared error is ill-conditioned, because a decoder's blocks change a cut
-    more than its words do. Two settings therefore find twice the words: a short memory of squared
-    gradients, and a learning rate that falls to 0 along a cosine.
+    For each row separately, the search minimises ||T_b(H') - h||^2 over H' by Adam, from `start`
+    (thesis eq 6-2). The squared error is ill-conditioned, because the blocks of a decoder change a
+    cut more than its words do. Two settings therefore find twice the words: a short memory of
+    squared gradients, and a learning rate that falls to 0 along a cosine curve.
 
     Args:
         bottom: the bottom M_b, whose weights stay fixed. A bottom in half precision computes its
-            outputs in half precision, but the search uses float32.
-        words: the bottom's embedding; T_b is the bottom without it.
+            outputs in half precision; the search itself uses float32.
+        words: the bottom's embedding; T_b is the rest of the bottom, which reads word vectors.
         cuts: the cuts h, axes (rows, width).
-        rows: any rows of words that the bottom accepts, as many rows as `cuts` has; the words have
-            no effect.
-        start: initial word vectors H', axes (rows, words, tokens), float32.
+        rows: rows of word numbers that the bottom accepts, as many rows as `cuts` has; the words
+            have no effect on the result.
+        start: initial word vectors H', axes (rows, words, vector width), float32.
         steps: largest number of steps.
-        learning_rate: initial learning rate, relative to the spread of all word vectors.
-        until: the search ends when every row's cosine between T_b(H') and h reaches this value.
+        learning_rate: initial learning rate, relative to the standard deviation of all word
+            vectors.
+        until: the search ends when, in every row, the cosine between T_b(H') and h is at least this
+            value.
     """
     vectors = start.clone().requires_grad_()
     spread, kept = float(words.weight.detach().float().std()), cuts != 0
@@ -71,7 +73,7 @@ def closer_vectors(
 
 @contextmanager
 def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[None]:
-    """Make the embedding return these vectors for any words, within a `with` block."""
+    """Within a `with` block, make the embedding return these vectors for any words."""
     hook = words.register_forward_hook(lambda module, given, found: vectors)
     try:
         yield
@@ -80,7 +82,7 @@ def replaced(words: nn.Embedding | LoRAEmbedding, vectors: Tensor) -> Iterator[N
 
 
 def nearest_words(vectors: Tensor, table: Tensor, count: int = 1) -> Tensor:
-    """Return the words whose vectors have the largest cosine (thesis eq 6-3); axes (..., count).
+    """Return the words whose vectors have the highest cosines (thesis eq 6-3); axes (..., count).
 
     >>> table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> nearest_words(torch.tensor([[0.1, 7.0]]), table, count=2).tolist()
@@ -98,21 +100,21 @@ def search(
     prior: float,
     followers: Tensor | None,
 ) -> Tensor:
-    """Find the words whose cuts are nearest to the given cuts, one position after another.
+    """Find the words whose cuts are nearest to the given cuts, position by position.
 
-    A decoder's blocks let each word read only earlier words, so the first n words determine the
-    first n vectors of a cut. With all words as candidates and without noise, the search is
-    therefore exact.
+    In a decoder's blocks, each word reads only earlier words, so the first n words determine the
+    first n vectors of a cut. So, with all words as candidates and without noise, the search is
+    exact.
 
     Args:
-        front: the front of a decoder, which must be the whole bottom.
-        cuts: the given cuts, axes (rows, words x tokens).
+        front: the first part of a decoder; it must be the whole bottom.
+        cuts: the given cuts, axes (rows, words x vector width).
         candidates: candidate words for each position, int64, axes (rows, words, candidates); None
             tries all words.
-        beam: number of partial texts to keep at each position; with noise, the partial text with
-            the nearest cut may be wrong.
-        prior: weight of `followers`; for noise of deviation sigma, 2 sigma^2 gives the maximum a
-            posteriori.
+        beam: number of beginnings of a text to keep at each position; with noise, the beginning
+            with the nearest cut may be wrong.
+        prior: weight of `followers`; if the noise has standard deviation sigma, 2 sigma^2 gives the
+            most probable text.
         followers: log probability of each word (second axis) after another word (first axis), axes
             (words, words).
 
@@ -149,9 +151,10 @@ def search(
 
 
 def follower_table(texts: Tensor, words: int) -> Tensor:
-    """Return log probabilities of a word after another word, from texts; axes (words, words).
+    """Return log probabilities of words after other words, from texts; axes (words, words).
 
-    Pair frequencies, with 1 added to each count, and word frequencies are mixed in equal parts.
+    The probability is the mean of two: the frequency of the word pair, smoothed by the frequency of
+    its second word; and the frequency of this word, with 1 added to each word's count.
 
     >>> table = follower_table(torch.tensor([[1, 2, 1, 2]]), 3)
     >>> [round(share, 3) for share in table[1].exp().tolist()]
@@ -167,21 +170,22 @@ def follower_table(texts: Tensor, words: int) -> Tensor:
 
 
 class TextInversion(Attack):
-    """Searches word vectors that produce the sent cuts, and takes the nearest words.
+    """Searches for word vectors that give the sent cuts, and takes the words nearest to them.
 
-    The attacker has the sender's bottom, for example because the attacker is the model owner that
-    distributed it. The attack works for every bottom that begins with an embedding.
+    The attacker has the sender's bottom; for example, it is the owner of the model, who distributed
+    the bottom. The attack works for every bottom that begins with an embedding.
 
     Source: thesis 6.2.2.1, eq 6-2 and 6-3. The thesis ends a search when the found vectors have a
-    cosine of 0.98 with the true vectors, which an attacker cannot know. This search compares cuts
-    instead.
+    cosine of 0.98 with the true vectors, but an attacker does not have the true vectors. So this
+    search compares cuts instead.
 
     Args:
         steps: largest number of Adam steps.
-        learning_rate: initial learning rate, relative to the spread of the word vectors.
-        until: cosine between cuts at which a search ends; 1 runs all steps.
-        half: whether the sender computed in float16; the attacker's copy of the bottom then does
-            the same.
+        learning_rate: initial learning rate, relative to the standard deviation of the word
+            vectors.
+        until: cosine between found and sent cuts at which a search ends; 1 runs all steps.
+        half: whether the sender computed in float16; then the attacker's copy of the bottom also
+            does so.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -226,13 +230,13 @@ class TextInversion(Attack):
     def started(
         self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
     ) -> Tensor:
-        """Return the vectors with which the search starts, axes (rows, words, tokens).
+        """Return the vectors with which the search starts, axes (rows, words, vector width).
 
         Args:
             view: the attacker's view.
-            draw: generator of all random numbers.
-            table: vectors of all words, axes (words of the vocabulary, tokens).
-            axes: the axes (words, tokens) of one row.
+            draw: generator from which all random numbers are drawn.
+            table: vectors of all words, axes (words of the vocabulary, vector width).
+            axes: axes of one row's vectors, (words, vector width).
         """
         return torch.randn(len(view.targets.cuts), *axes, generator=draw) * table.std()
 
@@ -244,7 +248,7 @@ def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
     """Return the bottom's embedding layer.
 
     Raises:
-        UserError: the bottom model has no embedding layer.
+        UserError: the bottom has no embedding layer.
     """
     for part in bottom.modules():
         if isinstance(part, nn.Embedding | LoRAEmbedding):
@@ -259,7 +263,7 @@ def embedding_of(bottom: nn.Module) -> nn.Embedding | LoRAEmbedding:
 def embedded(
     bottom: nn.Module, words: nn.Embedding | LoRAEmbedding, row: Tensor
 ) -> tuple[int, ...]:
-    """Return one row's word vectors as the bottom embeds them; axes (words, tokens)."""
+    """Return one row's word vectors as the bottom embeds them; axes (words, vector width)."""
     axes: list[tuple[int, ...]] = []
     hook = words.register_forward_hook(lambda m, given, found: axes.append(tuple(found.shape[1:])))
     try:
@@ -270,20 +274,20 @@ def embedded(
 
 
 class TokenSearch(Attack):
-    """Tries words at one position after another, and keeps the words whose cuts are nearest.
+    """Tries words, one position after another, and keeps those whose cuts are nearest.
 
-    With `candidates=0` and without noise it finds every text exactly, because a decoder's words
-    read only earlier words. This is the strongest of the attacks on texts here, but takes
-    vocabulary x words forward passes for each text. With `candidates` above 0 it refines the result
-    of `text_inversion`. The attack supports only a `decoder_front`, without layers that a defense
-    or codec adds.
+    With `candidates=0` and without noise, it finds every text exactly, because in a decoder a word
+    reads only earlier words. It is the strongest attack of this file, but it needs vocabulary x
+    words forward passes for each text. With `candidates` above 0, it refines the result of
+    `text_inversion`. The bottom must be a `decoder_front`, without layers that a defense or a codec
+    adds.
 
     Args:
-        candidates: number of candidate words at each position, nearest to the result of
+        candidates: number of candidate words at each position, those nearest to the result of
             `text_inversion`; 0 tries all words.
-        beam: number of partial texts to keep at each position.
-        prior: weight of word-pair frequencies in the leaked texts; see `search`.
-        steps: number of steps of the preceding `text_inversion`.
+        beam: number of beginnings of a text to keep at each position.
+        prior: weight of the frequencies of word pairs in the leaked texts; see `search`.
+        steps: number of steps of the `text_inversion` that runs first.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -321,14 +325,14 @@ class TokenSearch(Attack):
         )  # fmt: skip
 
 
-_SEARCHED = 20_000  # number of words tried in one forward pass
+_SEARCHED = 20_000  # words tried in one forward pass
 
 
 def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
-    """Return the decoder's front; the bottom must consist of it alone.
+    """Return the decoder's first part; the bottom must consist only of it.
 
     Raises:
-        UserError: the bottom is not the front of a decoder, or has further layers.
+        UserError: the bottom is not the first part of a decoder, or has further layers.
     """
     fronts = [part for part in bottom.modules() if isinstance(part, Front)]
     row = torch.ones(1, *shape)
@@ -342,24 +346,24 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
 
 
 class TwoStageInversion(TextInversion):
-    """Runs `text_inversion`, starting at words that a trained network predicts from the cuts.
+    """Runs `text_inversion`; it starts with words that a trained network predicts from cuts.
 
-    The network (`token_network`) finds nearly the right words even for a deep front. The gradient
-    search then fits the words to the cut.
+    The network (`token_network`) finds nearly the right words, even if many blocks precede the cut.
+    The gradient search then fits the words' vectors to the cut.
 
     Source: Chen et al. 2024, "Unveiling the Vulnerability of Private Fine-Tuning in Split-Based
     Frameworks for Large Language Models" (BiSR), section 4: a learned inversion, then optimisation.
-    In the paper, the second stage also matches the gradients of a training; here this stage
-    compares cuts only.
+    In the paper, the second stage also matches gradients of a training; in vfl, it compares only
+    cuts.
 
     Args:
         steps: see `text_inversion`.
         learning_rate: learning rate of `text_inversion`.
         until: see `text_inversion`.
         half: see `text_inversion`.
-        network_steps: number of training steps of the network, each on 512 words.
-        before: number of preceding word vectors that the network also reads.
-        hidden: units of the network's hidden layer.
+        network_steps: number of Adam steps for the network, each on 512 words.
+        before: number of preceding vectors that the network reads besides a word's own vector.
+        hidden: number of units in the network's hidden layer.
 
     Raises:
         BadOptionError: an option is out of range.
@@ -380,7 +384,7 @@ class TwoStageInversion(TextInversion):
         super().__init__(steps, learning_rate, until, half)
         require_at_least(0, network_steps=network_steps)
         self._network = (before, hidden, network_steps)
-        TokenNetwork(1, *self._network)  # refuses options out of range
+        TokenNetwork(1, *self._network)  # refuses other options out of range
 
     def started(
         self, view: View, draw: torch.Generator, table: Tensor, axes: tuple[int, ...]
@@ -389,17 +393,17 @@ class TwoStageInversion(TextInversion):
 
 
 class TokenNetwork(Attack):
-    """Trains a network that maps a word's vector in the cut, and preceding vectors, to the word.
+    """Trains a network that maps a word's vector in the cut, and vectors before it, to the word.
 
-    The network trains on leaked texts, and the attack needs no party's weights. So the attack also
-    works with noise and codecs.
+    The network trains on leaked texts and their cuts; the attack needs no party's weights. So the
+    attack also works if noise or codecs change the cuts.
 
     Source: thesis 6.2.2, following its reference 52 (an inversion model trained on pairs).
 
     Args:
         tokens: width of one word's vector in the cut.
-        before: number of preceding word vectors that the network also reads.
-        hidden: units of the network's hidden layer.
+        before: number of preceding vectors that the network reads besides a word's own vector.
+        hidden: number of units in the network's hidden layer.
         steps: number of Adam steps, each on 512 words.
         learning_rate: Adam's learning rate.
 
@@ -434,7 +438,7 @@ class TokenNetwork(Attack):
         texts = view.leaked.inputs.long()[:, : known.shape[1] // self.tokens]
         scale = scale_by("standard", known.view(-1, self.tokens))
         given = self._windows(scale, known).flatten(0, 1)
-        # Known texts contain only few words of a large vocabulary.
+        # The leaked texts contain only few words of a large vocabulary.
         words, labels = torch.unique(texts.flatten(), return_inverse=True)
         with scoped(key_of(draw)):
             network = nn.Sequential(
@@ -451,7 +455,7 @@ class TokenNetwork(Attack):
             return torch.cat([words[network(part).argmax(-1)] for part in parts])
 
     def _windows(self, scale: Scale, cuts: Tensor) -> Tensor:
-        """Return each word's vector and the preceding ones; axes (rows, words, features)."""
+        """Return each word's vector and those before it; axes (rows, words, features)."""
         vectors = scale(cuts.view(-1, self.tokens)).view(len(cuts), -1, self.tokens)
         padded = F.pad(vectors, (0, 0, self.before, 0))
         return torch.cat(

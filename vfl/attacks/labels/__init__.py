@@ -1,1 +1,1 @@
-"""Attacks on labels by a feature party that has cuts, gradients or its trained bottom."""
+"""Label-inference attacks by a feature party, from cuts, gradients or its trained bottom."""

@@ -1,4 +1,4 @@
-"""The principal direction of the cut as a score of the rarer class."""
+"""The position of a cut along the cuts' principal direction, as a score of the rarer class."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from vfl.defenses.components import principal
 
 
 class Principal(EmbeddingAttack):
-    """The spectral attack of Sun et al.: projects each cut on the first principal direction.
+    """The spectral attack of Sun et al.: projects cuts on their first principal direction.
 
-    In a task with two classes, the top separates the classes, so the cut varies most along this
-    direction. The attack assumes that the longer tail of the projections is the rarer class, and
-    gives this tail high scores.
+    In a task with two classes, the top separates the classes, so cuts vary most along this
+    direction. The attack assumes that the rows in the longer tail of the projections are of the
+    rarer class, and gives them high scores.
 
     Source: Sun et al. 2022, "Label leakage and protection from forward embedding in vertical
     federated learning" (following Tran et al. 2018). The attack `spectral` is a different attack,
     which clusters the targets.
 
     Args:
-        at: the layer that the attack reads.
+        at: the layer whose outputs the attack projects.
     """
 
     goal = "scores"

@@ -1,9 +1,9 @@
-"""Layouts that write frequent symbols with fewer bits, by marking zeros or by range coding.
+"""Layouts that write frequent symbols with fewer bits: they mark zeros, or use range coding.
 
-A payload consists of a tag, the scales of its values, and the codes as a layout writes them.
-Layouts of fixed length (`bits.IndexSet`) pack bits without gaps; zero bits fill the last byte.
-`Range` codes symbols with adaptive counts. The tag of `Range` is a byte that identifies the history
-of these counts.
+A payload consists of a tag, the scales of its values, and the codes in the form that the layout
+defines. Layouts of fixed length (`bits.IndexSet`) pack bits without gaps; zero bits fill the last
+byte. `Range` codes symbols with adaptive counts. The tag of `Range` is a byte that shows which
+symbols these counts have counted so far.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ from vfl.compression.coding.range_coder import (
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
-#: Largest number of counts in an adaptive packer, which take 32 MB together with their running
-#: sums.
+#: Largest number of counts in an adaptive packer; with their cumulative sums, these take 32 MB.
 COUNTS_LIMIT = 2**21
 _BYTE = 8
-#: Amount by which a symbol's count grows, and the initial count of a code.
+#: Amount that each occurrence of a symbol adds to its count, and the initial count of a code.
 _WEIGHT, _FIRST_COUNT = 24, 4
-#: Names under which checkpoints store the content of uncommitted steps.
+#: Names under which checkpoints store the content of steps that wait for `commit`.
 _CODED = "waiting-indices", "waiting-codes"
 
 
@@ -69,11 +68,11 @@ def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout
             "dense" if all values are sent.
         width: width of the cut.
         k: number of values sent per row; None sends all. With None, every packer except "dense"
-            gives zeros (code 0) fewer bits.
+            writes zeros (code 0) with fewer bits than other codes.
         code_bits: number of bits of a code.
 
     Raises:
-        WidthError: the layout would need too large a table.
+        WidthError: the layout would need a table that is too large.
     """
     if packer == "range":
         return Range(width, k, code_bits)
@@ -85,7 +84,7 @@ def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout
 
 
 class DenseBitmap(Layout):
-    """Layout with one bit per value that marks codes other than 0, followed by these codes.
+    """Layout with one bit per value, which is 1 for codes other than 0; then these codes follow.
 
     Args:
         width: width of the cut.
@@ -123,12 +122,12 @@ class DenseBitmap(Layout):
 
 
 class DenseEnumerative(DenseBitmap):
-    """Layout for mostly zero cuts; it needs the fewest bits of all layouts without adaptive state.
+    """Layout for mostly zero cuts; without adaptive state, no other layout needs fewer bits.
 
     First, ceil(log2(width + 1)) bits per row state the number n of its non-zero values. Then
-    ceil(log2 C(width, n)) bits per row identify these values: their rank among all sets of n
-    indices. Rows with a smaller n come first. The codes of the non-zero values follow row by row.
-    The length of a payload discloses the number of non-zero values.
+    ceil(log2 C(width, n)) bits per row identify which values these are: the rank of their set of
+    indices among all sets of n indices. Rows with a smaller n come first. The codes of the non-zero
+    values follow row by row. A payload's length discloses the number of non-zero values.
     """
 
     def __init__(self, width: int, code_bits: int) -> None:
@@ -179,7 +178,7 @@ def _require_head(body: memoryview, wanted_bytes: int, what: str) -> None:
 
 
 def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:
-    """Decode the bits of the non-zero codes; return the indices and codes of all values."""
+    """Decode the bits of the non-zero codes; return the indices and the codes of all values."""
     codes = np.zeros(used.shape, np.int64)
     codes[used] = from_bits(spelt, spelt.shape[1], 1)[:, 0]
     if (codes[used] == 0).any():
@@ -192,12 +191,12 @@ def _marks_a_zero() -> CorruptFrameError:
 
 
 class Range(Layout):
-    """Layout with range coding, which writes frequent symbols with fewer bits.
+    """Layout that uses range coding, which writes frequent symbols with fewer bits.
 
     If k values per row are sent, the layout writes the k indices and then the k codes. The shares
-    for coding an index depend on the previous index. Otherwise it writes a code for every value,
-    with separate counts for each unit, so that a value of a mostly zero unit takes only a fraction
-    of a bit.
+    (probabilities) with which an index is coded depend on the previous index. Otherwise it writes a
+    code for every value. Each unit has its own counts, so that a value of a mostly zero unit takes
+    only a fraction of a bit.
 
     Args:
         width: width of the cut.
@@ -205,14 +204,14 @@ class Range(Layout):
         code_bits: number of bits of a code, at most 8.
 
     Raises:
-        WidthError: the layout would need too large a table of counts.
+        WidthError: the layout would need a table of counts that is too large.
     """
 
     def __init__(self, width: int, k: int | None, code_bits: int) -> None:
         self.width, self.k = width, width if k is None else k
         self._index_count, contexts = (0, width) if k is None else (k, 1)
         self._codes = AdaptiveCounts(np.full((contexts, 2**code_bits), _FIRST_COUNT), _WEIGHT)
-        #: Names of the counts in checkpoints.
+        #: Names of the tables of counts in checkpoints.
         self._sides = {"": self._codes}
         self._waiting: dict[int, tuple[Indices, Codes]] = {}
         if k is not None:
@@ -291,7 +290,7 @@ class Range(Layout):
         }
 
     def _cells(self, indices: Indices, codes: Codes) -> list[Cells]:
-        """Return where a frame's symbols are in the tables of counts: indices, then codes."""
+        """Return a frame's symbols' positions in the tables of counts: indices, then codes."""
         before = np.zeros_like(indices)
         before[:, 1:] = indices[:, :-1] + 1
         contexts = np.arange(self.k) * self.width + before
@@ -307,11 +306,11 @@ def _in_bytes(codes: Codes) -> npt.NDArray[np.uint8]:
 
 @lru_cache(maxsize=16)
 def first_index_counts(width: int, k: int) -> np.ndarray:
-    """Return counts that make every set of k indices equally likely; axes (k x width, width).
+    """Return counts with which every set of k indices is equally likely; axes (k x width, width).
 
-    The context j x width + p + 1 belongs to the j-th index if the previous index is p (-1 for
-    none). Of the C(width - 1 - p, r) possible continuations, where r = k - j, C(width - 1 - x, r -
-    1) begin with index x.
+    Row j x width + p + 1 is the context of the j-th index if the previous index is p (-1 if there
+    is none). Of the C(width - 1 - p, r) possible continuations, where r = k - j, C(width - 1 - x, r
+    - 1) begin with index x.
     """
     counts = np.zeros((k, width, width), np.int64)
     for j in range(k):
@@ -335,7 +334,7 @@ def _decode(
     index_table: Any,
     code_table: Any,
 ) -> bool:
-    """Decode indices and codes row by row; return False if a symbol does not exist."""
+    """Decode indices and codes row by row; return False if a symbol cannot occur."""
     rows, k = codes.shape
     choices = len(code_table)
     for row in range(rows):

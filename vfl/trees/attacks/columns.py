@@ -1,4 +1,4 @@
-"""Conversion of a party's cells to numbers, for attacks and for scoring a reconstruction."""
+"""Conversion of a party's cells (values in its columns) to numbers, for attacks and for scoring."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from vfl.datasets.encode import bin_edges
 from vfl.trees.grow import Layout
 
 _GROUPS = 16
-_HUGE = 1e30  # squares of larger numbers overflow
+_HUGE = 1e30  # squares of larger numbers would overflow
 
 
 class Ranks:
-    """Encodes cells as ranks, rank groups and one-hot categories, and decodes them without loss.
+    """Encodes cells as ranks, groups of ranks and one-hot categories; decodes them without loss.
 
-    An ordered column becomes its rank among the party's cells, and one number for each of at most
-    16 groups with equally many training rows. This encoding is the same as `data.bins = 16` for a
-    neural network (Gorishniy, Rubachev and Babenko 2022, equation 1). A category is encoded
-    one-hot. A column with missing cells has one more number, which is 1 where a cell is missing.
+    A value of an ordered column becomes its rank among the party's values, and one number for each
+    of at most 16 groups of equally many training rows. This encoding is the same as `data.bins =
+    16` for a neural network (Gorishniy, Rubachev and Babenko 2022, equation 1). A category is
+    encoded one-hot. A column with missing cells gets one further number, which is 1 where a cell is
+    missing.
 
     Args:
         cells: cells of all aligned rows, float32, axes (rows, columns); missing cells are NaN.
@@ -35,7 +36,7 @@ class Ranks:
         self._categories = categories
         self._missing = np.isnan(cells).any(0)
         self._distinct = [np.unique(column[~np.isnan(column)]) for column in cells.T]
-        # A power of two, so that dividing a float32 number by it does not round.
+        # A power of two, so that the division of a float32 number by it is exact.
         self._scale = 2.0 ** int(np.ceil(np.log2(max(2, len(cells)))))
         self._edges = []
         for place, count in enumerate(categories):
@@ -45,7 +46,7 @@ class Ranks:
             self._edges.append(np.array(bin_edges(known, _GROUPS)) if grouped else np.zeros(1))
 
     def numbers(self, cells: np.ndarray) -> Tensor:
-        """Encode cells of the party as float32, axes (rows, numbers)."""
+        """Encode cells of the party as numbers, float32, axes (rows, numbers)."""
         parts: list[np.ndarray] = []
         for place, count in enumerate(self._categories):
             column = cells[:, place]
@@ -63,7 +64,7 @@ class Ranks:
         return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"))
 
     def cells(self, numbers: Tensor) -> np.ndarray:
-        """Decode the cells that `numbers` encoded."""
+        """Decode numbers that the method `numbers` returned, into cells of axes (rows, columns)."""
         found, at = [], 0
         for place, count in enumerate(self._categories):
             width = count or len(self._edges[place])
@@ -80,7 +81,7 @@ class Ranks:
         return np.stack(found, axis=1).astype(np.float32)
 
     def _ranks(self, column: np.ndarray, place: int) -> np.ndarray:
-        """Return each cell's rank among the distinct values of its column.
+        """Return the rank of each cell among the distinct values of its column.
 
         A missing cell has the rank NaN.
         """
@@ -117,9 +118,9 @@ def standardised(cells: np.ndarray, categories: tuple[int, ...], train: np.ndarr
 
 
 def categories_of(layout: Layout) -> tuple[int, ...]:
-    """Return the number of categories of each column of received bins; 0 for ordered bins.
+    """Return each received column's number of categories, given the bins' layout; 0 if ordered.
 
-    A receiver of bins can compute this number from the layout alone.
+    The receiver of bins can compute this number from their layout alone.
     """
     return tuple(
         count if kind else 0 for count, kind in zip(layout.bins, layout.categorical, strict=True)
